@@ -1,1 +1,1 @@
-"""Runs the whole: the demo, and the servers that it and the integration tests start."""
+"""Benchmarks of Cairn, alone and beside other engines on the same machine."""

@@ -1,14 +1,23 @@
-"""What a day of flights costs in Airflow's own backfill: with drivers that tasks start, and with warm ones; one run at a time, and several;
-beside three tasks that do nothing, and beside Spark's Structured Streaming.
+"""The cost of a day of flights in Airflow's own backfill.
 
     python -m benchmarks.airflow_backfill [--days 12] [--active 1,4] [--ways nothing,cold,warm,streaming] [--flights FOLDER]
 
-``--days 365`` is the year. One Spark Connect server on two cores and one Airflow (PostgreSQL, LocalExecutor with two workers) for each
-way, one after the other. Each number of active runs has a root and a DAG of its own: process, checkpoint and validate, whose expectations are
-due once. *streaming* is a DAG of one task that lets a query with ``Trigger.AvailableNow`` read the run's day, one run at a time, as its
-checkpoint allows no more; and one run that reads all days at once. Printed is, for each, the time from the first task's start to the last
-one's end, per day, the medians of the seconds of each task, and the CPU seconds per day by kind of process. The first two days of the first DAG
-of each way warm up, and are in no number. All digests must be equal, and what both engines know of each aircraft, or it fails.
+The ways are:
+
+- *nothing*: three tasks that do nothing.
+- *cold*: Cairn with drivers that tasks start.
+- *warm*: Cairn with warm drivers.
+- *streaming*: Spark's Structured Streaming. One DAG has a task whose query with `Trigger.AvailableNow` reads the run's
+  day. It has one active run, because two queries can't share a checkpoint. A second DAG reads all days in
+  one run.
+
+Each way has one Spark Connect server on two cores and one Airflow (PostgreSQL, LocalExecutor with two workers). The
+ways run one after the other. Each number of active runs has a root and a DAG of its own: process, checkpoint and
+validate. Expectations run once. `--days 365` runs the whole year.
+
+For each DAG the program prints the time from the first task's start to the last task's end for each day, the median
+seconds of each task, and the CPU seconds of each day by kind of process. The first two days of each way's first DAG
+warm up and do not count. The program fails if the digests or the totals of each aircraft differ between the ways.
 """
 
 from __future__ import annotations
@@ -36,7 +45,7 @@ from state_backend.checkpoint.log import read_log
 ROOT = Path(__file__).resolve().parents[1]
 START = datetime(2013, 1, 1, tzinfo=UTC)
 WARM_UP = 2
-# By a part of the command line.
+# For each kind of process, a part of its command line.
 KINDS = {
     "warm drivers": "cairn.driver.driver_host",
     "Spark": "java",
@@ -64,7 +73,7 @@ for n in @ACTIVE@:
 """
 
 
-# What Airflow itself takes: three tasks that do nothing.
+# DAGs of three tasks that do nothing: they measure the cost of Airflow itself.
 NOTHING = """
 from datetime import UTC, datetime
 from airflow.sdk import DAG, CronDataIntervalTimetable, task
@@ -80,7 +89,7 @@ for n in @ACTIVE@:
 """
 
 
-# Spark's own, in the task's process: pyspark's client is all that it imports.
+# DAGs for Structured Streaming. The query starts in the task's process, which imports only pyspark's client.
 STREAMING = """
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -120,7 +129,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="cairn-backfill-") as text:
         folder = Path(text)
-        folder.chmod(0o711)  # PostgreSQL runs as another user, if this is root
+        folder.chmod(0o711)  # If this process runs as root, PostgreSQL runs as another user, who must enter the folder.
         found = compare(
             folder, options.days, options.ways.split(","), [int(n) for n in options.active.split(",")], options.flights
         )
@@ -130,7 +139,14 @@ def main() -> None:
 def compare(
     folder: Path, days: int, ways: Sequence[str], active: Sequence[int], flights: Path | None = None
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """What was measured, by way and by number of active runs. Raises: RuntimeError if two ways came to different states."""
+    """Measure the given ways.
+
+    Returns:
+        The figures, by way and by number of active runs.
+
+    Raises:
+        RuntimeError: The states of two ways differ.
+    """
     if unknown := {*ways} - TEXTS.keys():
         raise SystemExit(f"no way {', '.join(sorted(unknown))}; there are {', '.join(TEXTS)}")
     if flights is None:
@@ -152,8 +168,18 @@ def compare(
 def measure(
     folder: Path, flights: Path, active: Sequence[int], days: int, way: str
 ) -> tuple[dict[str, dict[str, Any]], list[Totals]]:
-    """By the number of active runs: seconds and CPU seconds per day, medians of the tasks, and the load at the end. And what is known
-    of each aircraft then."""
+    """Measure one way.
+
+    Args:
+        folder: The folder for Airflow, the servers and the state.
+        flights: The folder of the landed flights.
+        active: The numbers of active runs.
+        days: The number of days.
+        way: The name of the way.
+
+    Returns:
+        The figures by number of active runs, and the totals of each aircraft in each final state.
+    """
     (folder / "dags").mkdir(parents=True)
     text = TEXTS[way].replace("@ACTIVE@", repr([*active])).replace("@DAYS@", str(days))
     text = text.replace("@FOLDER@", str(folder)).replace("@FLIGHTS@", str(flights))
@@ -189,7 +215,17 @@ def measure(
 def usage(
     airflow: AirflowServer, spark: SparkConnectServer, dag_id: str, first: int, end: int, active: int, count: int = 0
 ) -> dict[str, Any]:
-    """Of a backfill of these days, in which ``count`` days are read; 0: as many as it has runs."""
+    """Run a backfill and return its figures for each day.
+
+    Args:
+        airflow: The Airflow server.
+        spark: The Spark Connect server.
+        dag_id: The DAG.
+        first: The number of the first day.
+        end: The number of the day after the last day.
+        active: The number of active runs.
+        count: The number of days that the runs read; 0 for one day in each run.
+    """
     count = count or end - first
     before = cpu_seconds(airflow, spark)
     tasks = backfill(airflow, dag_id, first, end, active)
@@ -210,7 +246,11 @@ def usage(
 
 
 def backfill(airflow: AirflowServer, dag_id: str, first: int, end: int, active: int) -> list[dict[str, Any]]:
-    """Runs these days; the task instances of all."""
+    """Run a backfill and return the task instances of all its runs.
+
+    Raises:
+        RuntimeError: A run failed.
+    """
     dates = [START + timedelta(days=n) for n in (first, end - 1)]
     before = {run["dag_run_id"] for run in airflow.client.dag_runs(dag_id)}
     airflow.client.backfill(dag_id, dates[0].isoformat(), dates[1].isoformat(), max_active_runs=active)
@@ -222,13 +262,16 @@ def backfill(airflow: AirflowServer, dag_id: str, first: int, end: int, active: 
 
 
 def cpu_seconds(airflow: AirflowServer, spark: SparkConnectServer) -> collections.Counter[str]:
-    """By kind of process: of those that live, and of their children that ended. *tasks* has cold drivers, the children of a task, in it."""
+    """Return the CPU seconds so far by kind of process, with those of ended children.
+
+    The kind *tasks* includes cold drivers, because they are children of a task.
+    """
     used_s: collections.Counter[str] = collections.Counter()
     for pid in {*airflow.pids(), *spark.pids()}:
         try:
             process = psutil.Process(pid)
             times, command = process.cpu_times(), " ".join(process.cmdline())
-        except psutil.Error:  # it has just ended
+        except psutil.Error:  # The process has just ended.
             continue
         own_s, children_s = times.user + times.system, times.children_user + times.children_system
         if "LocalExecutor" in command:
@@ -239,7 +282,7 @@ def cpu_seconds(airflow: AirflowServer, spark: SparkConnectServer) -> collection
 
 
 def digests_of(root: Path, days: int) -> list[int]:
-    """Of the retained checkpoints of the last days."""
+    """Return the digests of the retained checkpoints of the last days."""
     completed = read_log(open_storage(str(root / "aircraft"))).completed()
     return [record.content.digest for record in completed][-min(days, 10) :]
 

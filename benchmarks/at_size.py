@@ -1,20 +1,25 @@
-"""How a pipeline does at size: millions of keys, a key with all rows, a list of millions, values of 50 MB, a thousand shards.
+"""Pipelines at large sizes: many keys, one hot key, a long list, large values and many shards.
 
     python -m benchmarks.at_size [--only keys,hot,large,shards] [--keys 100000,1000000,10000000,100000000] [--plots FILE]
 
-keys: the state of ``benchmarks.cpu_per_update``, vectorised. Every key is loaded, five million an interval at most; then seven intervals of
-    1 % of the keys, drawn at random, of which the first warms up and the last restores without the host's cache and with the storage's
-    files dropped from the system's memory; then a native savepoint, both validations, and look-ups of twenty keys.
-hot: one key with all rows of an interval, by the row API and by ``RunningAggregate``; and a list that grows to as many elements,
-    takes a thousand more, and is read.
-large: values of 50 MB.
-shards: a thousand shards over a million keys.
+The sections are:
 
-State larger than memory: longer payloads (``--payload``), and memory that this program takes away (``--hold-gib``). The disk needs about three
-times the state: the storage, the host's cache, and Spark's shuffle files of an interval.
+- keys: the state of `benchmarks.cpu_per_update`, with the vectorised API. Intervals of at most five million keys load
+  every key. Then seven intervals update 1 % of the keys, drawn at random. The first of them warms up. The last one
+  restores without the host's cache, after the storage's files were dropped from the system's page cache. Then follow a
+  native savepoint, both validations, and look-ups of twenty keys.
+- hot: one key with all rows of an interval, with the row API and with `RunningAggregate`. Then a list that grows to as
+  many elements, takes a thousand more, and is read.
+- large: values of 50 MB.
+- shards: a thousand shards over a million keys.
 
-Each size is a process and a Spark of its own, with two cores and a driver's heap of 4 GB. Prints JSON: seconds by the clock and of CPU (Python
-and JVM), the peak resident memory of a shard's Python worker, and, each second, the memory of all processes and the bytes on the disk.
+Two options make the state larger than the memory: longer payloads (`--payload`), and memory that this program occupies
+(`--hold-gib`). The disk needs about three times the state: for the storage, the host's cache, and Spark's shuffle files
+of an interval.
+
+Each size has a process and a Spark session of its own, with two cores and a driver heap of 4 GB. The program prints
+JSON: wall seconds and CPU seconds (of Python and the JVM), the peak resident memory of a shard's Python worker, and,
+for each second, the memory of all processes and the bytes on the disk.
 """
 
 from __future__ import annotations
@@ -65,7 +70,7 @@ MIB = 1024 * 1024
 SECTIONS = ("keys", "hot", "large", "shards")
 _LOAD_ROWS = 5_000_000
 _UPDATES = 7
-# Odd and no multiple of five, so that multiples of it, modulo a power of ten, pass by every key once.
+# This step is odd and no multiple of five. So its multiples, modulo a power of ten, visit every key once.
 _STEP = 7_368_787
 
 
@@ -73,8 +78,11 @@ _STEP = 7_368_787
 
 
 class Watch:
-    """Samples, once a second while it is entered: ``[second, MiB of Python, MiB of the JVM, MiB of the largest Python worker,
-    MiB on the disk]``, of this process and all below it, and of a folder. The disk is looked at every tenth time."""
+    """Sampler of this process, its descendants and a folder. It takes a sample each second during a `with` block.
+
+    A sample is `[second, MiB of Python, MiB of the JVM, MiB of the largest Python worker, MiB on the disk]`. The disk
+    is measured for every tenth sample only.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.samples: list[list[float]] = []
@@ -109,7 +117,10 @@ class Watch:
                 return
 
     def cpu_s(self) -> float:
-        """CPU seconds of all processes so far. Of one that has ended it lacks what it took since the last sample."""
+        """Return the CPU seconds of all processes so far.
+
+        For a process that has ended, the sum lacks the CPU time after the last sample.
+        """
         self._look()
         return sum(self._cpu_s.values())
 
@@ -120,11 +131,11 @@ class Watch:
 
 
 def bytes_below(folder: Path) -> int:
-    """Bytes of the files below a folder; a file that has several names counts once."""
+    """Return the bytes of the files below a folder. A file with several hard links counts once."""
     sizes: dict[int, int] = {}
     for above, _, names in os.walk(folder):
         for name in names:
-            # Gone since it was listed: the shards' own folders come and go.
+            # The file was deleted after the folder was listed: shards create and delete folders meanwhile.
             with contextlib.suppress(OSError):
                 status = (Path(above) / name).lstat()
                 sizes[status.st_ino] = status.st_blocks * 512
@@ -132,7 +143,7 @@ def bytes_below(folder: Path) -> int:
 
 
 def forget_pages(folder: Path) -> None:
-    """Asks the system to drop the files below from its memory, so that they are read from the disk again."""
+    """Drop the files below a folder from the system's page cache, so that reads come from the disk again."""
     os.sync()
     for file in folder.rglob("*"):
         if file.is_file():
@@ -146,7 +157,7 @@ Rows = Callable[["SparkSession", int], "DataFrame"]
 
 
 def pipeline_of(rows: Rows, folder: Path, **settings: Any) -> Pipeline:
-    """A pipeline whose n-th interval has ``rows(spark, n)``. The two newest checkpoints are kept."""
+    """Return a pipeline whose n-th interval has the rows `rows(spark, n)`. It retains the two newest checkpoints."""
 
     def source(spark: SparkSession, interval: Interval) -> DataFrame:
         return rows(spark, (interval.start - START) // (interval.end - interval.start))
@@ -157,7 +168,7 @@ def pipeline_of(rows: Rows, folder: Path, **settings: Any) -> Pipeline:
 
 
 def timed(watch: Watch, work: Callable[[], Any]) -> dict[str, Any]:
-    """Seconds by the clock and of CPU, and what came out."""
+    """Call the function, and return the wall seconds, the CPU seconds and the result."""
     before_s, started_s = watch.cpu_s(), time.monotonic()
     result = work()
     wall_s = time.monotonic() - started_s
@@ -165,7 +176,7 @@ def timed(watch: Watch, work: Callable[[], Any]) -> dict[str, Any]:
 
 
 def one(watch: Watch, spark: SparkSession, pipeline: Pipeline, number: int, root: Path) -> dict[str, Any]:
-    """Runs an interval: seconds, its phases, and what it uploaded and wrote."""
+    """Run one interval, and return its seconds, phases, input rows, keys and state size."""
     found = timed(watch, lambda: run_interval(spark, pipeline, interval(number), str(root)))
     record: Record = found.pop("result")
     totals = record.content.totals
@@ -179,8 +190,14 @@ def one(watch: Watch, spark: SparkSession, pipeline: Pipeline, number: int, root
 
 
 def keys(folder: Path, size: int, shards: int, chars: int) -> dict[str, Any]:
-    """Load, updates of 1 %, restores, savepoint, validations and look-ups with ``size`` keys, whose payloads have ``chars`` characters, a
-    multiple of 64."""
+    """Measure load, updates of 1 %, restore, savepoint, validations and look-ups.
+
+    Args:
+        folder: The folder for all files.
+        size: The number of keys.
+        shards: The number of shards.
+        chars: The number of characters of each payload, a multiple of 64.
+    """
     loads = -(-size // _LOAD_ROWS)
     touched = max(1, size // 100)
 
@@ -192,7 +209,7 @@ def keys(folder: Path, size: int, shards: int, chars: int) -> dict[str, Any]:
             ids = spark.range(0, touched, numPartitions=2)
             key = F.pmod(F.xxhash64(F.col("id"), F.lit(number)), F.lit(size))
         drawn = F.xxhash64(F.col("id"), F.lit(number), F.lit(1))
-        # Hexadecimal digits, which RocksDB's lz4 does not make shorter.
+        # The payload is random hexadecimal digits, which RocksDB's lz4 can't compress.
         payload = F.concat(*(F.sha2(F.concat(drawn.cast("string"), F.lit(part)), 256) for part in range(chars // 64)))
         return ids.select(key.cast("bigint").alias("k"), (drawn % 1_000_000).alias("v"), payload.alias("payload"))
 
@@ -245,7 +262,7 @@ def keys(folder: Path, size: int, shards: int, chars: int) -> dict[str, Any]:
 
 
 def look_up(source: StateSource, folder: Path, wanted: list[int]) -> int:
-    """Looks each key up by itself; how many were found."""
+    """Look up each key by itself, and return the number of rows that were found."""
     storage, rows = LocalStorage(Path(source.url)), 0
     for key in wanted:
         plan = plan_read(source.content, keys=[(key,)])
@@ -257,7 +274,10 @@ def look_up(source: StateSource, folder: Path, wanted: list[int]) -> int:
 
 
 class Grows(StatefulProcessor):
-    """Appends each row's value to a list; a row of -1 asks for the length of the whole list instead."""
+    """A list that grows by each row's value.
+
+    A row with the value -1 instead yields the length of the whole list.
+    """
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._values = handle.getListState("values", "v bigint")
@@ -273,11 +293,11 @@ class Grows(StatefulProcessor):
         yield Row(k=key[0], n=appended)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing, because the processor holds no resources."""
 
 
 def hot(folder: Path, size: int) -> dict[str, Any]:
-    """All rows on one key, and a list of as many elements."""
+    """Measure one key with all rows, and a list of as many elements."""
 
     def rows(spark: SparkSession, number: int) -> DataFrame:
         ids = spark.range(0, (size, size, size, 1_000, 1)[number] if number < 5 else 1, numPartitions=4)
@@ -306,7 +326,7 @@ def hot(folder: Path, size: int) -> dict[str, Any]:
 
 
 class Keeps(StatefulProcessor):
-    """Keeps the last payload of a key, and says how long the one before was."""
+    """The last payload of each key. Each call yields the length of the previous payload."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._last = handle.getValueState("last", "payload string")
@@ -318,11 +338,11 @@ class Keeps(StatefulProcessor):
         yield Row(k=key[0], n=len(before[0]) if before else 0)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing, because the processor holds no resources."""
 
 
 def large(folder: Path, values: int, value_mib: int) -> dict[str, Any]:
-    """Values of 50 MB, written and read again."""
+    """Measure intervals that write and read values of 50 MB."""
     times = value_mib * MIB // 64
 
     def rows(spark: SparkSession, number: int) -> DataFrame:
@@ -340,7 +360,7 @@ def large(folder: Path, values: int, value_mib: int) -> dict[str, Any]:
 
 
 def many_shards(folder: Path, size: int, shards: int) -> dict[str, Any]:
-    """Load, three updates of 1 %, and an interval with one row."""
+    """Measure a load, three updates of 1 %, and an interval with one row."""
 
     def rows(spark: SparkSession, number: int) -> DataFrame:
         ids = spark.range(0, size if number == 0 else size // 100 if number < 4 else 1, numPartitions=4)
@@ -371,12 +391,12 @@ def many_shards(folder: Path, size: int, shards: int) -> dict[str, Any]:
 
 
 def shards_of(size: int) -> int:
-    """Two, and one more for every five million keys."""
+    """Return the number of shards: two, and one more for every five million keys."""
     return 2 + max(0, size - 5_000_000) // 5_000_000
 
 
 def runs_of(options: argparse.Namespace) -> dict[str, Callable[[Path], dict[str, Any]]]:
-    """What is measured, by name; each in a process of its own."""
+    """Return the chosen measurements by name. Each runs in a process of its own."""
     sizes = [int(size) for size in options.keys.split(",")]
     found: dict[str, Callable[[Path], dict[str, Any]]] = {}
     for size in sizes:
@@ -390,7 +410,7 @@ def runs_of(options: argparse.Namespace) -> dict[str, Callable[[Path], dict[str,
 
 
 def plots_of(report: dict[str, Any]) -> list[Plot]:
-    """Memory and disk over time of each run."""
+    """Return the plots of memory and disk over time for each run."""
     plots = []
     for name, found in report.items():
         over = found["over_time"]
@@ -427,7 +447,8 @@ def main() -> None:
             print(json.dumps(runs_of(options)[options.run](Path(folder))))
         return
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    held = np.ones(options.hold_gib << 30, np.uint8)  # written, so that it is memory; this process keeps it to the end
+    # The array is written, so it occupies memory until the end of this process.
+    held = np.ones(options.hold_gib << 30, np.uint8)
     report: dict[str, Any] = {}
     for name in runs_of(options):
         print(f"{name}, load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)

@@ -1,6 +1,8 @@
-"""The same flights in Spark's own Structured Streaming: one query with ``Trigger.AvailableNow`` over the days that have landed since the last.
+"""The flights of 2013 in Spark's Structured Streaming, for comparison with Airflow's backfill.
 
-It runs the processor of the pipeline ``aircraft``, with its state in RocksDB and its output in Parquet, on a Spark Connect server.
+Each call runs one query with `Trigger.AvailableNow` over the days that were added since the previous query. The query
+runs on a Spark Connect server. It runs the processor of the pipeline `aircraft`, with state in RocksDB and output in
+Parquet.
 """
 
 from __future__ import annotations
@@ -21,20 +23,26 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 COMPARED = ("tailnum", "flights", "delays_count", "delay_sum_minutes")
-# By aircraft: flights, flights with a delay, minutes of delay. The rest of the state depends on the order of rows, and on the clock.
+# For each aircraft: flights, flights with a delay, minutes of delay. The other fields of the state depend on the order
+# of rows and on the clock.
 Totals = dict[str, tuple[int, ...]]
 
 
 def land_and_run(server: str, flights: Path, folder: Path, days: Sequence[date]) -> None:
-    """Adds the files of these days to the query's input, and runs it until it has read them. RuntimeError if it does not end."""
+    """Add the files of some days to the query's input, and run the query until it has read them.
+
+    Raises:
+        RuntimeError: The query does not end within ten minutes.
+    """
     (folder / "input").mkdir(parents=True, exist_ok=True)
     for day in days:
         part = folder / "input" / f"{day.isoformat()}.parquet"
-        if not part.exists():  # a task that is tried again
+        if not part.exists():  # The file exists if Airflow retries the task.
             os.link(flights / day_file(day), part)
     spark = connect(server, "available now")
     try:
-        # In processing time each batch says that another is due, also one without data: the query would never end.
+        # In processing time, Spark runs a batch without data after each batch. Then the query would never end, so such
+        # batches are switched off.
         for name, value in {**PEER_SETTINGS, "spark.sql.streaming.noDataMicroBatches.enabled": "false"}.items():
             spark.conf.set(name, value)
         rows = spark.readStream.schema(READ_SCHEMA).parquet(f"file://{folder}/input").select(*FLIGHT_SCHEMA.names)
@@ -51,7 +59,7 @@ def land_and_run(server: str, flights: Path, folder: Path, days: Sequence[date])
 
 
 def totals_of_query(server: str, folder: Path) -> Totals:
-    """What the query's state has after its last batch."""
+    """Return the totals in the query's state after its last batch."""
     spark = connect(server, "available now")
     try:
         reader = spark.read.format("statestore").option("stateVarName", "history")
@@ -61,7 +69,7 @@ def totals_of_query(server: str, folder: Path) -> Totals:
 
 
 def totals_of_pipeline(server: str, root: Path) -> Totals:
-    """What the newest checkpoint of the pipeline has."""
+    """Return the totals in the newest checkpoint of the pipeline."""
     spark = connect(server, "available now")
     try:
         spark.dataSource.register(KeyedState)

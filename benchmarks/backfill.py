@@ -1,10 +1,11 @@
-"""What a day of flights costs when a past range is run: each day by a call of its own, and all in one go.
+"""The cost of a day of flights in a past range: with one call for each day, and with one call for all days.
 
     python -m benchmarks.backfill [--days 60] [--flights FOLDER]
 
-One Spark session on two cores; the two take turns, five days at a time, each in a root of its own, so that other load on the machine meets
-both. Printed are medians of the seconds per day, the seconds of CPU per day that this process had (not those of the JVM and its
-workers), and what a range costs whose days are all there already. The states and outputs of both must be equal, or it fails.
+One Spark session on two cores runs both ways. They take turns of five days, each in a root of its own. So other load on
+the machine affects both. The program prints the median seconds of a day, the median CPU seconds of a day in this
+process (without the JVM and its workers), and the cost of a range whose days are all computed already. It fails if the
+states or outputs of the two ways differ.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ TURN = 5
 
 
 def results(root: str) -> dict[Interval, Any]:
-    """Digest and output bytes of each day whose checkpoint is retained."""
+    """Return the digest and the output checksums of each day whose checkpoint is retained."""
     return {
         record.content.interval: (record.content.digest, [o.handle.crc32c for o in record.content.outputs])
         for record in coordinator_of(AIRCRAFT, root).log().completed()
@@ -40,7 +41,11 @@ def results(root: str) -> dict[Interval, Any]:
 
 
 def take_turns(days: Sequence[Interval], ways: dict[str, Callable[[Sequence[Interval]], None]]) -> dict[str, Any]:
-    """Medians of the seconds and CPU seconds per day of each way. The first turn warms up."""
+    """Run the ways in turns of five days. The first turn warms up.
+
+    Returns:
+        The median seconds and CPU seconds of a day, by way.
+    """
     wall_s: dict[str, list[float]] = {name: [] for name in ways}
     cpu_s: dict[str, list[float]] = {name: [] for name in ways}
     for first in range(0, len(days), TURN):

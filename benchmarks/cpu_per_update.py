@@ -1,14 +1,18 @@
-"""What one update costs in CPU time, the JVM's and Python's, over whole intervals with their checkpoints.
+"""CPU time of one update, in the JVM and in Python, over whole intervals with their checkpoints.
 
     python -m benchmarks.cpu_per_update [--rows 1000000] [--keys 1000000] [--intervals 5] [--apis row,arrow] [--ways alone]
     python -m benchmarks.cpu_per_update --rows 10000,100000 --apis arrow --ways alone,together      # what a small interval takes
 
-State: six fields, one of them 64 characters. The first interval loads every key, the next seven warm up; each further one has so many
-rows, on keys drawn at random (as many rows as keys: about 63 % of the keys have some). Prints medians and every sample, in seconds and
-in microseconds per row. *alone*: each interval by `run_interval`; *together*: all by one `run_intervals`, each from the commit before
-it to its own. The digests of all ways must be equal, or it fails.
-CPU time is user and system time of this process and of all below it (JVM, Python daemon and workers), from the beginning to the end of
-an interval, so that it can be compared on a busy machine too.
+The state has six fields, one of them 64 characters. The first interval loads every key, and the next seven warm up.
+Each further interval has `--rows` rows on keys drawn at random. With as many rows as keys, about 63 % of the keys have
+a row.
+
+The program prints medians and every sample, in seconds and in microseconds for each row. The way *alone* calls
+`run_interval` for each interval. The way *together* calls `run_intervals` once for all intervals; an interval's figures
+count from the previous commit to its own. The program fails if the digests of the ways differ.
+
+CPU time is user and system time of this process and its descendants (JVM, Python daemon and workers), from the start to
+the end of an interval. So it is comparable even on a busy machine.
 """
 
 from __future__ import annotations
@@ -46,7 +50,7 @@ _PAYLOADS = 4096
 
 
 class RowUpdates(StatefulProcessor):
-    """Count, sum, lowest, highest and last value, and the last payload."""
+    """Count, sum, lowest, highest and last value of each key, and its last payload."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._state = handle.getValueState("state", STATE)
@@ -62,11 +66,11 @@ class RowUpdates(StatefulProcessor):
         yield Row(k=key[0], n=n, total=total)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing, because the processor holds no resources."""
 
 
 class ArrowUpdates(ArrowProcessor):
-    """The same for many keys at a time."""
+    """`RowUpdates` in the vectorised API."""
 
     def init(self, handle: Any) -> None:
         handle.getValueState("state", STATE)
@@ -95,11 +99,11 @@ class ArrowUpdates(ArrowProcessor):
 PROCESSORS: dict[str, type] = {"row": RowUpdates, "arrow": ArrowUpdates}
 
 
-_WARM_UP = 8  # so long an interval still gets quicker, as the JVM compiles what runs often
+_WARM_UP = 8  # Intervals get faster up to the eighth, while the JVM compiles its hot code.
 
 
 def write_input(folder: Path, rows: int, keys: int, intervals: int) -> list[Path]:
-    """A file per interval: every key once, then so many rows on keys drawn at random."""
+    """Write one file for each interval: first every key once, then `rows` rows on keys drawn at random."""
     random = np.random.default_rng(20130101)
     letters = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz0123456789", "S1")
     payloads = pa.array(random.choice(letters, (_PAYLOADS, 64)).view("S64")[:, 0].astype(str))
@@ -118,7 +122,13 @@ def write_input(folder: Path, rows: int, keys: int, intervals: int) -> list[Path
 
 
 def updates_over(files: Sequence[Path], api: str, **settings: Any) -> Pipeline:
-    """The pipeline whose n-th interval reads the n-th file. ``settings``: others of `Pipeline`."""
+    """Return the pipeline whose n-th interval reads the n-th file.
+
+    Args:
+        files: The input files.
+        api: The API of the processor: "row" or "arrow".
+        settings: More arguments of `Pipeline`.
+    """
     of_start = {interval(number).start: str(file) for number, file in enumerate(files)}
 
     def source(spark: SparkSession, interval: Interval) -> DataFrame:
@@ -141,7 +151,12 @@ def updates_over(files: Sequence[Path], api: str, **settings: Any) -> Pipeline:
 def measure(
     spark: SparkSession, api: str, files: list[Path], root: Path, way: str
 ) -> tuple[dict[str, list[float]], int]:
-    """Seconds of every interval after the warm-up: CPU of the JVM, of Python, of both, and wall time; and the digest of the last state."""
+    """Run all intervals in one way.
+
+    Returns:
+        The seconds of every interval after the warm-up, by kind: CPU of the JVM, CPU of Python, CPU of both, and wall
+        time. Then the digest of the last state.
+    """
     pipeline = updates_over(files, api)
     found: dict[str, list[float]] = {"java": [], "python": [], "both": [], "wall": []}
     intervals = [interval(number) for number in range(len(files))]

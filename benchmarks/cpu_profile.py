@@ -1,5 +1,8 @@
-"""Where the time of a profiled call went, by owner: a function's own time counts for whoever owns its file; what nobody owns
-(C functions, Python's own modules) counts for its callers, each by the time that it caused."""
+"""Shares of a profiled call's time, by owner.
+
+A function's own time counts for the owner of its file, such as pandas or Cairn. A function without an owner, such as a
+C function or one of Python's own, counts for its callers. Each caller gets the part of the time that it caused.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +13,23 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-# (file, line, function); C functions have the file "~".
+# The file, the line and the name of a function. The file of a C function is "~".
 Function = tuple[str, int, str]
-# By function: primitive calls, calls, own seconds, seconds with callees, and by caller the same four.
+# For each function: primitive calls, calls, own seconds, seconds with callees, and the same four for each caller.
 Stats = Mapping[Function, tuple[int, int, float, float, Mapping[Function, tuple[int, int, float, float]]]]
 
 NOBODY = "other"
 
 
 def profiled(call: Callable[[], Any]) -> pstats.Stats:
-    """The profile of one call."""
+    """Call the function once and return the profile of the call."""
     profile = cProfile.Profile()
     profile.runcall(call)
     return pstats.Stats(profile, stream=io.StringIO())
 
 
 def top(stats: pstats.Stats, count: int = 15) -> str:
-    """The functions that took most time themselves, as pstats prints them, without folders."""
+    """Return the functions with the largest own time, as `pstats` prints them, without folders."""
     text = io.StringIO()
     stats.stream = text  # type: ignore[attr-defined]
     stats.strip_dirs().sort_stats("tottime").print_stats(count)
@@ -34,7 +37,15 @@ def top(stats: pstats.Stats, count: int = 15) -> str:
 
 
 def shares(stats: Stats, owner_of: Callable[[Function], str | None]) -> dict[str, float]:
-    """Parts of the whole time by owner, the largest first; they sum to 1. ``owner_of`` gives None for what nobody owns."""
+    """Return each owner's share of the whole time, the largest first. The shares sum to 1.
+
+    Args:
+        stats: The profile.
+        owner_of: The function that returns the owner of a function; None if the function has no owner.
+
+    Raises:
+        ValueError: The profile is empty.
+    """
     seconds: dict[str, float] = {}
     memo: dict[Function, dict[str, float]] = {}
     for function, (_, _, own_s, _, _) in stats.items():
@@ -53,15 +64,15 @@ def _owners(
     memo: dict[Function, dict[str, float]],
     above: frozenset[Function],
 ) -> dict[str, float]:
-    """Who answers for a function's own time, in parts that sum to 1."""
+    """Return the owners that a function's own time counts for, with shares that sum to 1."""
     owner = owner_of(function)
     if owner is not None:
         return {owner: 1.0}
     if function in memo:
         return memo[function]
-    # A circle of functions that nobody owns adds nothing: the callers outside it count.
+    # In a cycle of functions without an owner, only the callers outside the cycle count.
     callers = {c: called for c, called in stats[function][4].items() if c not in above and c != function}
-    # Own seconds by caller; a function that only passes on is weighed by all that it caused.
+    # Weigh each caller by the function's own seconds, or by its seconds with callees if its own seconds are zero.
     weights = {c: called[2] or called[3] for c, called in callers.items()}
     total = sum(weights.values())
     if not total:
@@ -76,10 +87,14 @@ def _owners(
 
 
 def owner_by_path(function: Function) -> str | None:
-    """pandas (with NumPy), pyarrow, the user's processor, or this project's runtime ("cairn")."""
+    """Return the owner of a function, or None if it has no owner.
+
+    The owners are "pandas" (with NumPy), "pyarrow", "user" for the measured processor, and "cairn" for Cairn's own
+    code.
+    """
     file, _, name = function
     if file == "~":
-        # Compiled methods that say whose they are.
+        # The name of a compiled method may contain its package.
         return next((owner for package, owner in _PACKAGES.items() if f"{package}." in name), None)
     path = Path(file)
     if path.is_relative_to(_ROOT):

@@ -1,4 +1,7 @@
-"""The two engines over the same files: ours an interval per file, Spark's Structured Streaming a micro-batch per file."""
+"""The two engines over the same files.
+
+Cairn processes one interval for each file. Spark's Structured Streaming processes one micro-batch for each file.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,8 @@ _HOUR = timedelta(hours=1)
 
 _STORE = "spark.sql.streaming.stateStore"
 PEER_SETTINGS = {
-    # As many as there are cores, and as ours has shards; the default of 200 would be a hundred times the fixed cost.
+    # One partition for each core, as Cairn has one shard for each. Spark's default of 200 would have a hundred times
+    # the fixed cost.
     "spark.sql.shuffle.partitions": "2",
     f"{_STORE}.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
 }
@@ -42,7 +46,10 @@ PEERS = {"spark": PEER_SETTINGS, TUNED: PEER_SETTINGS | TUNED_SETTINGS}
 
 
 def start_spark(master: str = "local[2]") -> SparkSession:
-    """A fresh local Spark. Both engines log errors only: Spark's warns about every key that has no state yet."""
+    """Start a local Spark session.
+
+    Both engines log errors only, because Spark logs a warning for every key that has no state yet.
+    """
     spark = connect(master, "cairn benchmarks")
     spark.sparkContext.setLogLevel("ERROR")
     return spark
@@ -53,25 +60,33 @@ def start_spark(master: str = "local[2]") -> SparkSession:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timed:
-    """One interval: its record and its wall time, from begin to the end of publishing and cleaning up."""
+    """One interval that was run and timed.
+
+    Attributes:
+        record: The record of the interval.
+        wall_s: The wall time in seconds, from the start of the interval to the end of publishing and clean-up.
+    """
 
     record: Record
     wall_s: float
 
     @property
     def processing_s(self) -> float:
-        """Processing and timers on the slowest shard: reading the routed rows, state, user code, output rows."""
+        """Return the seconds of processing and timers on the slowest shard.
+
+        This covers reading the routed rows, state, user code and output rows.
+        """
         phases = self.record.content.durations_us
         return (phases["process"] + phases["timers"]) / 1e6
 
 
 def interval(number: int) -> Interval:
-    """The data interval of a batch."""
+    """Return the data interval of a batch."""
     return Interval(START + number * _HOUR, START + (number + 1) * _HOUR)
 
 
 def pipeline_over(files: Sequence[Path], processor: type, output_schema: str, **settings: Any) -> Pipeline:
-    """A pipeline whose n-th interval reads the n-th file."""
+    """Return a pipeline whose n-th interval reads the n-th file."""
     of_start = {interval(number).start: str(file) for number, file in enumerate(files)}
 
     def source(spark: SparkSession, interval: Interval) -> DataFrame:
@@ -96,7 +111,15 @@ def run_cairn(
     intervals: int,
     after: Callable[[Record], None] = lambda _: None,
 ) -> list[Timed]:
-    """The first ``intervals`` intervals, one after the other; ``after`` is called untimed with each record."""
+    """Run the first intervals in order.
+
+    Args:
+        spark: The session.
+        pipeline: The pipeline.
+        root: The root of the state.
+        intervals: The number of intervals.
+        after: A function that is called with each record, outside the measured time.
+    """
     timed = []
     for number in range(intervals):
         started_s = time.monotonic()
@@ -107,14 +130,14 @@ def run_cairn(
 
 
 def cairn_output(root: Path, timed: Sequence[Timed]) -> pa.Table:
-    """All output rows."""
+    """Return all output rows."""
     return pa.concat_tables(
         pq.read_table(root / "bench" / file.handle.path) for t in timed for file in t.record.content.outputs
     )
 
 
 def cairn_state(spark: SparkSession, root: Path, state: str) -> pa.Table:
-    """Key columns and value columns of a state in the last checkpoint."""
+    """Return the key columns and value columns of a state in the newest checkpoint."""
     spark.dataSource.register(KeyedState)
     reader = spark.read.format("keyed_state").option("root", str(root)).option("pipeline", "bench")
     return reader.option("state", state).load().select("key.*", "value.*").toArrow()
@@ -131,7 +154,14 @@ def run_streaming(
     *,
     checkpoint: Path,
 ) -> list[dict[str, Any]]:
-    """Progress of every micro-batch of a query over the files, one file a batch. RuntimeError if it does not end."""
+    """Run a streaming query over the input files, one file for each micro-batch.
+
+    Returns:
+        The progress report of every micro-batch.
+
+    Raises:
+        RuntimeError: The query does not end within 20 minutes.
+    """
     for name, value in settings.items():
         spark.conf.set(name, value)
     rows = spark.readStream.schema(INPUT_SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(inputs))
@@ -144,7 +174,10 @@ def run_streaming(
 
 
 def to_parquet(folder: Path) -> Callable[[DataFrame, int], None]:
-    """A sink of updates, for ``foreachBatch``: streaming's own Parquet sink takes appended rows only."""
+    """Return a function for `foreachBatch` that writes each batch to Parquet.
+
+    Spark's own Parquet sink takes appended rows only, and an aggregation gives updated rows.
+    """
 
     def write(rows: DataFrame, batch: int) -> None:
         rows.write.parquet(str(folder / str(batch)))
@@ -153,12 +186,19 @@ def to_parquet(folder: Path) -> Callable[[DataFrame, int], None]:
 
 
 def streaming_output(folder: Path) -> pa.Table:
-    """All output rows; no attempt failed, so every file counts."""
+    """Return all output rows. No task attempt failed, so every file counts."""
     return pa.concat_tables(pq.ParquetFile(file).read() for file in sorted(folder.rglob("part-*.parquet")))
 
 
 def streaming_state(spark: SparkSession, checkpoint: Path, state: str | None, columns: str = "value.*") -> pa.Table:
-    """Key columns and value columns of a state after the last batch. ``state`` None: that of an aggregation."""
+    """Return the key columns and value columns of a state after the last batch.
+
+    Args:
+        spark: The session.
+        checkpoint: The checkpoint folder of the query.
+        state: The name of the state; None for the state of an aggregation.
+        columns: The value columns to select.
+    """
     reader = spark.read.format("statestore")
     if state is not None:
         reader = reader.option("stateVarName", state)
@@ -166,8 +206,15 @@ def streaming_state(spark: SparkSession, checkpoint: Path, state: str | None, co
 
 
 def processing_s(progress: dict[str, Any]) -> float:
-    """Time in the stateful operator: reading the shuffled rows, state, user code, output rows; without the commit of the
-    state. Spark gives the sum over partitions; they run side by side, so this is the mean (ours is the slowest shard's)."""
+    """Return the seconds that a micro-batch spent in the stateful operator, without the commit of the state.
+
+    This covers reading the shuffled rows, state, user code and output rows. Spark reports the sum over partitions,
+    which run at the same time. So the result is the mean of the partitions, while Cairn's figure is that of the slowest
+    shard.
+
+    Args:
+        progress: The progress report of the micro-batch.
+    """
     operator = progress["stateOperators"][0]
     summed_ms: int = operator["allUpdatesTimeMs"] + operator["allRemovalsTimeMs"]
     partitions: int = operator["numShufflePartitions"]

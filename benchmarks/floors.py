@@ -1,4 +1,4 @@
-"""What the parts cost alone: rocksdict, keyed state without Spark, and one shard's task without Spark."""
+"""The cost of single parts: rocksdict alone, keyed state without Spark, and one shard's task without Spark."""
 
 from __future__ import annotations
 
@@ -41,8 +41,11 @@ _KEY_GROUPS = 128
 
 
 def rocksdict_rates(folder: Path, entries: int, rounds: int) -> dict[str, list[float]]:
-    """Puts and sorted multi-gets per second, in batches of 10,000: keys of 12 bytes, values of 27, as the row section
-    stores them. The first round writes into an empty database and is not counted."""
+    """Measure puts and sorted multi-gets per second, in batches of 10,000.
+
+    Keys have 12 bytes and values 27 bytes, as in the section "row". The first round writes into an empty database and
+    does not count.
+    """
     keys = [(n % _KEY_GROUPS).to_bytes(2, "big") + b"\x01\x01" + n.to_bytes(8, "big") for n in range(entries)]
     keys.sort()
     database = rocksdict.Rdict(str(folder), EngineOptions().to_options())
@@ -73,8 +76,10 @@ def rocksdict_rates(folder: Path, entries: int, rounds: int) -> dict[str, list[f
 
 
 def copy_rates(folder: Path, rounds: int) -> dict[str, list[float]]:
-    """Megabytes per second of copying a file of 256 MiB so that it is on the disk, and of its checksum as state files have it:
-    what an upload can't beat on this machine."""
+    """Measure the rates of copying a file of 256 MiB durably and of computing its crc32c, in megabytes per second.
+
+    An upload on this machine can't be faster than these rates.
+    """
     source, copy = folder / "source", folder / "copy"
     source.write_bytes(np.random.default_rng(20130101).bytes(256 * 1024 * 1024))
     size_mb = source.stat().st_size / 1e6
@@ -94,7 +99,10 @@ def copy_rates(folder: Path, rounds: int) -> dict[str, list[float]]:
 
 
 def state_rates(folder: Path, keys: int, rounds: int) -> dict[str, list[float]]:
-    """Updates per second of a value state of three longs: key codec, prefetch, get, update, flush; no Spark, no user code."""
+    """Measure updates per second of a value state of three longs, without Spark and user code.
+
+    An update is: encode the key, prefetch, get, update, and flush.
+    """
 
     def struct(*names: str) -> dict[str, Any]:
         fields = [{"name": name, "type": "long", "nullable": True, "metadata": {}} for name in names]
@@ -103,7 +111,7 @@ def state_rates(folder: Path, keys: int, rounds: int) -> dict[str, list[float]]:
     version = SchemaVersion(version=1, value=struct("n", "total", "last"), user_key=None)
     total = StateDescriptor(name="total", kind="value", state_id=1, ttl_ms=None, versions=(version,))
     columns = KeyColumns(parse_struct(struct("k")))
-    # As Spark delivers them: by key group, then by key.
+    # The keys have the order in which Spark delivers them: by key group, then by key.
     ordered = [(group, (n,)) for group in range(_KEY_GROUPS) for n in range(group, keys, _KEY_GROUPS)]
     rates: dict[str, list[float]] = {"updates_per_s": []}
     groups: tuple[KeyGroupState, ...] = ()
@@ -130,7 +138,7 @@ def state_rates(folder: Path, keys: int, rounds: int) -> dict[str, list[float]]:
 def captured_shard(
     spark: SparkSession, pipeline: Pipeline, root: Path, number: int
 ) -> tuple[IntervalJob, list[pa.RecordBatch]]:
-    """Runs an interval of a pipeline of one shard, and returns its job with its Arrow batches, in order."""
+    """Run an interval of a pipeline with one shard, and return the shard's job and its Arrow batches in order."""
     routed: list[DataFrame] = []
     jobs: list[tuple[IntervalJob, Arrangement | None]] = []
 
@@ -147,15 +155,20 @@ def captured_shard(
         patch("cairn.operations.process_interval.run_on_shards", keep_job),
     ):
         run_interval(spark, pipeline, interval(number), str(root))
-    # As many rows to a batch as Spark's own writer gets.
+    # The batches have as many rows as those that Spark passes to a writer.
     batches = routed[0].toArrow().combine_chunks().to_batches(max_chunksize=_BATCH)
     job, arrangement = jobs[0]
     return job, batches if arrangement is None else list(arrangement.arranged(batches, partial(work_folder, "floor")))
 
 
 def run_shard_s(job: IntervalJob, batches: list[pa.RecordBatch], number: int) -> float:
-    """Seconds of processing and timers of one shard's task in this process: everything but Spark. ``number``: another each
-    time, from 1,000 on, since files are named by it."""
+    """Run one shard's task in this process, and return the seconds of the phases process and timers.
+
+    Args:
+        job: The captured job.
+        batches: The captured batches.
+        number: A number that differs in each call, from 1,000 on, because files are named by it.
+    """
     phases = job.run_shard(iter(batches), 0, number).durations_us
     return (phases["process"] + phases["timers"]) / 1e6
 

@@ -1,16 +1,18 @@
-"""What intervals of five minutes leave behind under Airflow and Spark Connect: processes, memory and files, before and after.
+"""Processes, memory and files that intervals of five minutes leave behind under Airflow and Spark Connect.
 
     python -m benchmarks.footprint [--cold 100] [--warm 200] [--every 50] [--validate] [--daemon-idle-s 30]
 
-One Spark Connect server and one PostgreSQL Airflow run one tiny pipeline, first with drivers that tasks start, then with warm ones. The figures
-are taken after ten intervals, after every ``--every`` intervals, and at the end of each part, ``--settle-s`` after its last interval.
+One Spark Connect server and one Airflow with PostgreSQL run one tiny pipeline, first with drivers that tasks start,
+then with warm drivers. The program takes figures after ten intervals, after every `--every` intervals, and at the end
+of each part, `--settle-s` seconds after its last interval.
 
-Time runs faster than on the wall: an interval takes some seconds, not five minutes. Drivers share a session for an hour, so the
-pipeline's module takes that hour from the interval: twelve drivers share one session, as they do in production. The server closes a
-session that nobody has used for two minutes, and Spark's Python daemon of a session ends ``--daemon-idle-s`` after its last worker; 0:
-it never does.
+The intervals follow each other without waiting for the wall clock: an interval takes some seconds instead of five
+minutes. In production, drivers share a session for an hour. So the pipeline's module takes the hour from the interval,
+and twelve drivers share one session here too. The server closes a session that was idle for two minutes. Spark's Python
+daemon of a session ends `--daemon-idle-s` seconds after its last worker; with 0 it never ends.
 
-Processes count by kind, with their memory (PSS: a shared page counts once), threads and open files. Folders count by files and bytes.
+For each kind of process the figures are the count, the memory (PSS, in which a shared page counts once), the threads
+and the open files. For each folder they are the number of files and the bytes.
 """
 
 from __future__ import annotations
@@ -83,7 +85,7 @@ dag = stateful_pipeline(
 )
 """
 
-# By a part of the command line; the first that fits counts.
+# For each kind of process, a part of its command line. The first kind that fits counts.
 KINDS = {
     "daemon's watcher": "pidfd_open",
     "warm driver host": "cairn.driver.driver_host",
@@ -110,7 +112,7 @@ def main() -> None:
     os.environ[IDLE_VARIABLE] = str(options.daemon_idle_s)
     with tempfile.TemporaryDirectory(prefix="cairn-fp-") as text, memory_folder() as memory:
         folder = Path(text)
-        folder.chmod(0o711)  # PostgreSQL runs as another user, if this is root
+        folder.chmod(0o711)  # If this process runs as root, PostgreSQL runs as another user, who must enter the folder.
         for made in ("code", "tmp"):
             (folder / made).mkdir()
         (folder / "code" / "tiny_pipeline.py").write_text(PIPELINE.replace("@MEMORY@", str(memory)))
@@ -127,7 +129,10 @@ def main() -> None:
 
 @contextmanager
 def memory_folder() -> Iterator[Path]:
-    """A folder in memory for the metadata of open stores: that of the user has other processes' in it."""
+    """Create a folder in memory for the metadata of open stores.
+
+    The user's default folder would also hold the metadata of other processes.
+    """
     shared = Path("/dev/shm")
     with tempfile.TemporaryDirectory(prefix="cairn-fp-", dir=shared if shared.is_dir() else None) as text:
         yield Path(text)
@@ -136,7 +141,11 @@ def memory_folder() -> Iterator[Path]:
 def run_part(
     folder: Path, memory: Path, spark: SparkConnectServer, way: str, first: int, count: int, options: argparse.Namespace
 ) -> None:
-    """Runs intervals ``first`` to ``first + count`` and prints the figures. Raises: RuntimeError if one fails."""
+    """Run `count` intervals from interval number `first` on, and print the figures.
+
+    Raises:
+        RuntimeError: An interval failed.
+    """
     if not count:
         return
     home = folder / f"airflow-{way}"
@@ -191,7 +200,12 @@ def run_part(
 
 
 def wait_for(airflow: AirflowServer, wanted: int, timeout_s: float) -> None:
-    """Waits until so many runs have succeeded. Raises: RuntimeError if one failed; TimeoutError."""
+    """Wait until a number of runs have succeeded.
+
+    Raises:
+        RuntimeError: A run failed.
+        TimeoutError: The runs did not succeed within the timeout.
+    """
     deadline_s = time.monotonic() + timeout_s
     while True:
         airflow.processes.check_alive()
@@ -206,7 +220,7 @@ def wait_for(airflow: AirflowServer, wanted: int, timeout_s: float) -> None:
 
 
 def processes(airflow: AirflowServer, spark: SparkConnectServer) -> dict[str, dict[str, float]]:
-    """Count, PSS in MiB, threads and open files by kind."""
+    """Return the count, the PSS in MiB, the threads and the open files of each kind of process."""
     found: dict[str, dict[str, float]] = {}
     for pid in {*airflow.pids(), *spark.pids()}:
         with suppress(psutil.Error):
@@ -230,7 +244,7 @@ def processes(airflow: AirflowServer, spark: SparkConnectServer) -> dict[str, di
 
 
 def folder_size(folder: Path) -> dict[str, int]:
-    """Files and bytes; what vanishes meanwhile does not count."""
+    """Return the number and the bytes of the files below a folder. Files that are deleted meanwhile do not count."""
     files = size = 0
     for parent, _, names in os.walk(folder):
         for name in names:
@@ -241,12 +255,12 @@ def folder_size(folder: Path) -> dict[str, int]:
 
 
 def top_of(folder: Path) -> dict[str, int]:
-    """Entries of the temp folder by the beginning of their names."""
+    """Count the entries of a folder by the first part of their names."""
     return dict(collections.Counter(entry.name.split("-")[0][:24] for entry in folder.iterdir()))
 
 
 def xcom_bytes(airflow: AirflowServer) -> int:
-    """What the tasks of the newest run that succeeded returned, as JSON."""
+    """Return the bytes, as JSON, of the return values of all tasks in the newest successful run."""
     run = next(run for run in reversed(airflow.client.dag_runs(DAG)) if run["state"] == "success")
     tasks: list[Any] = airflow.client.task_instances(DAG, run["dag_run_id"])
     return sum(len(json.dumps(airflow.client.xcom(DAG, run["dag_run_id"], t["task_id"]))) for t in tasks)

@@ -1,4 +1,7 @@
-"""The input: Parquet files of (k bigint, v bigint), one per batch, the same for both engines and in every run of the suite."""
+"""Input files of the suite: one Parquet file with the columns `k bigint, v bigint` for each batch.
+
+The files are the same for both engines and in every run of the suite.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,14 @@ _OLDEST_S = 1_600_000_000
 
 
 def write_batches(folder: Path, keys_of_batches: Iterator[npt.NDArray[np.int64]]) -> list[Path]:
-    """A file per batch with random values. Modification times ascend by a minute: streaming takes the oldest file first."""
+    """Write one file with random values for each batch.
+
+    The modification times ascend by one minute, because Spark's streaming reads the oldest file first.
+
+    Args:
+        folder: The folder to create.
+        keys_of_batches: The keys of each batch, one for each row.
+    """
     folder.mkdir(parents=True)
     random = np.random.default_rng(_SEED)
     files = []
@@ -29,20 +39,24 @@ def write_batches(folder: Path, keys_of_batches: Iterator[npt.NDArray[np.int64]]
 
 
 def every_key_once(keys: int, batches: int) -> Iterator[npt.NDArray[np.int64]]:
-    """Each batch has one row of every key, in random order."""
+    """Yield batches with one row for every key, in random order."""
     random = np.random.default_rng(_SEED + 1)
     for _ in range(batches):
         yield random.permutation(keys).astype(np.int64)
 
 
 def load_then_append(keys: int, preload: int, appends: int, batches: int) -> Iterator[npt.NDArray[np.int64]]:
-    """First ``preload`` rows of each key, then ``appends`` rows of each key in every further batch."""
+    """Yield a batch with `preload` rows of each key, then batches with `appends` rows of each key."""
     for number in range(batches):
         yield np.tile(np.arange(keys, dtype=np.int64), preload if number == 0 else appends)
 
 
 def load_then_update(keys: int, intervals: int) -> Iterator[npt.NDArray[np.int64]]:
-    """``intervals`` batches of new keys, ``keys`` in all, then one batch of as many rows as each, on keys drawn from all."""
+    """Yield batches of new keys and one batch of updates.
+
+    The first `intervals` batches hold `keys` new keys in all. The last batch has as many rows as one of these, on keys
+    drawn from all.
+    """
     per_batch = keys // intervals
     for number in range(intervals):
         yield np.arange(number * per_batch, (number + 1) * per_batch, dtype=np.int64)

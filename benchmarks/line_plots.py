@@ -1,4 +1,4 @@
-"""Plots over a history as one PNG."""
+"""Line plots over time, several in one PNG file."""
 
 from __future__ import annotations
 
@@ -8,12 +8,18 @@ from pathlib import Path
 
 import matplotlib as mpl
 
-mpl.use("agg")  # no display
+mpl.use("agg")  # The backend agg needs no display.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plot:
-    """Lines by name as (x, y) points; ``limits`` are drawn across, dashed."""
+    """One plot.
+
+    Attributes:
+        title: The title.
+        lines: The (x, y) points of each line, by name.
+        limits: The heights at which dashed horizontal lines are drawn.
+    """
 
     title: str
     lines: dict[str, Sequence[tuple[float, float]]]
@@ -21,7 +27,13 @@ class Plot:
 
 
 def draw(plots: Sequence[Plot], file: Path, across: str = "batch") -> None:
-    """The plots in rows of two. Axes begin at 0. ``across``: what the horizontal ones count."""
+    """Draw the plots in two columns. All axes begin at 0.
+
+    Args:
+        plots: The plots.
+        file: The PNG file to write.
+        across: The label of the horizontal axis.
+    """
     from matplotlib import pyplot
 
     rows = -(-len(plots) // 2)

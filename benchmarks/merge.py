@@ -1,19 +1,22 @@
-"""Keyed state beside what people do without it: MERGE into a table format, and computing everything again.
+"""Keyed state beside its alternatives: MERGE into a table format, and computing the whole result again.
 
     python -m benchmarks.merge [--keys 1000000] [--batches 7] [--parts 0.01,0.1] [--only cairn,delta,...] [--rounds 2]
 
-State: a row per key of six fields, one of them 64 characters. A first batch has every key, each further one a part of them, drawn at
-random, each once. Every engine ends a batch with its state durable in a local folder and the batch's rows of ``k, n, total`` in a
-Parquet file:
+The state has one row for each key with six fields, one of them 64 characters. The first batch has every key. Each
+further batch has a part of the keys, drawn at random, each key once. At the end of a batch, every engine has its state
+durable in a local folder, and the batch's rows of `k, n, total` in a Parquet file:
 
-- **cairn**: ``run_interval`` with the vectorised API on two shards in Spark's local mode, checkpoint, output and clean-up included.
-- **delta**: ``deltalake``, one MERGE per batch; what was replaced stays in the folder until somebody vacuums.
-- **iceberg**: ``pyiceberg`` has no MERGE that computes: the table is read, joined with the batch by DuckDB, and overwritten.
-- **recompute**: DuckDB over all batches so far; there is no state, the whole result is written every time.
+- **cairn**: `run_interval` with the vectorised API on two shards in Spark's local mode. Checkpoint, output and clean-up
+  are included.
+- **delta**: `deltalake`, with one MERGE for each batch. Replaced files stay in the folder until a vacuum.
+- **iceberg**: `pyiceberg` has no MERGE with computed values. The table is read, joined with the batch by DuckDB, and
+  overwritten.
+- **recompute**: DuckDB over all batches so far. There is no state, and every batch writes the whole result.
 
-Each engine has a process of its own, one after the other, and all end with the same state, row by row, or the run fails. CPU seconds are
-of the process and all below it (for Cairn Spark's JVM too). Medians over the batches after the first two; every second round turns the
-order of the engines around. The section *merge* of ``make bench``.
+Each engine runs in a process of its own, one after the other. All engines must end with the same state, row by row, or
+the run fails. CPU seconds are those of the process and its descendants (for Cairn Spark's JVM too). Medians leave out
+the first two batches. Every second round runs the engines in reverse order. `make bench` runs this program as the
+section *merge*.
 """
 
 from __future__ import annotations
@@ -47,7 +50,7 @@ from tests.support.environments import environment_with
 PARTS = (0.01, 0.1)
 _DEADLINE_S = 1_800.0
 FIELDS = ("n", "total", "low", "high", "last", "payload")
-# One row per key in a batch, so that what is new of a key is that row. ``b`` is the batch, ``t`` the state.
+# In the SQL below, `b` is the batch and `t` is the state. A batch has one row for each of its keys.
 _FROM_BATCH = "k, 1::bigint n, v total, v low, v high, v last, payload"
 _MERGED = (
     "coalesce(b.k, t.k) k, coalesce(t.n, 0) + (b.k is not null)::bigint n, (coalesce(t.total, 0) + coalesce(b.v, 0))::bigint total, "
@@ -56,7 +59,7 @@ _MERGED = (
 
 
 def write_input(folder: Path, keys: int, batches: int, part: float) -> list[Path]:
-    """A file per batch."""
+    """Write one file for each batch."""
     random = np.random.default_rng(20130101)
     letters = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz0123456789", "S1")
     files = []
@@ -73,7 +76,7 @@ def write_input(folder: Path, keys: int, batches: int, part: float) -> list[Path
 
 
 def query(sql: str, **tables: pa.Table) -> pa.Table:
-    """What DuckDB makes of these tables."""
+    """Run a DuckDB query over Arrow tables and return the result."""
     with duckdb.connect() as connection:
         connection.execute("set threads = 2")
         for name, table in tables.items():
@@ -82,18 +85,18 @@ def query(sql: str, **tables: pa.Table) -> pa.Table:
 
 
 class Cairn:
-    """Ours."""
+    """State in Cairn, with the vectorised API."""
 
     def __init__(self, folder: Path, files: list[Path]) -> None:
         self._root, self._spark = folder / "state", start_spark()
         self._pipeline = updates_over(files, "arrow")
 
     def batch(self, number: int) -> None:
-        """Takes the file of that number into the state."""
+        """Process the input file of this number."""
         run_interval(self._spark, self._pipeline, interval(number), str(self._root))
 
     def state(self) -> pa.Table:
-        """All of it."""
+        """Return the whole state."""
         self._spark.dataSource.register(KeyedState)
         reader = self._spark.read.format("keyed_state").option("root", str(self._root)).option("pipeline", "updates")
         return (
@@ -101,18 +104,18 @@ class Cairn:
         )
 
     def close(self) -> None:
-        """Ends the JVM."""
+        """Stop the JVM."""
         self._spark.stop()
 
 
 class Delta:
-    """MERGE by ``deltalake``."""
+    """State in a Delta table, with MERGE by `deltalake`."""
 
     def __init__(self, folder: Path, files: list[Path]) -> None:
         self._table, self._out, self._files = str(folder / "table"), folder, files
 
     def batch(self, number: int) -> None:
-        """Takes the file of that number into the table, and puts out what it made of its keys."""
+        """Merge the input file of this number into the table, and write the output rows of its keys."""
         from deltalake import DeltaTable, write_deltalake
 
         rows = pq.read_table(self._files[number])
@@ -140,17 +143,17 @@ class Delta:
         pq.write_table(made, self._out / f"output-{number:03d}.parquet")
 
     def state(self) -> pa.Table:
-        """All of it."""
+        """Return the whole state."""
         from deltalake import DeltaTable
 
         return DeltaTable(self._table).to_pyarrow_table()
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing, because the engine holds no resources."""
 
 
 class Iceberg:
-    """Read, joined and overwritten by ``pyiceberg``."""
+    """State in an Iceberg table that `pyiceberg` reads and overwrites in each batch."""
 
     def __init__(self, folder: Path, files: list[Path]) -> None:
         from pyiceberg.catalog.sql import SqlCatalog
@@ -160,7 +163,7 @@ class Iceberg:
         self._catalog.create_namespace("state")
 
     def batch(self, number: int) -> None:
-        """Takes the file of that number into the table, and puts out what it made of its keys."""
+        """Join the input file of this number with the table, and write the table and the output rows of its keys."""
         rows = pq.read_table(self._files[number])
         if number == 0:
             merged = query(f"select {_FROM_BATCH} from rows", rows=rows)
@@ -173,21 +176,21 @@ class Iceberg:
         pq.write_table(made, self._out / f"output-{number:03d}.parquet")
 
     def state(self) -> pa.Table:
-        """All of it."""
+        """Return the whole state."""
         return self._catalog.load_table("state.state").scan().to_arrow()
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing, because the engine holds no resources."""
 
 
 class Recompute:
-    """Everything again, by DuckDB."""
+    """The whole result, computed again by DuckDB in each batch."""
 
     def __init__(self, folder: Path, files: list[Path]) -> None:
         self._out, self._files, self._last = folder, files, 0
 
     def batch(self, number: int) -> None:
-        """Computes the whole result from the files up to that number; the older result is removed, as nobody needs it."""
+        """Compute the whole result from the files up to this number, and delete the previous result."""
         files = [str(file) for file in self._files[: number + 1]]
         duckdb.execute(
             'copy (select k, count(*) n, sum(v)::bigint total, min(v) low, max(v) high, arg_max(v, filename) "last", '
@@ -203,11 +206,11 @@ class Recompute:
         self._last = number
 
     def state(self) -> pa.Table:
-        """All of it."""
+        """Return the whole result."""
         return pq.read_table(self._out / f"result-{self._last:03d}.parquet")
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing, because the engine holds no resources."""
 
 
 ENGINES: dict[str, Callable[[Path, list[Path]], Any]] = {
@@ -219,7 +222,11 @@ ENGINES: dict[str, Callable[[Path, list[Path]], Any]] = {
 
 
 def run_here(name: str, folder: Path, inputs: list[Path]) -> dict[str, list[float]]:
-    """Measures one engine in this process; its last state goes to ``folder/last.parquet``."""
+    """Measure one engine in this process, and write its last state to `folder/last.parquet`.
+
+    Returns:
+        The samples of each metric, one for each batch.
+    """
     found: dict[str, list[float]] = {"wall_s": [], "cpu_s": [], "written_mb": []}
     duckdb.execute("set threads = 2")
     engine = ENGINES[name](folder, inputs)
@@ -242,7 +249,16 @@ def run_here(name: str, folder: Path, inputs: list[Path]) -> dict[str, list[floa
 
 
 def measured(work: Path, keys: int, batches: int, parts: Sequence[float], engines: Sequence[str], rounds: int) -> Part:
-    """Every engine over every part, in folders below ``work``; ``parts``: of the keys, in each batch."""
+    """Measure every engine with every size of batch, in folders below `work`.
+
+    Args:
+        work: The folder for environments, inputs and results.
+        keys: The number of keys.
+        batches: The number of batches after the first.
+        parts: The sizes of a batch, as parts of the number of keys.
+        engines: The names of the engines.
+        rounds: The number of rounds.
+    """
     python = environment_with(work, Path(__file__).with_name("peers.lock"))
     runs: list[Run] = []
     checks: list[Check] = []
@@ -260,7 +276,8 @@ def measured(work: Path, keys: int, batches: int, parts: Sequence[float], engine
                     found = _run_apart(str(python), name, folder, inputs)
                     state = pq.read_table(folder / "last.parquet")
                 except (subprocess.SubprocessError, OSError) as error:
-                    # The others go on: what is there of a long run is in the report, and the run still fails.
+                    # The other engines continue, so that the report of a long run keeps their figures. The suite still
+                    # fails.
                     runs.append(Run(section=section, variant=name, status="failed", note=str(error)))
                 else:
                     runs.append(Run(section=section, variant=name, status="measured", samples=found))
@@ -279,13 +296,13 @@ def _run_apart(python: str, name: str, folder: Path, inputs: Path) -> dict[str, 
     command = [python, "-m", "benchmarks.merge", "--here", name, str(folder), str(inputs)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT, timeout=_DEADLINE_S)
     found: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
-    # The load is apart, and the two batches after it warm up.
+    # The load of all keys has samples of its own. The two batches after the load warm up and do not count.
     warm = {name: samples[3:] or samples[1:] for name, samples in found.items()}
     return {**warm, "load_s": found["wall_s"][:1], "load_cpu_s": found["cpu_s"][:1]}
 
 
 def questions(parts: Sequence[float]) -> list[Question]:
-    """What the report asks of each part."""
+    """Return the questions of the report for each size of batch."""
     peers = tuple(name for name in ENGINES if name != OURS)
     return [
         Question(
@@ -298,12 +315,12 @@ def questions(parts: Sequence[float]) -> list[Question]:
             ("written per batch", "written_mb", "MB"),
             ("load of all keys", "load_s", "s"),
         )
-        if metric != "load_s" or part == parts[0]  # it is the same for all
+        if metric != "load_s" or part == parts[0]  # The load is the same for all sizes of batch.
     ]
 
 
 def main(arguments: list[str]) -> int:
-    """Runs what is asked for and prints a table; 1 if two engines disagree."""
+    """Run the command line. The exit code is 1 if a run fails or two engines differ."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keys", type=int, default=1_000_000)
     parser.add_argument("--batches", type=int, default=7)

@@ -1,4 +1,7 @@
-"""CPU time and memory of this process and of all below it: Spark's JVM, its Python daemon and workers; and what such a process needs."""
+"""CPU time and memory of this process and its descendants, such as Spark's JVM, Python daemon and workers.
+
+The module also has the environment variables for a process that a benchmark starts.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """One process. ``own_cpu_s``: user and system time. ``ended_cpu_s``: of children of it that have ended, and that it has waited for.
-    ``resident_bytes``: its memory."""
+    """The CPU time and memory of one process.
+
+    Attributes:
+        pid: The process id.
+        java: True if the process is a JVM.
+        own_cpu_s: The user and system time of the process, in seconds.
+        ended_cpu_s: The user and system time of its children that have ended and that it has waited for, in seconds.
+        resident_bytes: The resident memory of the process.
+    """
 
     pid: int
     java: bool
@@ -27,7 +37,7 @@ class Seen:
 
 
 def own_and_below() -> Iterator[Seen]:
-    """This process first, then those below it that live."""
+    """Yield this process first, and then its running descendants."""
     this = psutil.Process()
     for process in [this, *this.children(recursive=True)]:
         try:
@@ -40,12 +50,15 @@ def own_and_below() -> Iterator[Seen]:
                     ended_cpu_s=times.children_user + times.children_system,
                     resident_bytes=process.memory_info().rss,
                 )
-        except psutil.Error:  # it has just ended
+        except psutil.Error:  # The process has just ended.
             continue
 
 
 def cpu_s() -> dict[str, float]:
-    """CPU seconds so far of this process and all below it, ended ones included, by kind: java or python."""
+    """Return the CPU seconds so far of this process and its descendants, by kind: "java" or "python".
+
+    Descendants that have ended count for the process that waited for them.
+    """
     found = {"java": 0.0, "python": 0.0}
     for seen in own_and_below():
         found["java" if seen.java else "python"] += seen.own_cpu_s + seen.ended_cpu_s
@@ -53,14 +66,17 @@ def cpu_s() -> dict[str, float]:
 
 
 def with_cpu_s(work: Callable[[], T]) -> tuple[T, float]:
-    """What the call returns, and the CPU seconds that it took of all processes."""
+    """Call the function, and return its result and the CPU seconds of all processes during the call."""
     before = sum(cpu_s().values())
     made = work()
     return made, sum(cpu_s().values()) - before
 
 
 def child_environment(tmp: Path) -> dict[str, str]:
-    """Spark's and Python's temporary files lie in the run's own folder; the same heap for either engine."""
+    """Return the environment of a run's process.
+
+    The temporary files of Spark and Python lie in the run's own folder. Both engines have the same heap.
+    """
     submit = f"--driver-memory 4g --driver-java-options -Djava.io.tmpdir={tmp} pyspark-shell"
     path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "plugins"), os.environ.get("PYTHONPATH", "")]))
     return os.environ | {

@@ -1,4 +1,4 @@
-"""The processors that are measured: PySpark's own classes, which run unmodified on either engine."""
+"""The StatefulProcessors that the benchmarks measure. Cairn and Spark run the same classes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ APPENDS_SCHEMA = "k bigint, appended bigint, in_calls_ns bigint"
 
 
 class RowTotals(StatefulProcessor):
-    """Count, sum and last value per key; one row out per key."""
+    """Count, sum and last value of each key. Every call yields one row."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._total = handle.getValueState("total", TOTAL_SCHEMA)
@@ -31,7 +31,7 @@ class RowTotals(StatefulProcessor):
 
 
 class PandasTotals(StatefulProcessor):
-    """The same over pandas frames."""
+    """Count, sum and last value of each key, over pandas frames. Every call yields one row."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._total = handle.getValueState("total", TOTAL_SCHEMA)
@@ -46,7 +46,11 @@ class PandasTotals(StatefulProcessor):
 
 
 class Appends(StatefulProcessor):
-    """One ``appendValue`` per row; the nanoseconds that the calls took go out. Many rows of an unknown key load its list at once."""
+    """A list for each key, with one `appendValue` call for each input row.
+
+    The output gives the nanoseconds that the calls took. The first rows of a key fill the key's list by one
+    `appendList`, which is not timed.
+    """
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._values = handle.getListState("values", "v bigint")

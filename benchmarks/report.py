@@ -1,11 +1,13 @@
-"""What a suite's measurements say: medians, ratios, targets met or missed. Pure; the report is plain JSON.
+"""The report of a suite: medians, ratios, and targets met or missed.
 
-{"format": 1, "scale", "started", "seconds", "environment": {...},
- "lines":  [{"section", "label", "unit", "higher_is_better", "ours", "peers": {variant: median}, "best_peer", "ratio",
-             "target", "verdict": "met" | "missed" | "no target" | "not judged" | "not measured", "note"}],
- "checks": [{"section", "label", "equal": true | false | null, "note"}],
- "runs":   [{"section", "variant", "status": "measured" | "not built" | "failed", "note", "settings": {...},
-             "samples": {metric: [...]}, "medians": {metric: ...}, "texts": {...}}]}
+The functions are pure, and the report is plain JSON:
+
+    {"format": 1, "scale", "started", "seconds", "environment": {...},
+     "lines":  [{"section", "label", "unit", "higher_is_better", "ours", "peers": {variant: median}, "best_peer", "ratio",
+                 "target", "verdict": "met" | "missed" | "no target" | "not judged" | "not measured", "note"}],
+     "checks": [{"section", "label", "equal": true | false | null, "note"}],
+     "runs":   [{"section", "variant", "status": "measured" | "not built" | "failed", "note", "settings": {...},
+                 "samples": {metric: [...]}, "medians": {metric: ...}, "texts": {...}}]}
 """
 
 from __future__ import annotations
@@ -21,8 +23,18 @@ OURS = "cairn"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One variant of one section, measured in a process of its own. ``samples``: by metric, one number per warm batch; a
-    metric's name ends with its unit. ``note``: why it was not measured."""
+    """One variant of one section, measured in a process of its own.
+
+    Attributes:
+        section: The section.
+        variant: The engine or setting that was measured.
+        status: "measured", "failed", or "not built" if the measured feature does not exist.
+        note: The reason why the run was not measured.
+        settings: The settings of the run.
+        samples: The samples of each metric, one number for each batch after the warm-up. The name of a metric ends with
+            its unit.
+        texts: Longer texts by name, such as a CPU profile.
+    """
 
     section: str
     variant: str
@@ -42,10 +54,20 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What a line of the report asks: a metric of ``variant``, beside the same metric of the peers where there are any.
+    """A line of the report: a metric of one variant, beside the same metric of its peers.
 
-    ``at_least_ratio``: by how much ours is to be better than the better peer. ``at_least`` / ``at_most``: bounds of ours.
-    ``against``: the only peers that count for the ratio; all that were measured if empty.
+    Attributes:
+        section: The section.
+        label: The text of the line.
+        metric: The name of the metric.
+        unit: The unit of the metric.
+        variant: The variant whose metric is asked for.
+        higher_is_better: True if a larger number is better.
+        peers: The variants to compare with.
+        against: The peers that count for the ratio; empty for all peers.
+        at_least_ratio: The target for the ratio to the best peer.
+        at_least: The target if larger numbers are better.
+        at_most: The target if smaller numbers are better.
     """
 
     section: str
@@ -63,7 +85,14 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """Whether two engines gave the same rows; ``equal`` None: could not be told."""
+    """A comparison of the rows of two engines.
+
+    Attributes:
+        section: The section.
+        label: The rows that were compared.
+        equal: True if the rows are equal; None if they could not be compared.
+        note: More about the result, such as the number of rows.
+    """
 
     section: str
     label: str
@@ -73,7 +102,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What one program adds to a report."""
+    """The runs, questions and checks that one program adds to a report."""
 
     runs: Sequence[Run]
     questions: Sequence[Question]
@@ -81,8 +110,11 @@ class Part:
 
 
 def joined(runs: Sequence[Run]) -> list[Run]:
-    """The rounds of each variant of each section as one run: samples one after the other, in order. One that was not measured counts
-    for all of its rounds, so that no figure stands on those that happened to work."""
+    """Join the rounds of each variant of each section into one run.
+
+    The samples follow each other in the order of the rounds. If one round was not measured, the joined run is that
+    round. So no figure comes only from rounds that happened to succeed.
+    """
     rounds: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         rounds.setdefault((run.section, run.variant), []).append(run)
@@ -108,8 +140,18 @@ def build_report(
     seconds: float,
     environment: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The whole report. Questions about sections that did not run are left out. ``judged``: whether this scale is one that
-    targets are meant for; if not, no verdict says met or missed."""
+    """Return the whole report. Questions about sections that did not run are left out.
+
+    Args:
+        runs: The runs, one for each variant and section.
+        questions: The lines of the report.
+        checks: The comparisons.
+        scale: The name of the scale.
+        judged: True if the scale is large enough for targets. Otherwise no verdict says met or missed.
+        started: The time of the start, as ISO text.
+        seconds: The duration of the suite in seconds.
+        environment: The machine and the versions.
+    """
     sections = {run.section for run in runs}
     return {
         "format": FORMAT,
@@ -127,8 +169,11 @@ def build_report(
 
 
 def together(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Reports of different sections as one, with the beginning and the machine of the first. Raises: ValueError if a section is in two
-    of them, or their scales differ."""
+    """Join reports of different sections into one. The start and the machine are those of the first report.
+
+    Raises:
+        ValueError: Two reports have the same section, or their scales differ.
+    """
     first = dict(reports[0])
     for other in reports[1:]:
         if twice := {run["section"] for run in first["runs"]} & {run["section"] for run in other["runs"]}:
@@ -141,8 +186,10 @@ def together(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def passed(report: Mapping[str, Any]) -> bool:
-    """Whether every run could be measured or is not built yet, and no two engines differ. A missed target is a finding, not
-    a failure."""
+    """Return True if no run failed and no two engines differ.
+
+    A run whose feature is not built yet, or a missed target, is no failure.
+    """
     return all(run["status"] != "failed" for run in report["runs"]) and all(
         check["equal"] is not False for check in report["checks"]
     )
@@ -212,7 +259,7 @@ def _missing(question: Question, found: Mapping[str, Run]) -> str:
 
 
 def number(value: float | None) -> str:
-    """Three significant digits, thousands with commas; a dash for none."""
+    """Format a number with three significant digits and commas between thousands; None becomes a dash."""
     if value is None:
         return "-"
     if abs(value) >= 100:
@@ -240,7 +287,7 @@ def _cells(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def as_table(report: Mapping[str, Any]) -> str:
-    """Lines and checks for a terminal."""
+    """Return the lines and checks as text for a terminal."""
     rows = [_HEADINGS, *_cells(report)]
     widths = [max(len(row[at]) for row in rows) for at in range(len(_HEADINGS))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
@@ -248,7 +295,7 @@ def as_table(report: Mapping[str, Any]) -> str:
 
 
 def as_markdown(report: Mapping[str, Any]) -> str:
-    """Lines and checks, and on what they were measured."""
+    """Return the lines, the checks and the description of the machine as Markdown."""
     rows = [_HEADINGS, tuple("---" for _ in _HEADINGS), *_cells(report)]
     environment = report["environment"]
     versions = ", ".join(f"{name} {version}" for name, version in environment.get("versions", {}).items())
@@ -267,7 +314,7 @@ def as_markdown(report: Mapping[str, Any]) -> str:
 
 
 def _peers_win(report: Mapping[str, Any]) -> str:
-    """First of all where a peer is better, and how much."""
+    """Return the text that lists the lines where a peer is better, and by which factor."""
     compared = [line for line in report["lines"] if line["ratio"]]
     won: dict[str, list[str]] = {}
     for line in compared:

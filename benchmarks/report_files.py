@@ -1,4 +1,4 @@
-"""A report on the disk and in the docs: on what machine it was made, its JSON, its table and its plot."""
+"""Files of a report: its JSON with the machine's description, and its table and plot in the docs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BEGIN, _END = "<!-- results: begin -->\n", "<!-- results: end -->\n"
 
 
 def describe_machine() -> dict[str, Any]:
-    """The machine, the versions, and how busy it was before anything started."""
+    """Return the machine, the versions, and the load before the suite starts."""
     model = [line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
     memory = [int(line.split()[1]) // 1024 for line in _lines("/proc/meminfo") if line.startswith("MemTotal:")]
     java = subprocess.run(["java", "-version"], capture_output=True, text=True, check=False).stderr.splitlines()
@@ -52,20 +52,30 @@ def _lines(path: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """When and on what machine a report was begun."""
+    """The start of a suite.
+
+    Attributes:
+        at: The time of the start.
+        at_s: The monotonic time of the start, in seconds.
+        machine: The machine's description.
+    """
 
     at: datetime = field(default_factory=lambda: datetime.now(tz=UTC))
     at_s: float = field(default_factory=time.monotonic)
     machine: dict[str, Any] = field(default_factory=describe_machine)
 
     def finish(self, parts: Sequence[Part], out: Path, *, scale: str, judged: bool) -> int:
-        """Writes the report and prints its table. 0 if everything was measured and no two engines differ, else 1."""
+        """Write the report and print its table.
+
+        Returns:
+            The exit code: 0 if no run failed and no two engines differ, else 1.
+        """
         made = self.write(parts, out, scale=scale, judged=judged)
         print(f"\n{report.as_table(made)}\n\n{out} has every sample, the settings and the profiles")
         return 0 if report.passed(made) else 1
 
     def write(self, parts: Sequence[Part], out: Path, *, scale: str, judged: bool) -> dict[str, Any]:
-        """Writes the report so far to ``out``, whole or not at all."""
+        """Write the report of the parts so far to `out`, completely or not at all."""
         made = report.build_report(
             report.joined([run for part in parts for run in part.runs]),
             [question for part in parts for question in part.questions],
@@ -84,21 +94,28 @@ class Started:
 
 
 def into_docs(made: dict[str, Any], docs: Path = DOCS) -> None:
-    """Puts the table between the marks of ``benchmarks.md``, every sample into ``benchmarks.json`` and the ratios into ``benchmarks.png``."""
+    """Write a report to the docs.
+
+    The table goes between the marks in `benchmarks.md`, the samples to `benchmarks.json`, and the plot to
+    `benchmarks.png`.
+    """
     from benchmarks.report_plot import draw_ratios
 
     page = docs / "benchmarks.md"
     before, rest = page.read_text().split(_BEGIN)
     _, after = rest.split(_END)
     page.write_text(f"{before}{_BEGIN}{report.as_markdown(made)}\n\n{_END}{after}")
-    # Without the profiles, which are long.
+    # The docs leave out the profiles, because they are long.
     runs = [{name: value for name, value in run.items() if name != "texts"} for run in made["runs"]]
     (docs / "benchmarks.json").write_text(_compact({**made, "runs": runs}) + "\n")
     draw_ratios(made["lines"], docs / "benchmarks.png")
 
 
 def _compact(made: dict[str, Any]) -> str:
-    """As JSON, a run and a line of the table each on a line of its own, numbers with five digits."""
+    """Return the report as JSON, with numbers of five significant digits.
+
+    Each run and each line of the table has a line of its own.
+    """
 
     def rounded(value: Any) -> Any:
         if isinstance(value, float):

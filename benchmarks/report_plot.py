@@ -1,4 +1,4 @@
-"""The ratios of a report as one plot."""
+"""Plot of a report's ratios."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from typing import Any
 
 import matplotlib as mpl
 
-mpl.use("agg")  # no display
+mpl.use("agg")  # The backend agg needs no display.
 
 _OURS, _PEER = "#1b7f5c", "#b5562a"
 
 
 def draw_ratios(lines: Sequence[Mapping[str, Any]], file: Path) -> None:
-    """A bar for each line of a report that has a peer: to the right where ours is better, to the left where the peer is; the peer that
-    is compared with and the ratio beside it. The axis is logarithmic, so that twice as good and half as good are equally long."""
+    """Draw a bar for each line of a report that has a peer.
+
+    A bar points to the right if Cairn is better, and to the left if the peer is better. The peer's name and the ratio
+    stand beside the bar. The axis is logarithmic, so twice as good and half as good give bars of equal length.
+    """
     from matplotlib import pyplot
 
     shown = [line for line in lines if line["ratio"]]
@@ -36,7 +39,7 @@ def draw_ratios(lines: Sequence[Mapping[str, Any]], file: Path) -> None:
     axes.set_yticks(range(len(shown)), [f"{line['section']}: {line['label']}" for line in shown], fontsize=7)
     axes.set_xscale("log")
     low, high = min([0.5, *(line["ratio"] for line in shown)]), max([2.0, *(line["ratio"] for line in shown)])
-    axes.set_xlim(low / 8, high * 8)  # room for the texts
+    axes.set_xlim(low / 8, high * 8)  # leave room for the texts beside the bars
     axes.set_ylim(len(shown), -1)
     axes.axvline(1, color="black", linewidth=0.8)
     axes.grid(visible=True, axis="x", alpha=0.3)

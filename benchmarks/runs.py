@@ -1,5 +1,7 @@
-"""What each run of the suite does. A run is one variant of one section, in a process and a Spark of its own; the questions
-at the end are what the report asks of them."""
+"""The runs of the suite, and the questions that the report asks about them.
+
+A run is one variant of one section. It has a process and a Spark session of its own.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +34,21 @@ MIB = 1024 * 1024
 
 
 class NotBuilt(Exception):
-    """What was to be measured does not exist yet."""
+    """Error: the feature to be measured does not exist yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """One run: its size, and its folders. ``inputs`` holds the section's files, ``scratch`` is gone after the run,
-    ``results`` takes the tables that are compared after all runs."""
+    """The size and the folders of one run.
+
+    Attributes:
+        section: The section.
+        variant: The variant.
+        scale: The sizes of all sections.
+        inputs: The folder of the section's input files.
+        scratch: The folder for state and output, deleted after the run.
+        results: The folder for tables that are compared after all runs.
+    """
 
     section: str
     variant: str
@@ -52,7 +62,7 @@ class Bench:
         return sorted(self.inputs.glob("*.parquet"))
 
     def keep(self, what: str, table: pa.Table) -> None:
-        """Writes a table for the comparison, its rows in order of all columns."""
+        """Write a table for the comparison, sorted by all columns."""
         columns = [(name, "ascending") for name in table.column_names]
         pq.write_table(
             table.combine_chunks().sort_by(columns), self.results / result_name(self.section, self.variant, what)
@@ -75,7 +85,7 @@ class Bench:
 
 
 def result_name(section: str, variant: str, what: str) -> str:
-    """The file of a kept table."""
+    """Return the file name of a kept table."""
     return f"{section}-{variant.replace(' ', '-')}-{what}.parquet"
 
 
@@ -84,15 +94,22 @@ def result_name(section: str, variant: str, what: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keyed:
-    """A StatefulProcessor of one input row per key and batch."""
+    """A StatefulProcessor for input with one row for each key and batch.
+
+    Attributes:
+        processor: The class of the processor.
+        api: The API of the processor, such as "row".
+        output_schema: The output schema.
+        state: The name of the state that is compared.
+        peer_columns: The value columns in Spark's table of the state.
+        compared: The output columns that must be equal in both engines; empty for all columns.
+    """
 
     processor: type
     api: str
     output_schema: str
     state: str
-    # How the peer's state table calls the value columns.
     peer_columns: str = "value.*"
-    # The output columns that must be equal in both engines.
     compared: Sequence[str] = ()
 
 
@@ -109,7 +126,11 @@ LIST = Keyed(
 
 
 def pipeline_of(keyed: Keyed, files: Sequence[Path], **settings: Any) -> Pipeline:
-    """Raises: NotBuilt if the pipeline refuses the processor's interface."""
+    """Return the pipeline of a processor over the files.
+
+    Raises:
+        NotBuilt: The pipeline does not support the processor's API yet.
+    """
     try:
         return engines.pipeline_over(files, keyed.processor, keyed.output_schema, api=keyed.api, **settings)
     except UsageError as error:
@@ -134,7 +155,11 @@ def _keyed_cairn(
 
 
 def _cpu(bench: Bench, cpu_s: float) -> dict[str, list[float]]:
-    """CPU seconds of a batch, of all processes, the first batch included: what is between two batches of a query can't be told."""
+    """Return the CPU seconds of one batch, summed over all processes, as the mean over all batches.
+
+    The first batch counts too, because the CPU time between two batches of a streaming query can't be assigned to
+    either of them.
+    """
     return {"cpu_s": [cpu_s / len(bench.files)]}
 
 
@@ -162,7 +187,13 @@ def _keyed_spark(
 
 
 def _whole(progress: list[dict[str, Any]], batches: int) -> list[dict[str, Any]]:
-    """The progress, if it is one of each batch: else a figure would be of another input than ours."""
+    """Return the progress reports if there is exactly one with rows for each batch.
+
+    With other batches, the figures would not be of the same input as Cairn's.
+
+    Raises:
+        RuntimeError: The micro-batches are not one for each file.
+    """
     found = [p["batchId"] for p in progress if p["numInputRows"]]
     if found != list(range(batches)):
         raise RuntimeError(f"expected {batches} micro-batches, one for each file, and found {found}")
@@ -170,7 +201,7 @@ def _whole(progress: list[dict[str, Any]], batches: int) -> list[dict[str, Any]]
 
 
 def _cairn_rates(timed: Sequence[engines.Timed]) -> dict[str, list[float]]:
-    """Rates of keys and the seconds that they are made of, per interval."""
+    """Return, for each interval, the rates of keys and the seconds from which the rates are computed."""
     keys = [t.record.content.totals.keys_touched for t in timed]
     phases = {
         f"{phase}_s": [t.record.content.durations_us[phase] / 1e6 for t in timed]
@@ -213,7 +244,7 @@ def row_spark(bench: Bench) -> Run:
 
 
 def steady_cairn(bench: Bench) -> Run:
-    """The row processor on so many keys that what an interval costs at any size no longer shows."""
+    """Run the row processor with so many keys that an interval's fixed cost no longer matters."""
     timed, _, settings, cpu = _keyed_cairn(bench, ROW)
     return bench.measured(_cairn_rates(timed) | cpu, settings)
 
@@ -232,7 +263,10 @@ def pandas_spark(bench: Bench) -> Run:
 
 
 def _append_samples(bench: Bench, output: pa.Table, processing_s: Sequence[float]) -> dict[str, list[float]]:
-    """Microseconds per append: of the processing phase, and in the calls themselves (ours writes after them)."""
+    """Return the microseconds for each append: in the processing phase, and in the calls themselves.
+
+    Cairn writes the elements after the calls, so the time in the calls lacks this work.
+    """
     appends = bench.scale.list_keys * bench.scale.list_appends
     appended = output.filter(pc.equal(output["appended"], bench.scale.list_appends))
     batches = len(processing_s)
@@ -240,7 +274,7 @@ def _append_samples(bench: Bench, output: pa.Table, processing_s: Sequence[float
         raise RuntimeError(f"expected {bench.scale.list_keys * batches} rows of appends, and found {appended.num_rows}")
     return {
         "phase_us_per_append": [s * 1e6 / appends for s in processing_s],
-        # Per key and batch, not per batch: the output does not tell batches apart.
+        # One sample for each key and batch: the output does not say which batch a row comes from.
         "calls_us_per_append": [ns / 1e3 / bench.scale.list_appends for ns in appended["in_calls_ns"].to_pylist()],
     }
 
@@ -263,7 +297,11 @@ def list_spark(bench: Bench) -> Run:
 
 
 def aggregate_pipeline(files: Sequence[Path], **settings: Any) -> Pipeline:
-    """Raises: NotBuilt while there is no RunningAggregate, or no engine for it."""
+    """Return the pipeline of the running aggregate.
+
+    Raises:
+        NotBuilt: `cairn.aggregates` does not exist, or no engine runs it.
+    """
     try:
         from benchmarks.totals import TOTALS_SCHEMA, Totals
     except ModuleNotFoundError as error:
@@ -286,7 +324,7 @@ def aggregate_cairn(bench: Bench) -> Run:
 
 
 def aggregate_spark(bench: Bench) -> Run:
-    """Spark's own streaming aggregation, all of it in the JVM."""
+    """Run Spark's own streaming aggregation, which runs in the JVM only."""
     spark = engines.start_spark()
     output_folder, checkpoint = bench.scratch / "output", bench.scratch / "checkpoint"
 
@@ -311,7 +349,7 @@ def aggregate_spark(bench: Bench) -> Run:
 
 
 def rss_cairn(bench: Bench) -> Run:
-    """The Python worker of the one shard that holds all keys: its peak, after each interval."""
+    """Measure the peak memory of the Python worker of a single shard with all keys, after each interval."""
     pipeline = pipeline_of(ROW, bench.files, parallelism=1)
     spark = engines.start_spark()
     peaks_mib: list[float] = []
@@ -327,15 +365,17 @@ def rss_cairn(bench: Bench) -> Run:
     if totals.keys != bench.scale.rss_keys:
         raise RuntimeError(f"expected {bench.scale.rss_keys} keys in the state, and found {totals.keys}")
     return bench.measured(
-        # The peak of all is one number, whose median is itself.
+        # The peak over all intervals is a single sample.
         {"peak_mib": [max(peaks_mib)], "after_interval_mib": peaks_mib, "batch_s": [t.wall_s for t in timed]},
         {"api": "row", "parallelism": 1, "master": "local[2]", "keys": totals.keys, "state_bytes": totals.state_bytes},
     )
 
 
 def _worker_peak_mib(record: Record) -> float:
-    """Peak resident memory of the process that ran the interval's shard, RocksDB and Arrow included. The worker lives on
-    for the next interval, so that it can be asked from here, after the upload too."""
+    """Return the peak resident memory of the process that ran the interval's shard, with RocksDB and Arrow, in MiB.
+
+    The worker lives on for the next interval. So this process can read the worker's peak after the upload.
+    """
     (pid,) = record.content.worker_pids
     status = Path(f"/proc/{pid}/status").read_text()
     (peak,) = [line.split() for line in status.splitlines() if line.startswith("VmHWM:")]
@@ -346,7 +386,7 @@ def _worker_peak_mib(record: Record) -> float:
 
 
 def floor_engine(bench: Bench) -> Run:
-    """rocksdict, and keyed state over it, in this process."""
+    """Measure rocksdict alone, and keyed state over rocksdict, in this process."""
     entries = bench.scale.engine_entries
     rates = floors.rocksdict_rates(bench.scratch / "rocksdict", entries, rounds=3)
     rates |= floors.state_rates(bench.scratch / "state", entries, rounds=3)
@@ -367,8 +407,11 @@ def floor_arrow(bench: Bench) -> Run:
 
 
 def _profile(bench: Bench, pipeline: Pipeline) -> Run:
-    """One shard's task over captured batches in this process: timed three times, then once under cProfile, whose cost per
-    call makes small functions look dearer than they are."""
+    """Run one shard's task over captured batches in this process.
+
+    The task is timed three times. Then it runs once under cProfile. cProfile adds a cost to each call, so small
+    functions look more expensive than they are.
+    """
     spark = engines.start_spark()
     engines.run_cairn(spark, pipeline, bench.scratch, 1)
     task, batches = floors.captured_shard(spark, pipeline, bench.scratch, 1)
@@ -402,8 +445,9 @@ def backfill_nothing(bench: Bench) -> Run:
 
 
 def _backfill(bench: Bench, way: str, metrics: Mapping[str, str]) -> Run:
-    """One way of `airflow_backfill`; what both engines know of each aircraft in the end is compared."""
-    os.umask(0o022)  # PostgreSQL runs as another user, if this is root, and has to get to its folder
+    """Run one way of `airflow_backfill`, and keep the totals of each aircraft for the comparison of the engines."""
+    # If this process runs as root, PostgreSQL runs as another user, who must be able to enter its folder.
+    os.umask(0o022)
     days, flights = bench.scale.backfill_days, bench.scratch.parent / "flights"
     land_flights.main(["--to", str(flights), "--from", "2013-01-01", "--days", str(days)])
     found, totals = airflow_backfill.measure(bench.scratch / way, flights, (1, 4), days, way)
@@ -440,7 +484,10 @@ SECTIONS: dict[str, dict[str, Measure]] = {
 
 
 def batches_of(section: str, variant: str, scale: Scale) -> Iterator[npt.NDArray[np.int64]]:
-    """The keys of each input file of a run; the variants of a section that are compared have the same."""
+    """Return the keys of each input file of a run.
+
+    The variants of a section that are compared have the same input.
+    """
     match section, variant:
         case "row", _:
             return inputs.every_key_once(scale.row_keys, scale.batches)
@@ -462,7 +509,7 @@ def batches_of(section: str, variant: str, scale: Scale) -> Iterator[npt.NDArray
             return iter(())
 
 
-# Compared after the runs: the tables that a peer and ours kept.
+# The tables of each section that Cairn's run and a peer's run keep for the comparison.
 COMPARED = {"row": ("output", "state"), "pandas": ("output", "state"), "list": ("output", "state")}
 COMPARED["aggregate"] = ("output", "state")
 COMPARED["backfill"] = ("state",)

@@ -1,4 +1,7 @@
-"""How much is measured: ``small`` shows in some minutes that everything works, ``full`` gives the figures."""
+"""The sizes of the suite's sections.
+
+The scale `small` shows within minutes that everything works. The scale `full` gives the figures.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """Keys, rows and batches of every section. Batches include the first, which warms up and is not counted. ``judged``: large
-    enough for the targets to be meant. ``tuned_peer``: whether the peer runs with the better settings too. ``rounds``: how often what has a peer runs."""
+    """Keys, rows and batches of every section.
+
+    Numbers of batches include the first batch, which warms up and does not count.
+
+    Attributes:
+        judged: True if the scale is large enough for the targets.
+        tuned_peer: True if Spark also runs with tuned settings.
+        rounds: The number of rounds of sections with a peer.
+    """
 
     judged: bool
     tuned_peer: bool

@@ -1,11 +1,12 @@
-"""The benchmark suite: ours beside Spark's own state, MERGE into table formats, recomputing, and Flink, on the same machine in one run.
+"""The benchmark suite: Cairn beside Spark's own state, MERGE, recomputing and Flink, on one machine in one run.
 
     python -m benchmarks.suite [--scale small|full] [--only row,pandas,...] [--out benchmarks/out/report.json] [--work FOLDER]
     python -m benchmarks.suite --docs        # the last report into docs/benchmarks.md, with its samples and its plot
 
-Every run has a process, a JVM and a scratch folder of its own, one after the other, so that none disturbs another. What has a peer
-runs in two rounds at full scale, the second one in the other order. Each run writes what it measured as JSON; the report is made of that
-and nothing else. All processes are ended and the folder is removed, however it ends.
+Every run has a process, a JVM and a scratch folder of its own. The runs follow each other, so that none disturbs
+another. At full scale, sections with a peer run in two rounds, the second round in reverse order. Each run writes its
+figures as JSON, and the report is computed from these files only. At the end, also after a failure, the suite ends all
+processes and deletes its folder.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from benchmarks.runs import COMPARED, PEER_NAMES, QUESTIONS, SECTIONS, Bench, No
 from benchmarks.scales import SCALES, Scale
 from local_stack.owned_process import OwnedProcesses
 
-# Programs of their own, with peers that are installed for them.
+# Sections that are programs of their own. They install their peers.
 OTHERS: dict[str, Callable[[Path, Scale], Part]] = {
     "merge": lambda work, scale: merge.measured(
         work, scale.merge_keys, scale.merge_batches, merge.PARTS, list(merge.ENGINES), scale.rounds
@@ -45,7 +46,11 @@ _RUN_DEADLINE_S = 900.0
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """0 if every run could be measured and the engines agree, 1 if not, 130 if it was interrupted."""
+    """Run the suite.
+
+    Returns:
+        The exit code: 0 if every run succeeded and the engines agree, 1 if not, and 130 after Ctrl-C.
+    """
     options = _parser().parse_args(arguments)
     if options.run is not None:
         return _run_here(options)
@@ -58,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     work = Path(tempfile.mkdtemp(prefix="cairn-bench-", dir=options.work)).resolve()
-    work.chmod(0o711)  # PostgreSQL runs as another user, if this is root
+    work.chmod(0o711)  # If this process runs as root, PostgreSQL runs as another user, who must enter the folder.
     try:
         return _run_all(options.only, SCALES[options.scale], options.scale, work, options.out)
     except KeyboardInterrupt:
@@ -118,7 +123,7 @@ def _run_all(sections: list[str], scale: Scale, scale_name: str, work: Path, out
         shutil.rmtree(work / "inputs", ignore_errors=True)
     parts = [Part(runs=runs, questions=[q for q in QUESTIONS if q.section in sections], checks=checks)]
     for name in [name for name in OTHERS if name in sections]:
-        # What is there is not lost if an hour's run breaks off.
+        # Write the report so far, because the next section may run for an hour and fail.
         started.write(parts, out, scale=scale_name, judged=scale.judged)
         folder = work / name
         folder.mkdir()
@@ -129,7 +134,7 @@ def _run_all(sections: list[str], scale: Scale, scale_name: str, work: Path, out
             AssertionError,
             OSError,
             subprocess.SubprocessError,
-        ) as error:  # the peers can't be installed here
+        ) as error:  # The peers can't be installed on this machine.
             print(f"{name}: failed: {error}", file=sys.stderr)
             failed = Run(section=name, variant=name, status="failed", note=str(error).replace("\n", " "))
             parts.append(Part(runs=[failed], questions=[], checks=[]))
@@ -138,9 +143,9 @@ def _run_all(sections: list[str], scale: Scale, scale_name: str, work: Path, out
 
 
 def _run_apart(section: str, variant: str, scale: Scale, scale_name: str, work: Path) -> Run:
-    """The run in a process of its own. A run that fails is part of the report; the others go on."""
+    """Run one variant in a process of its own. A failed run becomes part of the report, and the other runs continue."""
     name = f"{section}-{variant.replace(' ', '-')}"
-    (work / f"{name}.json").unlink(missing_ok=True)  # of the round before
+    (work / f"{name}.json").unlink(missing_ok=True)  # The result of the previous round.
     folder = _input_folder(work, section, variant)
     if not folder.exists():
         inputs.write_batches(folder, batches_of(section, variant, scale))
@@ -160,14 +165,14 @@ def _run_apart(section: str, variant: str, scale: Scale, scale_name: str, work: 
             try:
                 processes.check_alive()
             except RuntimeError:
-                # It may have written its result and ended since we looked.
+                # The process may have written its result and ended since the loop checked for the result.
                 if not result.exists():
                     raise
         return Run(**json.loads(result.read_text()))
     except RuntimeError as error:
         return Run(section=section, variant=variant, status="failed", note=str(error))
     except KeyboardInterrupt:
-        # A second Ctrl-C while processes are being stopped would leave some of them running.
+        # A second Ctrl-C during the stop would leave processes running.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
         raise
@@ -177,7 +182,7 @@ def _run_apart(section: str, variant: str, scale: Scale, scale_name: str, work: 
 
 
 def _input_folder(work: Path, section: str, variant: str) -> Path:
-    # The runs of "floor" are not compared with each other, and each has an input of its own.
+    # The runs of the section "floor" are not compared with each other. Each has an input of its own.
     return work / "inputs" / (f"{section}-{variant}" if section == "floor" else section)
 
 
@@ -186,7 +191,7 @@ def _scratch_folder(work: Path, section: str, variant: str) -> Path:
 
 
 def _checks(runs: list[Run], results: Path, number: int) -> list[Check]:
-    """Whether the peer and ours put out the same rows in a round, and hold the same state after its last batch."""
+    """Compare the outputs and final states of Cairn and each peer in one round."""
     checks = []
     for section, kinds in COMPARED.items():
         measured = {run.variant for run in runs if run.section == section and run.status == "measured"}
@@ -195,7 +200,7 @@ def _checks(runs: list[Run], results: Path, number: int) -> list[Check]:
                 ours, theirs = (
                     pq.read_table(results / result_name(section, variant, what)) for variant in (OURS, peer)
                 )
-                # Columns by position: the peer names those of an aggregation's state itself.
+                # Compare the columns by position, because Spark itself names the columns of an aggregation's state.
                 equal = ours.num_columns == theirs.num_columns and ours.columns == theirs.columns
                 note = f"{ours.num_rows} rows" if equal else f"{ours.num_rows} rows, and {theirs.num_rows}"
                 label = f"{what} of {OURS} and {peer}, round {number}"

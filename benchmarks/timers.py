@@ -1,9 +1,9 @@
-"""What timers cost, without Spark: registered by the handlers of rows, and fired an interval later by a small handler with a
-value state.
+"""The cost of timers, without Spark: their registration, and their firing one interval later.
 
     python -m benchmarks.timers
 
-Prints CPU seconds and wall time for 2,058 sessions with a timer each, 100,000 of them, and 1,000,000 timers on one key.
+The handler that fires is small and has a value state. The program prints CPU seconds and wall time for 2,058 sessions
+with one timer each, for 100,000 such sessions, and for 1,000,000 timers on one key.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ DUE_MS = 10_000_000
 
 
 class Sessions(StatefulProcessor):
-    """Registers timers for a key, and counts and ends its session when they fire."""
+    """A session for each key. `begin` registers its timers, and each timer that fires adds 1 to the session's count."""
 
     def init(self, handle: Any) -> None:
         self._handle = handle
@@ -65,7 +65,7 @@ class Sessions(StatefulProcessor):
 
 
 class Discarded:
-    """Output that goes nowhere."""
+    """Output that is counted and discarded."""
 
     full = False
 
@@ -76,10 +76,10 @@ class Discarded:
         self.rows += 1
 
     def settle(self) -> None:
-        """See `Output`."""
+        """Do nothing, because the rows are discarded."""
 
     def flush(self) -> None:
-        """Nothing is held."""
+        """Do nothing, because the rows are discarded."""
 
 
 class _Clock:
@@ -92,7 +92,7 @@ class _Clock:
 
 
 def run(keys: int, timers: int) -> None:
-    """``timers`` for each of so many keys."""
+    """Register and fire `timers` timers for each of `keys` keys, and print the times."""
     begin = datetime(2024, 1, 1, tzinfo=UTC)
     interval = Interval(begin, begin + timedelta(hours=1))
     codec = KeyCodec(parse_struct(KEY.jsonValue()), struct_factory=row_maker)

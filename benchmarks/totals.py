@@ -1,5 +1,7 @@
-"""The vectorised running aggregate that is measured. A module of its own: the other processors do not need the runtime's
-aggregates."""
+"""The vectorised running aggregate that the benchmarks measure.
+
+It has a module of its own, because the other processors do not need `cairn.aggregates`.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,13 @@
-"""Lists, maps, timers and expiry in the vectorised API beside the row API, one shard, without Spark.
+"""Lists, maps, timers and expiry in the vectorised API beside the row API, on one shard without Spark.
 
     python -m benchmarks.vectorised [--keys 100000] [--rows 1000000] [--rounds 5] [--only append,timers]
 
-Each workload runs a first interval that fills the state, and further ones of the same size that are measured: CPU and wall time of
-the phases process and timers, from sorted Arrow batches of 10,000 rows to output in a Parquet file and state in files of RocksDB, which
-are written when the interval is captured. The two APIs take turns; after each interval their digests and what they put out must be equal. Prints medians, and how often the row API's
-rate the vectorised one's is.
+Each workload runs a first interval that fills the state. Further intervals of the same size are measured. The figures
+are CPU and wall time of the phases process and timers. These begin with sorted Arrow batches of 10,000 rows. They end
+with output in a Parquet file and state in RocksDB's files, which RocksDB writes when the interval is captured.
+
+The two APIs take turns. After each interval their digests and outputs must be equal. The program prints medians, and
+the ratio of the vectorised API's rate to the row API's rate.
 """
 
 from __future__ import annotations
@@ -77,7 +79,7 @@ class _Columns(ArrowProcessor):
 
 
 class RowAppend(_Rows):
-    """Each key's rows are added to its list."""
+    """Append each key's rows to its list."""
 
     def init(self, handle: Any) -> None:
         self.list = handle.getListState("list", "v bigint")
@@ -88,7 +90,7 @@ class RowAppend(_Rows):
 
 
 class ColumnAppend(_Columns):
-    """The same."""
+    """`RowAppend` in the vectorised API."""
 
     init = RowAppend.init
 
@@ -98,7 +100,7 @@ class ColumnAppend(_Columns):
 
 
 class RowLatest(_Rows):
-    """Each key's list is read, and replaced by its newest ten rows."""
+    """Read each key's list, and replace it by the newest ten rows."""
 
     init = RowAppend.init
 
@@ -109,7 +111,7 @@ class RowLatest(_Rows):
 
 
 class ColumnLatest(_Columns):
-    """The same."""
+    """`RowLatest` in the vectorised API."""
 
     init = RowAppend.init
 
@@ -126,7 +128,7 @@ class ColumnLatest(_Columns):
 
 
 class RowCounts(_Rows):
-    """How often each key had each value, in a map."""
+    """Count in a map how often each key had each value."""
 
     def init(self, handle: Any) -> None:
         self.counts = handle.getMapState("counts", "v bigint", "n bigint")
@@ -139,7 +141,7 @@ class RowCounts(_Rows):
 
 
 class ColumnCounts(_Columns):
-    """The same."""
+    """`RowCounts` in the vectorised API."""
 
     init = RowCounts.init
 
@@ -154,7 +156,7 @@ class ColumnCounts(_Columns):
 
 
 class RowMapRead(_Rows):
-    """Each key's map is filled once, and then read whole."""
+    """Fill each key's map once, and read the whole map in later intervals."""
 
     def init(self, handle: Any) -> None:
         self.counts = handle.getMapState("counts", "v bigint", "n bigint")
@@ -168,7 +170,7 @@ class RowMapRead(_Rows):
 
 
 class ColumnMapRead(_Columns):
-    """The same."""
+    """`RowMapRead` in the vectorised API."""
 
     init = RowMapRead.init
 
@@ -184,7 +186,7 @@ class ColumnMapRead(_Columns):
 
 
 class RowTimers(_Rows):
-    """A timer for each row; those of the interval before fire, and end a value."""
+    """Register a timer for each row. Timers of the previous interval fire and clear a value."""
 
     def init(self, handle: Any) -> None:
         self.handle = handle
@@ -203,7 +205,7 @@ class RowTimers(_Rows):
 
 
 class ColumnTimers(_Columns):
-    """The same."""
+    """`RowTimers` in the vectorised API."""
 
     init = RowTimers.init
 
@@ -220,7 +222,10 @@ class ColumnTimers(_Columns):
 
 
 class RowExpiry(_Rows):
-    """Each key's rows are added to a list whose elements expire after half an hour: all that an interval adds goes at the end of the next."""
+    """Append each key's rows to a list whose elements expire after half an hour.
+
+    The elements of one interval expire at the end of the next interval.
+    """
 
     def init(self, handle: Any) -> None:
         self.list = handle.getListState("list", "v bigint", HOUR_MS // 2)
@@ -229,7 +234,7 @@ class RowExpiry(_Rows):
 
 
 class ColumnExpiry(_Columns):
-    """The same."""
+    """`RowExpiry` in the vectorised API."""
 
     init, take = RowExpiry.init, ColumnAppend.take
 
@@ -245,7 +250,7 @@ WORKLOADS: dict[str, dict[str, Any]] = {
 
 
 def batches_of(keys: int, rows: int, seed: int) -> list[pa.RecordBatch]:
-    """Rows as Spark would bring them: sorted by key group, key and value."""
+    """Return rows in the order in which Spark delivers them: sorted by key group, key and value."""
     random = np.random.default_rng(seed)
     k, v = random.integers(0, keys, rows), random.integers(0, 32, rows)
     group = k % KEY_GROUPS
@@ -262,7 +267,7 @@ def batches_of(keys: int, rows: int, seed: int) -> list[pa.RecordBatch]:
 
 
 class Shard:
-    """One processor's state, over as many intervals as ``run`` is called."""
+    """The state of one processor, over as many intervals as `run` is called."""
 
     def __init__(self, processor: type, api: str, folder: Path, stack: ExitStack) -> None:
         self._processor, self._api, self._folder = processor, api, folder
@@ -275,7 +280,7 @@ class Shard:
         self._groups: Any = ()
 
     def run(self, batches: list[pa.RecordBatch], number: int) -> tuple[float, float, Any]:
-        """CPU and wall seconds, and what the interval came to."""
+        """Run one interval and return the CPU seconds, the wall seconds, and the state and output to compare."""
         now_ms = (number + 1) * HOUR_MS
         state = ShardState(
             self._store,
@@ -304,7 +309,8 @@ class Shard:
             runner.fire_timers()
             runner.close()
             expire(state)
-        # What gathered in memory becomes a file, as at the end of every interval: the next one reads it there.
+        # Changes in RocksDB's memory become a file here, as at the end of every interval. The next interval reads that
+        # file.
         self._store.capture(self._folder / f"captured-{number}")
         cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
         self._groups = state.key_group_states()
@@ -314,7 +320,14 @@ class Shard:
 
 
 def measure(name: str, keys: int, rows: int, rounds: int, folder: Path) -> _Samples:
-    """CPU and wall seconds of every measured interval, by workload and API."""
+    """Run a workload with both APIs.
+
+    Returns:
+        The CPU and wall seconds of every measured interval, by workload and API.
+
+    Raises:
+        SystemExit: The APIs differ in state or output.
+    """
     samples: _Samples = {(name, api): [] for api in WORKLOADS[name]}
     with ExitStack() as stack:
         shards = {

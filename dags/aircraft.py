@@ -1,4 +1,7 @@
-"""The life of every aircraft, one day of 2013 after the other. Wiring only: the pipeline is jobs/pipelines/aircraft.py."""
+"""DAG `aircraft`: the history of every aircraft, one day of 2013 after the other.
+
+This file only connects the pipeline with Airflow. The pipeline is in jobs/pipelines/aircraft.py.
+"""
 
 import os
 from datetime import UTC, datetime, timedelta
@@ -22,7 +25,8 @@ dag = stateful_pipeline(
         "docs_dir": f"{DATA}/docs",
         "expectations_every": timedelta(days=int(os.environ.get("CAIRN_EXPECTATIONS_DAYS", "1"))),
     },
-    # Not "@daily" alone: that would tick with empty intervals unless airflow.cfg says otherwise.
+    # The preset "@daily" would give intervals of zero length in an Airflow whose configuration does not set
+    # `create_cron_data_intervals`.
     schedule=CronDataIntervalTimetable("@daily", timezone="UTC"),
     start_date=datetime(2013, 1, 1, tzinfo=UTC),
     end_date=datetime(2013, 12, 31, tzinfo=UTC),

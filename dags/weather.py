@@ -1,5 +1,8 @@
-"""Two more DAGs, of another shape: an hourly one with two stateful tasks, wired by hand, and one without state that the
-checkpoints of others trigger. The pipelines are jobs/pipelines/weather.py."""
+"""DAGs `weather` and `flying_weather`.
+
+- `weather` runs hourly and has two stateful tasks, connected by hand. Their pipelines are in jobs/pipelines/weather.py.
+- `flying_weather` has no state. It runs when the pipelines `aircraft` and `weather` have both committed a checkpoint.
+"""
 
 import os
 from datetime import UTC, datetime
@@ -15,7 +18,14 @@ ROOT = os.environ.get("CAIRN_ROOT", f"file://{DATA}/state")
 
 
 def interval_and_checkpoint(name: str, pipeline: str) -> tuple[Any, Any]:
-    """One stateful task and its checkpoint. Where one of a DAG fails, what the ones before it committed stays."""
+    """Return the task that processes an interval of a pipeline, and the task that commits its checkpoint.
+
+    If one pipeline of a DAG fails, the checkpoints of the pipelines before it stay committed.
+
+    Args:
+        name: The id of the processing task.
+        pipeline: The import path of the pipeline, as in "module:NAME".
+    """
     process = StatefulMicroBatchOperator(
         task_id=name,
         pipeline=pipeline,
@@ -51,7 +61,8 @@ The first hour is that of 2013-01-01T06:00Z:
 
 with DAG(
     "flying_weather",
-    # An asset event comes with every committed checkpoint; this waits until both have one since its last run.
+    # Every committed checkpoint emits an event of its pipeline's asset. This DAG runs when both assets have had an
+    # event since its last run.
     schedule=Asset("cairn://aircraft") & Asset("cairn://weather"),
     start_date=datetime(2013, 1, 1, tzinfo=UTC),
     catchup=False,
@@ -62,6 +73,7 @@ with DAG(
 
     @task
     def delays_by_weather(triggering_asset_events: Any = None) -> dict[str, Any]:
+        """Return the mean departure delay by weather, and the ids of the checkpoints that triggered this run."""
         from pipelines.flying_weather import flying_weather
 
         checkpoints = {

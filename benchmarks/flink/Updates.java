@@ -43,21 +43,22 @@ import org.apache.flink.streaming.api.functions.source.legacy.RichParallelSource
 import org.apache.flink.util.Collector;
 
 /**
- * The peer of {@code python -m benchmarks.flink}: the same updates as a Flink job on RocksDB, in a mini cluster of one JVM.
+ * The Flink job of {@code python -m benchmarks.flink}: the same updates as Cairn's, on RocksDB in a mini cluster of one JVM.
  *
- * <p>Arguments: folder of the input, a folder for everything that is written, batches, how often each restore and savepoint is
- * repeated. Prints a line of JSON per step: {@code {"step", "wall_s", "cpu_s", "written_mb", ...}}; CPU is that of this process.
+ * <p>Arguments: the folder of the input, the folder for all files that the job writes, the number of batches, and the number of
+ * repeats of each restore and savepoint. The program prints a line of JSON for each step: {@code {"step", "wall_s", "cpu_s",
+ * "written_mb", ...}}. The CPU seconds are those of this process.
  *
- * <p>Input: {@code NNN-P.bin} for batch N and source P, rows of 80 bytes: key and value as big-endian longs, 64 bytes of payload. A
- * key's rows are all in one source's file, so that their order is kept. What is asked of the state at the end is written to
- * {@code rows-STEP-TASK.bin}, 112 bytes a key: key, n, total, low, high, last, payload.
+ * <p>Input: {@code NNN-P.bin} for batch N and source P, with rows of 80 bytes: key and value as big-endian longs, and 64 bytes of
+ * payload. All rows of a key are in the files of one source, so their order is kept. At the end, the state of every key is written
+ * to {@code rows-STEP-TASK.bin}, with 112 bytes for each key: key, n, total, low, high, last, payload.
  */
 public final class Updates {
     private static final int ROW_BYTES = 80;
     private static final int PAYLOAD_BYTES = 64;
     private static final LongAdder PROCESSED = new LongAdder();
     private static final AtomicInteger WAITING = new AtomicInteger();
-    // Sources and functions run in this JVM, so that the driver below tells them by these what to do.
+    // Sources and functions run in this JVM. The method run below directs them by these fields.
     private static volatile int batch = -1;
     private static volatile String reading;
     private static Path inputs;
@@ -84,7 +85,7 @@ public final class Updates {
         public long total;
     }
 
-    /** Emits the files of a batch once its number is set, and those of earlier ones never again. */
+    /** Emits the files of a batch when the field batch is set to its number. Files of earlier batches are never emitted again. */
     public static class BatchFiles extends RichParallelSourceFunction<Update> {
         private volatile boolean running = true;
 
@@ -127,7 +128,7 @@ public final class Updates {
         }
     }
 
-    /** Count, sum, lowest, highest and last value, and the last payload. While a step reads, keys are looked up and written down. */
+    /** Count, sum, lowest, highest and last value, and the last payload. While the field reading is set, writes each key's state to a file. */
     public static class Merge extends KeyedProcessFunction<Long, Update, Output> {
         private transient ValueState<Kept> state;
         private transient DataOutputStream rows;
@@ -184,7 +185,7 @@ public final class Updates {
         }
     }
 
-    /** Output rows as 24 bytes each, in a file per task, on the disk with each checkpoint. */
+    /** Writes output rows of 24 bytes to one file for each task, and flushes the file at each checkpoint. */
     public static class OutputFile extends RichSinkFunction<Output> implements CheckpointedFunction {
         private transient DataOutputStream rows;
 
@@ -231,12 +232,12 @@ public final class Updates {
             {"execution.checkpointing.storage", "filesystem"},
             {"execution.checkpointing.dir", work.resolve("checkpoints").toUri().toString()},
             {"execution.checkpointing.externalized-checkpoint-retention", "RETAIN_ON_CANCELLATION"},
-            // Checkpoints are asked for; by itself none is made.
+            // The program triggers each checkpoint itself, so periodic checkpoints are practically off.
             {"execution.checkpointing.interval", "30 d"},
             {"execution.buffer-timeout.interval", "5 ms"},
             {"pipeline.object-reuse", "true"},
             {"restart-strategy.type", "none"},
-            // What a task manager of the distribution's default size gives RocksDB.
+            // The memory that a task manager of the distribution's default size gives to RocksDB.
             {"taskmanager.memory.managed.size", "512m"},
             {"io.tmp.dirs", work.resolve("tmp").toString()},
             {"rest.port", "0"},
@@ -249,7 +250,7 @@ public final class Updates {
         cluster.start();
     }
 
-    /** Starts the job, from a checkpoint or savepoint if one is given; returns once all tasks run and the sources wait for a batch. */
+    /** Starts the job, from the given checkpoint or savepoint or from empty state; returns when the sources wait for a batch. */
     private void start(int parallelism, String from) throws Exception {
         StreamExecutionEnvironment environment = StreamExecutionEnvironment.getExecutionEnvironment(settings);
         environment.setParallelism(parallelism);
@@ -264,7 +265,7 @@ public final class Updates {
         }
         WAITING.set(0);
         job = cluster.submitJob(graph).get().getJobID();
-        // A source that begins only after the next batch was set would leave that out, and a task runs before its source does.
+        // A source that starts after the field batch was set would skip that batch. A task is RUNNING before its source starts.
         while (!allRun() || WAITING.get() < parallelism) {
             Thread.sleep(2);
         }
@@ -281,7 +282,7 @@ public final class Updates {
         return all;
     }
 
-    /** Milliseconds that the slowest task took from its start to its running: it opens the state in between. */
+    /** Returns the milliseconds that the slowest task took to initialise; a task opens its state in this time. */
     private long initialisedMs() throws Exception {
         long longest = 0;
         for (AccessExecutionJobVertex vertex : cluster.getExecutionGraph(job).get().getAllVertices().values()) {
@@ -299,7 +300,7 @@ public final class Updates {
         cluster.requestJobResult(job).get();
     }
 
-    /** Has the sources emit a batch and waits until every row of it is in the state; returns how many there are. */
+    /** Lets the sources emit a batch, waits until all its rows are in the state, and returns the number of rows. */
     private long process(int number) throws Exception {
         long rows = 0;
         for (int part = 0; part < 2; part++) {
@@ -313,11 +314,11 @@ public final class Updates {
         return rows;
     }
 
-    /** Megabytes in files that were not there before. */
+    /** Returns the megabytes in checkpoint files that are new since the last call. */
     private double writtenMb() throws IOException {
         Set<Path> there = new HashSet<>();
         LongAdder bytes = new LongAdder();
-        // The checkpoint before is being deleted meanwhile: what is gone when it is looked at was no new file.
+        // Flink deletes the previous checkpoint meanwhile. A file that vanishes during this walk is an old file, so skip it.
         Files.walkFileTree(Files.createDirectories(work.resolve("checkpoints")), new SimpleFileVisitor<>() {
             @Override
             public FileVisitResult visitFile(Path file, BasicFileAttributes attributes) {
@@ -340,7 +341,7 @@ public final class Updates {
         return bytes.sum() / 1e6;
     }
 
-    /** Looks every key up and writes it to {@code rows-NAME-TASK.bin}; ends the job. The batch after the last has every key once. */
+    /** Writes every key's state to {@code rows-NAME-TASK.bin} and ends the job. The batch {@code every} has every key once. */
     private void read(String name, int every) throws Exception {
         reading = name;
         process(every);
@@ -410,7 +411,7 @@ public final class Updates {
         try {
             new Updates().run(Integer.parseInt(arguments[2]), Integer.parseInt(arguments[3]));
         } catch (Throwable failure) {
-            // The cluster's threads would keep a process alive whose main thread has ended.
+            // Exit explicitly: the cluster's threads keep the process alive after its main thread has ended.
             failure.printStackTrace();
             System.exit(1);
         }

@@ -2,16 +2,20 @@
 
     python -m benchmarks.flink [--scale small|full] [--rounds 2] [--only "1% uniform,10% zipf"] [--out benchmarks/out/flink.json]
 
-State: 1,000,000 keys, six fields, one of them 64 characters. A first batch has every key, ten more have 1 % or 10 % of them, drawn
-uniformly or by 1 / rank; or seven more have as many rows as there are keys, drawn at random. The section *flink* of ``make bench``.
+The state has 1,000,000 keys with six fields, one of them 64 characters. A first batch has every key. Ten more batches
+have 1 % or 10 % of the keys, drawn uniformly or by 1 / rank. In one more workload, seven batches have as many rows as
+there are keys, drawn at random. `make bench` runs this program as the section *flink*.
 
-- **flink**: ``Updates.java`` on RocksDB with incremental checkpoints and its ingest option, two slots of a mini cluster in one JVM. The
-  job runs all the time, so that its state is open and its code compiled. What a batch takes includes its checkpoint.
-- **cairn**, **cairn row**: ``run_interval`` with the vectorised and with the row API, two shards in Spark's local mode. Every interval
-  plans, opens its state from the checkpoint before it, and commits. **cairn zstd**: with ``EngineOptions(compression="zstd")``, for 10 % only.
+- **flink**: `Updates.java` on RocksDB with incremental checkpoints and its ingest option, on two slots of a mini
+  cluster in one JVM. The job runs all the time, so its state stays open and its code compiled. The time of a batch
+  includes its checkpoint.
+- **cairn**, **cairn row**: `run_interval` with the vectorised API and with the row API, on two shards in Spark's local
+  mode. Every interval plans, opens its state from the previous checkpoint, and commits.
+- **cairn zstd**: as **cairn**, with `EngineOptions(compression="zstd")`, for 10 % uniform only.
 
-Each engine has a process of its own, one after the other; every second round turns the order around (zipf and random run once). Every engine
-ends with the same state, row by row, Flink's restored ones included, or the run fails. CPU seconds are of the process and all below it.
+Each engine has a process of its own, one after the other. Every second round runs the engines in reverse order. The
+zipf and random workloads run once. All engines must end with the same state, row by row, including Flink's restored
+states, or the run fails. CPU seconds are those of the process and its descendants.
 """
 
 from __future__ import annotations
@@ -55,7 +59,7 @@ FLINK = "flink"
 ZSTD = "cairn zstd"
 OURS = {"cairn": "arrow", "cairn row": "row", ZSTD: "arrow"}
 FEW, MOVED = (Workload(part=part, drawn="uniform") for part in (0.01, 0.1))
-# What a row costs once an interval's own cost no longer shows: the batches are long, and fewer.
+# The workload for the cost of a row: its batches are long, so an interval's fixed cost no longer matters.
 MANY = Workload(part=1.0, drawn="random", batches=7)
 WORKLOADS = (
     FEW,
@@ -65,7 +69,7 @@ WORKLOADS = (
     MANY,
 )
 FIELDS = ("k", "n", "total", "low", "high", "last", "payload")
-# By scale: keys, batches, repeats of savepoints and restores, workloads.
+# The size of a scale: keys, batches, repeats of savepoints and restores, workloads.
 Size = tuple[int, int, int, Sequence[Workload]]
 SCALES: dict[str, Size] = {
     "full": (1_000_000, 10, 5, WORKLOADS),
@@ -78,14 +82,18 @@ Step = dict[str, Any]
 
 
 class Missing(Exception):
-    """What this machine lacks, and how to get it."""
+    """Error: this machine lacks a program. The message says how to install it."""
 
 
 # --- the peer ---------------------------------------------------------------------------------------------------------------
 
 
 def compile_job(jars: list[Path], to: Path) -> str:
-    """Compiles ``Updates.java``; the class path that runs it. Raises: Missing."""
+    """Compile `Updates.java`, and return the class path that runs it.
+
+    Raises:
+        Missing: There is no Java, or it can't compile.
+    """
     class_path = os.pathsep.join(map(str, [to, *jars]))
     source = Path(__file__).with_name("Updates.java")
     if shutil.which("java") is None:
@@ -102,14 +110,14 @@ def compile_job(jars: list[Path], to: Path) -> str:
 
 
 def flink_jars(work: Path) -> list[Path]:
-    """Installs the distribution in ``work``: its core, and what it logs with."""
+    """Install Flink's distribution below `work`, and return the jars of its core and its logging."""
     python = environment_with(work, Path(__file__).with_name("flink.lock"))
     (lib,) = python.parents[1].glob("lib/python*/site-packages/pyflink/lib")
     return sorted([*lib.glob("flink-dist-*.jar"), *lib.glob("log4j-*.jar")])
 
 
 def run_flink(class_path: str, inputs: Path, folder: Path, batches: int, repeats: int) -> Iterator[Step]:
-    """What the job printed, step by step."""
+    """Run Flink's job, and return the steps that it printed."""
     opened = [f"--add-opens=java.base/java.{package}=ALL-UNNAMED" for package in ("util", "lang", "nio", "time")]
     command = ["java", "-Xmx4g", *opened, "-cp", class_path, "Updates"]
     arguments = map(str, (inputs, folder, batches, repeats))
@@ -121,7 +129,11 @@ def run_flink(class_path: str, inputs: Path, folder: Path, batches: int, repeats
 
 
 def run_cairn(name: str, inputs: Path, folder: Path, batches: int, repeats: int) -> Iterator[Step]:
-    """The same steps; the last state goes to ``folder / rows.parquet``."""
+    """Run the same steps as Flink's job, and write the last state to `folder / rows.parquet`.
+
+    Yields:
+        The name and the figures of each step.
+    """
     files = [inputs / f"{number:03d}.parquet" for number in range(batches + 1)]
     root, spark = str(folder / "state"), start_spark()
     engine = EngineOptions(compression="zstd" if name == ZSTD else "lz4")
@@ -182,8 +194,11 @@ def _wall(step: Step) -> float:
 
 
 def samples_of(rounds: list[list[Step]]) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Samples by metric of batches, and of savepoints and restores. The load is apart, the batch after it warms up and counts only in what
-    all batches wrote."""
+    """Return the samples by metric: those of batches, and those of savepoints and restores.
+
+    The load has metrics of its own. The batch after the load warms up, and counts only in the bytes that all batches
+    wrote.
+    """
     batches: dict[str, list[float]] = {}
     moves: dict[str, list[float]] = {}
     for steps in rounds:
@@ -209,7 +224,7 @@ def samples_of(rounds: list[list[Step]]) -> tuple[dict[str, list[float]], dict[s
 
 
 def questions(workloads: Sequence[Workload] = WORKLOADS) -> list[Question]:
-    """What the report asks; targets as in issue 19."""
+    """Return the questions of the report, with the targets of issue 19."""
     asked = []
     for workload in workloads:
         of_workload = {"section": _section(workload), "higher_is_better": False, "against": (FLINK,)}
@@ -227,7 +242,7 @@ def questions(workloads: Sequence[Workload] = WORKLOADS) -> list[Question]:
             ("CPU of the load", "load_cpu_s", "s"),
         ):
             if metric_name.startswith("load") and workload != MOVED:
-                continue  # it is the same for all
+                continue  # The load is the same for all workloads.
             at_most = 150.0 if metric_name == "all_written_mb" and workload == MOVED else None
             peers = ("cairn row", *([ZSTD] if workload == MOVED else []), FLINK)
             asked.append(
@@ -259,7 +274,11 @@ def _section(workload: Workload) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """0 if everything ran and all states are equal, 1 if not, 2 if something is missing here."""
+    """Run the command line.
+
+    Returns:
+        The exit code: 0 if all states are equal, 1 if not, and 2 if this machine lacks a program.
+    """
     options = _parser().parse_args(arguments)
     if options.here:
         name, inputs, folder, batches, repeats = options.here
@@ -295,7 +314,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def measured(work: Path, size: Size, rounds: int) -> Part:
-    """Every engine over every workload, in folders below ``work``. Raises: Missing."""
+    """Measure every engine with every workload, in folders below `work`.
+
+    Raises:
+        Missing: This machine lacks a program.
+    """
     keys, batches_of_scale, repeats, workloads = size
     (work / "classes").mkdir()
     class_path = compile_job(flink_jars(work), work / "classes")
@@ -318,7 +341,8 @@ def measured(work: Path, size: Size, rounds: int) -> Part:
                 try:
                     made = _run_apart(name, class_path, inputs, folder, batches, times)
                 except subprocess.SubprocessError as error:
-                    # The others go on: what is there of an hour's run is in the report, and the run still fails.
+                    # The other engines continue, so that the report of a long run keeps their figures. The suite still
+                    # fails.
                     failed[name] = str(error)
                     print(f"{workload.name}, {name}: failed: {error}", file=sys.stderr)
                     shutil.rmtree(folder)
@@ -366,7 +390,7 @@ def _run_apart(name: str, class_path: str, inputs: Path, folder: Path, batches: 
 
 
 def _states(folder: Path) -> dict[str, pa.Table]:
-    """All states that a run left there to compare, sorted by key: the last one, and what was restored."""
+    """Return the states of a run that are compared, sorted by key: the last state and Flink's restored states."""
     schema = pa.schema([*((name, pa.int64()) for name in FIELDS[:-1]), (FIELDS[-1], pa.string())])
     found = {}
     if (folder / "rows.parquet").is_file():

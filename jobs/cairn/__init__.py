@@ -1,8 +1,8 @@
-"""Stateful batch processing: a `Pipeline` is declared here, and each of its data intervals is run as a Spark micro-batch.
+"""Stateful batch processing: declare a `Pipeline` and run each of its data intervals as a Spark micro-batch.
 
     from cairn import Interval, Pipeline, register, run_interval
 
-Names are looked up when they are first used, so that a DAG that imports its pipeline's declaration imports no Spark.
+The first use of a name imports its module. So a DAG file that imports a pipeline's declaration does not import Spark.
 """
 
 from __future__ import annotations

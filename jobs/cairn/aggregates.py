@@ -1,5 +1,6 @@
-"""A ready processor that keeps aggregates per key over all intervals, and yields them for the keys that an interval
-touched:
+"""A ready-made processor that keeps running aggregates per key.
+
+It outputs a row for each key that has rows in the interval. The aggregates cover all intervals so far.
 
     class DelayTotals(RunningAggregate):
         flights = Count()
@@ -9,10 +10,13 @@ touched:
         last_dest = Last("dest")
         carriers = ApproxDistinct("carrier", relative_error=0.02)
 
-Nulls are ignored as in SQL: a sum, minimum, maximum or mean of no values is null. Values are folded in the order of
-the rows, each onto what its key had before, never as partial results that are merged: so not even the last bit of a
-double depends on where a batch, or an interval, ends. State is one value state ``aggregates`` with the fields
-``<aggregate>_<part>``, so that an aggregate that is declared later starts empty and leaves the others as they are.
+Nulls are ignored as in SQL: a sum, minimum, maximum or mean of no values is null.
+
+Doubles are added one by one in the order of the rows, never as partial sums. So the boundaries of batches and intervals
+do not change even the last bit of a result.
+
+The state is one value state `aggregates` with the fields `<aggregate>_<part>`. An aggregate that is declared later
+starts empty and leaves the other aggregates as they are.
 """
 
 from __future__ import annotations
@@ -71,7 +75,8 @@ MAX_DIGITS = 38
 _INTEGERS = (ByteType, ShortType, IntegerType, LongType)
 _FLOATS = (FloatType, DoubleType)
 _SCALARS = (BooleanType, DateType, TimestampType, TimestampNTZType, BinaryType, StringType)
-# Up to this many rows of a key go in rounds over all keys, the rest key by key.
+# `_running_sums` adds up to 32 values of each key in rounds over all keys. It adds further values key by key, and
+# does so as soon as at most 16 keys have values left.
 _ROUNDS = 32
 _FEW_KEYS = 16
 
@@ -84,19 +89,36 @@ Step = tuple[Parts, pa.Array]
 
 
 class RunningAggregate(ArrowProcessor):
-    """Subclass it and declare aggregates as class attributes; those of base classes come first.
+    """Base class of processors whose class attributes are aggregates.
 
-    Output: one row per key that has rows in the interval: the key columns, then each aggregate by its name, in the
-    order of declaration. ``ttl_ms``: a key's aggregates start afresh when it had no rows for so long; None: never.
+    A subclass declares its aggregates as class attributes. Aggregates of base classes come first.
+
+    The output has one row for each key that has rows in the interval: the key columns, then each aggregate under its
+    attribute's name, in the order of declaration.
+
+    Attributes:
+        ttl_ms: Time to live of a key's state in milliseconds. A key that has no rows for this time starts again with
+            empty aggregates. None keeps the state forever.
+
+    Example:
+        class ClickTotals(RunningAggregate):
+            clicks = Count()
+            last_page = Last("page")
     """
 
     splits_keys = True
     ttl_ms: int | None = None
-    # In order of declaration. Kept because a class that travels by value to a worker arrives with its attributes sorted.
+    # In the order of declaration. `vars(cls)` loses this order: a class that is pickled by value for a worker arrives
+    # with its attributes sorted.
     declared_aggregates: Mapping[str, Aggregate] = {}
 
     def __init_subclass__(cls, **arguments: Any) -> None:
-        """Raises: UsageError for an aggregate with the name of a member of this class, which it would replace."""
+        """Collect the aggregates that the new class declares or inherits.
+
+        Raises:
+            UsageError: An aggregate has the name of a member of `RunningAggregate`, such as `init`, and would replace
+                it.
+        """
         super().__init_subclass__(**arguments)
         for name, value in vars(cls).items():
             if isinstance(value, Aggregate) and hasattr(RunningAggregate, name):
@@ -106,9 +128,13 @@ class RunningAggregate(ArrowProcessor):
         cls.declared_aggregates = _declared(cls)
 
     def init(self, handle: Any) -> None:
-        """Declares state ``aggregates``.
+        """Declare the value state `aggregates` with a field for each part of each aggregate.
 
-        Raises: UsageError if no aggregates are declared, or one does not fit the input.
+        Args:
+            handle: The handle that Cairn passes to each processor.
+
+        Raises:
+            UsageError: The class declares no aggregates, or an aggregate does not fit the input's columns.
         """
         fields = plan_fields(type(self).__name__, self.declared_aggregates, handle.input_schema, handle.key_schema)
         self._parts = {name: [part for part, _ in parts] for name, parts in fields.items()}
@@ -116,7 +142,18 @@ class RunningAggregate(ArrowProcessor):
         handle.getValueState(STATE, schema, self.ttl_ms)
 
     def handleBatch(self, batch: KeyedBatch) -> BatchResult:
-        """Raises: ProcessorError if a sum, or a mean of decimals, does not fit its type."""
+        """Add the rows of a batch to the aggregates of their keys.
+
+        Args:
+            batch: The rows of many keys, and the state of these keys.
+
+        Returns:
+            The new state of every key, and one output row per key. A last key whose rows continue in the next batch has
+            no output row yet.
+
+        Raises:
+            ProcessorError: A sum, or a mean of decimals, does not fit its type.
+        """
         old, groups = batch.states[STATE], _Groups(batch)
         new: dict[str, pa.Array] = {}
         output: dict[str, pa.Array] = {}
@@ -133,9 +170,17 @@ class RunningAggregate(ArrowProcessor):
 def plan_fields(
     owner: str, aggregates: Mapping[str, Aggregate], input_schema: StructType, key_schema: StructType
 ) -> dict[str, list[tuple[str, DataType]]]:
-    """By aggregate the parts of its state and their types.
+    """Return the state fields of each aggregate: by aggregate name, the names and Spark types of its parts.
 
-    Raises: UsageError for what can't be computed; ``owner`` is for it.
+    Args:
+        owner: Name of the processor's class, for error messages.
+        aggregates: Aggregates by the name of their output column.
+        input_schema: Schema of the pipeline's input.
+        key_schema: Schema of the key columns.
+
+    Raises:
+        UsageError: There is no aggregate, two output columns have one name, or an aggregate does not fit its input
+            column.
     """
     if not aggregates:
         raise UsageError(f"{owner} declares no aggregates; give it class attributes such as flights = Count()")
@@ -169,14 +214,14 @@ def _declared(of: type) -> dict[str, Aggregate]:
 
 
 class _UnfitError(Exception):
-    """Completes "column 'x' is array<int>, and …"."""
+    """The reason why a column's type does not fit: completes the sentence "column 'x' is array<int>, and ..."."""
 
 
 # --- the rows of a batch, by key --------------------------------------------------------------------------------------
 
 
 class _Groups:
-    """A batch's rows by key. Every key has at least one row."""
+    """The rows of a batch, grouped by key. Every key has at least one row."""
 
     def __init__(self, batch: KeyedBatch) -> None:
         self.batch = batch
@@ -193,7 +238,7 @@ class _Groups:
         return every if self.keys == self.batch.rows.num_rows else np.repeat(every, self.lengths)
 
     def column(self, name: str) -> _Column:
-        """Made once, since several aggregates may look at one column."""
+        """Return a column's values by key. Aggregates of the same column share one `_Column`."""
         if name not in self._columns:
             self._columns[name] = _Column(_whole(self.batch.rows[name]), self)
         return self._columns[name]
@@ -205,10 +250,15 @@ class _Groups:
 
 
 class _Column:
-    """The non-null values of a column, by key.
+    """The non-null values of a column, grouped by key.
 
-    array: all rows. rows: the rows with a value. counts: by key its number of values.
-    present: the keys with a value, as an index; starts: by present key its first value. owners: by value its key.
+    Attributes:
+        array: All rows of the column, nulls included.
+        rows: Positions of the rows that are not null.
+        counts: For each key, the number of its values.
+        present: Indexes of the keys that have a value.
+        starts: For each present key, the position of its first value.
+        owners: For each value, the index of its key.
     """
 
     present: Int64s | slice
@@ -234,13 +284,13 @@ class _Column:
 
     @cached_property
     def doubles(self) -> Doubles:
-        """For means and variances, of any numeric type."""
+        """Values of any numeric type as float64, for means and variances."""
         if pa.types.is_decimal(self.array.type):
             return np.asarray(self.array.drop_null().cast(pa.float64()).to_numpy())
         return self.values.astype(np.float64)
 
     def reduced(self, fold: np.ufunc, values: Array) -> Array:
-        """By present key the fold of its ``values``, along the first axis."""
+        """Return one row for each present key: the fold of the key's `values` along the first axis."""
         if len(values) == len(self.starts):
             return values
         folded: Array = fold.reduceat(values, self.starts, axis=0)
@@ -262,9 +312,12 @@ def _valid(array: pa.Array) -> Bools:
 
 
 def _numbers(array: pa.Array) -> Array:
-    """The values of a type of fixed width as NumPy knows them: dates as days, timestamps as µs, booleans as 0 and 1,
-    decimals as four 32-bit limbs, lowest first, in int64, the last one signed. Null is 0. Not to be changed in
-    place."""
+    """Return the values of a fixed-width Arrow array as a NumPy array. Null is 0.
+
+    Dates become days, timestamps microseconds, and booleans 0 and 1. A decimal becomes four 32-bit limbs in int64, the
+    lowest first; only the last limb is signed. The result may share memory with the Arrow array, so callers must not
+    change it in place.
+    """
     of = array.type
     if pa.types.is_boolean(of):
         return np.asarray(array.fill_null(False).to_numpy(zero_copy_only=False)).astype(np.uint8)
@@ -279,7 +332,15 @@ def _numbers(array: pa.Array) -> Array:
 
 
 def _arrow(values: Array, of: pa.DataType, valid: Bools | None = None) -> pa.Array:
-    """The inverse of ``_numbers``, without its limbs; ``valid`` None: no nulls."""
+    """Convert NumPy values to an Arrow array.
+
+    This is the inverse of `_numbers`, except that decimals come as four unsigned 32-bit limbs.
+
+    Args:
+        values: One value, or one row of limbs, per element.
+        of: Type of the result.
+        valid: False for each null. None means no nulls.
+    """
     count = len(values)
     if pa.types.is_boolean(of):
         values = np.packbits(values, bitorder="little")
@@ -292,17 +353,39 @@ def _arrow(values: Array, of: pa.DataType, valid: Bools | None = None) -> pa.Arr
 
 @dataclass(frozen=True, slots=True)
 class Aggregate(ABC):
-    """How one aggregate of a column is kept."""
+    """Definition of one aggregate: the fields of its state, and how rows change them.
+
+    Attributes:
+        column: Name of the aggregated input column. None aggregates whole rows.
+    """
 
     column: str | None
 
     @abstractmethod
     def parts(self, of: Any) -> dict[str, DataType]:
-        """The fields of its state for a column of Spark type ``of``. Raises: _UnfitError."""
+        """Return the fields of this aggregate's state.
+
+        Args:
+            of: Spark type of the column; None for whole rows.
+
+        Returns:
+            Type of each field, by name.
+
+        Raises:
+            _UnfitError: The aggregate can't be computed for this type.
+        """
 
     @abstractmethod
     def step(self, groups: _Groups, old: Parts) -> Step:
-        """Its state after the rows of a batch, and its value: one row per key."""
+        """Add the rows of a batch to the state.
+
+        Args:
+            groups: The rows of the batch by key.
+            old: The state's fields, with one row per key.
+
+        Returns:
+            The new state and the aggregate's value, both with one row per key.
+        """
 
     def __str__(self) -> str:
         return f"{type(self).__name__}({'' if self.column is None else repr(self.column)})"
@@ -315,16 +398,16 @@ class _OfColumn(Aggregate, ABC):
 
 @dataclass(frozen=True, slots=True)
 class Count(Aggregate):
-    """Rows; with a column, its non-null values. bigint, 0 for none."""
+    """Number of rows, or with a column the number of its non-null values. The type is bigint; 0 without rows."""
 
     column: str | None = None
 
     def parts(self, of: Any) -> dict[str, DataType]:
-        """As `Aggregate.parts`."""
+        """Return the field `count`."""
         return {"count": LongType()}
 
     def step(self, groups: _Groups, old: Parts) -> Step:
-        """As `Aggregate.step`."""
+        """Add the number of rows, or of the column's values."""
         added = groups.lengths if self.column is None else groups.column(self.column).counts
         count = _arrow(_numbers(old["count"]) + added, pa.int64())
         return {"count": count}, count
@@ -332,15 +415,18 @@ class Count(Aggregate):
 
 @dataclass(frozen=True, slots=True)
 class Sum(_OfColumn):
-    """Integers give bigint, float and double give double, decimal(p, s) gives decimal(min(38, p + 10), s). A sum that
-    leaves bigint or its decimal type raises ``ProcessorError``."""
+    """Sum of a column's values.
+
+    Integers give bigint. Float and double give double. decimal(p, s) gives decimal(min(38, p + 10), s). A sum that
+    exceeds bigint or its decimal type raises `ProcessorError`.
+    """
 
     def parts(self, of: Any) -> dict[str, DataType]:
-        """As `Aggregate.parts`."""
+        """Return the field `sum`, in the type of the result."""
         return {"sum": _sum_type(of)}
 
     def step(self, groups: _Groups, old: Parts) -> Step:
-        """As `Aggregate.step`."""
+        """Add the column's values to the sum. Raise `ProcessorError` if the sum does not fit its type."""
         column, before = groups.column(self.column), old["sum"]
         valid = _valid(before)
         valid = valid | (column.counts > 0)
@@ -350,17 +436,20 @@ class Sum(_OfColumn):
 
 @dataclass(frozen=True, slots=True)
 class Mean(_OfColumn):
-    """double; of a decimal(p, s) decimal(min(38, p + 4), min(38, s + 4)), rounded half up, as Spark's ``avg``."""
+    """Mean of a column's values, as Spark's `avg` computes it.
+
+    The type is double. decimal(p, s) gives decimal(min(38, p + 4), min(38, s + 4)), rounded half up.
+    """
 
     def parts(self, of: Any) -> dict[str, DataType]:
-        """As `Aggregate.parts`."""
+        """Return the fields `count` and `sum`."""
         return {
             "count": LongType(),
             "sum": _sum_type(of) if isinstance(of, DecimalType) else _numeric(of, DoubleType()),
         }
 
     def step(self, groups: _Groups, old: Parts) -> Step:
-        """As `Aggregate.step`."""
+        """Add the column's values. Raise `ProcessorError` if a decimal sum or mean does not fit its type."""
         column = groups.column(self.column)
         count = _numbers(old["count"]) + column.counts
         some = count > 0
@@ -376,21 +465,25 @@ class Mean(_OfColumn):
 
 @dataclass(frozen=True, slots=True)
 class Variance(_OfColumn):
-    """Of the sample, as Spark's ``var_samp``: double, null for fewer than two values, NaN if one of them is not finite.
+    """Variance of the sample, as Spark's `var_samp` computes it.
+
+    The type is double. The result is null for fewer than two values, and NaN if a value is not finite.
+
+    The state sums differences to the key's first value. So equal values have a variance of exactly 0, and large values
+    lose no digits. The formula is as stable as Welford's, and all of it except the sums is computed for many rows at a
+    time.
 
     Source: Youngs and Cramer's updating formula, in Chan, Golub and LeVeque, "Algorithms for computing the sample
-    variance" (1983). It is as stable as Welford's, and all but its sums can be computed for many rows at a time. What
-    it sums are differences to the key's first value: so equal values have a variance of exactly 0, and large ones lose
-    no digits.
+    variance" (1983).
     """
 
     def parts(self, of: Any) -> dict[str, DataType]:
-        """As `Aggregate.parts`."""
+        """Return the fields `count`, `origin` (the key's first value), `sum` and `squares`."""
         double = _numeric(of, DoubleType())
         return {"count": LongType(), "origin": double, "sum": double, "squares": double}
 
     def step(self, groups: _Groups, old: Parts) -> Step:
-        """As `Aggregate.step`."""
+        """Add the column's values to the sums of differences and of their squares."""
         column = groups.column(self.column)
         present, added = column.present, column.counts
         count, origin, total, squares = (_numbers(old[part]).copy() for part in ("count", "origin", "sum", "squares"))
@@ -398,7 +491,7 @@ class Variance(_OfColumn):
             origin[present] = np.where(count[present] > 0, origin[present], column.doubles[column.starts])
             values = column.doubles - origin[column.owners]
             running = _running_sums(values, total[present], column.starts, added[present])
-            # n: how many values of its key there are with this one.
+            # For each value, n is its number among its key's values: 1 for the key's first value.
             n = np.arange(1, len(values) + 1) + (count - np.cumsum(added) + added)[column.owners].astype(np.float64)
             np.add.at(squares, column.owners, np.where(n > 1, (n * values - running) ** 2 / (n * (n - 1)), 0.0))
             total[present] = running[column.starts + added[present] - 1]
@@ -415,7 +508,7 @@ class Variance(_OfColumn):
 
 @dataclass(frozen=True, slots=True)
 class StdDev(Variance):
-    """The square root of ``Variance``, as Spark's ``stddev_samp``."""
+    """Standard deviation of the sample: the square root of `Variance`, as Spark's `stddev_samp` computes it."""
 
     def _of_variance(self, variance: Doubles) -> Doubles:
         return np.sqrt(variance)
@@ -423,7 +516,7 @@ class StdDev(Variance):
 
 @dataclass(frozen=True, slots=True)
 class _Extreme(_OfColumn, ABC):
-    """What ``Min`` and ``Max`` share."""
+    """Base class of `Min` and `Max`."""
 
     def parts(self, of: Any) -> dict[str, DataType]:
         return {self._part: _scalar(of, "values of this type have no order here")}
@@ -431,7 +524,7 @@ class _Extreme(_OfColumn, ABC):
     @property
     @abstractmethod
     def _part(self) -> str:
-        """ "min" or "max"."""
+        """Name of the state's only field and of Arrow's aggregation: "min" or "max"."""
 
     @abstractmethod
     def _fold(self, of: pa.DataType) -> np.ufunc: ...
@@ -451,7 +544,7 @@ class _Extreme(_OfColumn, ABC):
         fold, present = self._fold(before.type), column.present
         values = column.values
         if pa.types.is_floating(before.type):
-            values = _nan_as_one(values + values.dtype.type(0))  # 0 makes 0.0 of -0.0
+            values = _nan_as_one(values + values.dtype.type(0))  # Adding 0 turns -0.0 into 0.0.
         new = column.reduced(fold, values)
         valid, extremes = _valid(before), _numbers(before).copy()
         extremes[present] = np.where(valid[present], fold(extremes[present], new), new)
@@ -468,8 +561,12 @@ class _Extreme(_OfColumn, ABC):
 
 @dataclass(frozen=True, slots=True)
 class Min(_Extreme):
-    """The least value, of the column's type: any with an order. As in Spark, NaN is above all numbers, strings go by
-    their UTF-8 bytes, false is below true. -0.0 counts as 0.0."""
+    """Smallest value of a column, in the column's type.
+
+    The order is Spark's: NaN is above all numbers, strings compare by their UTF-8 bytes, and false is below true. The
+    result is never -0.0: -0.0 becomes 0.0. Columns of arrays, maps, structs or collated strings raise `UsageError` when
+    the interval is planned.
+    """
 
     @property
     def _part(self) -> str:
@@ -484,7 +581,7 @@ class Min(_Extreme):
 
 @dataclass(frozen=True, slots=True)
 class Max(_Extreme):
-    """The greatest value, in the order of ``Min``."""
+    """Largest value of a column, in the order of `Min`."""
 
     @property
     def _part(self) -> str:
@@ -499,18 +596,23 @@ class Max(_Extreme):
 
 @dataclass(frozen=True, slots=True)
 class First(_OfColumn):
-    """The value of the key's first row, also if it is null; with ``ignore_nulls`` the first value. Rows arrive
-    interval by interval, in an interval by the pipeline's ``order_by``. Any type that state can hold."""
+    """Value of the key's first row, even if this value is null. Any type that state can hold is allowed.
+
+    Rows of an earlier interval come first. Within an interval, the pipeline's `order_by` decides.
+
+    Attributes:
+        ignore_nulls: True takes the first value that is not null.
+    """
 
     ignore_nulls: bool = False
 
     def parts(self, of: Any) -> dict[str, DataType]:
-        """As `Aggregate.parts`."""
-        # Without the mark a null that was first could not be told from none yet.
+        """Return the field `first`, and without `ignore_nulls` also the field `seen`."""
+        # The field `seen` distinguishes a first row that was null from a key without rows.
         return {"first": of} if self.ignore_nulls else {"first": of, "seen": BooleanType()}
 
     def step(self, groups: _Groups, old: Parts) -> Step:
-        """As `Aggregate.step`."""
+        """Take the first value of each key that has none yet."""
         column, before = groups.column(self.column), old["first"]
         if self.ignore_nulls:
             keys, rows = column.present, column.rows[column.starts]
@@ -526,16 +628,20 @@ class First(_OfColumn):
 
 @dataclass(frozen=True, slots=True)
 class Last(_OfColumn):
-    """The value of the key's last row so far; otherwise as ``First``."""
+    """Value of the key's last row so far, even if this value is null. Order and types are those of `First`.
+
+    Attributes:
+        ignore_nulls: True takes the last value that is not null.
+    """
 
     ignore_nulls: bool = False
 
     def parts(self, of: Any) -> dict[str, DataType]:
-        """As `Aggregate.parts`."""
+        """Return the field `last`."""
         return {"last": of}
 
     def step(self, groups: _Groups, old: Parts) -> Step:
-        """As `Aggregate.step`."""
+        """Take the last value of each key in the batch."""
         column = groups.column(self.column)
         if self.ignore_nulls:
             keys, rows = column.present, column.rows[column.starts + column.counts[column.present] - 1]
@@ -549,9 +655,15 @@ class Last(_OfColumn):
 
 @dataclass(frozen=True, slots=True)
 class ApproxDistinct(_OfColumn):
-    """How many different values there were, about: bigint, with a standard error of at most ``relative_error``. State
-    is a HyperLogLog sketch: 4 bytes per value at first, up to about (1.04 / relative_error)^2, rounded up to a power
-    of two."""
+    """Approximate number of different values, as bigint. Nulls do not count.
+
+    The state is a HyperLogLog sketch. It starts with 4 bytes per value and grows to about (1.04 / relative_error)^2
+    bytes, rounded up to a power of two.
+
+    Attributes:
+        relative_error: Upper limit of the standard error: at least 0.00204 and below 1. The default 0.02 takes up to 4 KiB
+            per key.
+    """
 
     relative_error: float = 0.02
 
@@ -559,12 +671,12 @@ class ApproxDistinct(_OfColumn):
         precision_for(self.relative_error)
 
     def parts(self, of: Any) -> dict[str, DataType]:
-        """As `Aggregate.parts`."""
+        """Return the field `sketch`."""
         _scalar(of, "values of this type can't be told apart by their bytes")
         return {"sketch": BinaryType()}
 
     def step(self, groups: _Groups, old: Parts) -> Step:
-        """As `Aggregate.step`."""
+        """Add the hashes of the column's values to each key's sketch, and estimate the counts."""
         column = groups.column(self.column)
         before = Sketches.decode(old["sketch"], precision_for(self.relative_error))
         sketches = before.add(column.owners, hash_values(column.array.drop_null()))
@@ -610,7 +722,7 @@ def _total(column: _Column, before: pa.Array, name: str, valid: Bools) -> pa.Arr
 
 
 def _double_total(column: _Column, before: pa.Array) -> Doubles:
-    """Strictly from left to right."""
+    """Return each key's old sum plus its values, added one by one from left to right."""
     total = _numbers(before).astype(np.float64)
     with np.errstate(all="ignore"):
         np.add.at(total, column.owners, column.doubles)
@@ -618,7 +730,11 @@ def _double_total(column: _Column, before: pa.Array) -> Doubles:
 
 
 def _long_total(column: _Column, before: pa.Array) -> tuple[Int64s, Bools]:
-    """In halves of 32 bits, whose sums can't overflow; so only the total counts, not what it was on the way."""
+    """Return each key's new sum, and True for each key whose sum exceeds 64 bits.
+
+    The upper and lower 32 bits are summed apart, so that these sums can't overflow. A sum that exceeds 64 bits on the
+    way and returns within is valid.
+    """
     low_bits = np.int64(0xFFFFFFFF)
     old, values = _numbers(before), column.values.astype(np.int64)
     high, low = old >> 32, old & low_bits
@@ -629,7 +745,10 @@ def _long_total(column: _Column, before: pa.Array) -> tuple[Int64s, Bools]:
 
 
 def _decimal_total(column: _Column, before: pa.Array) -> tuple[Array, Bools]:
-    """As ``_long_total``, in four limbs."""
+    """Return each key's new decimal sum as four 32-bit limbs, and True for each key whose sum exceeds its precision.
+
+    The limbs are summed apart, as in `_long_total`.
+    """
     total = _numbers(before)
     total[column.present] += column.reduced(np.add, column.values)
     for lower, upper in ((0, 1), (1, 2), (2, 3)):
@@ -676,7 +795,14 @@ def _overflow(what: str, name: str, of: pa.DataType, column: _Column, overflows:
 
 
 def _running_sums(values: Doubles, before: Doubles, starts: Int64s, lengths: Int64s) -> Doubles:
-    """By value the sum of its key's values up to it, from left to right, beginning at ``before``."""
+    """Return for each value the sum of its key's values up to this value, added from left to right.
+
+    Args:
+        values: Values of all keys, key after key.
+        before: Start of each key's sum.
+        starts: Position of each key's first value.
+        lengths: Number of each key's values.
+    """
     running = values.copy()
     running[starts] += before
     at, left = starts, lengths
@@ -693,11 +819,11 @@ def _running_sums(values: Doubles, before: Doubles, starts: Int64s, lengths: Int
 
 
 def _nan_as_one(values: Array) -> Array:
-    """Every NaN as the canonical one, since processors differ in the bits of those that they make."""
+    """Replace every NaN by the canonical NaN. Processors of different makers write NaNs with different bits."""
     return np.where(np.isnan(values), values.dtype.type(np.nan), values)
 
 
 def _picked(before: pa.Array, array: pa.Array, rows: Int64s, places: Int64s) -> pa.Array:
-    """``places`` of ``before`` followed by ``rows`` of ``array``."""
+    """Return the elements at `places` of the concatenation of `before` and the `rows` of `array`."""
     new = array.take(pa.array(rows)).cast(before.type)
     return pa.concat_arrays([before, new]).take(pa.array(places))

@@ -1,7 +1,6 @@
-"""The vectorised API (``api="arrow"``): the rows of many keys and their state as Arrow tables, new state and output as
-Arrow tables.
+"""The Arrow interface for processors (`api="arrow"`): rows, state and output of many keys as Arrow tables.
 
-A processor subclasses ``ArrowProcessor``. It sees batches of whole keys, in order of key group and key:
+A processor subclasses `ArrowProcessor`. Each call gets a batch of whole keys, ordered by key group and key:
 
     class Totals(ArrowProcessor):
         def init(self, handle):
@@ -13,7 +12,8 @@ A processor subclasses ``ArrowProcessor``. It sees batches of whole keys, in ord
             total = pa.table({"amount": old + new})
             return BatchResult(states={"total": total}, output=with_keys(batch, total))
 
-Value states come and go with the batch. Lists, maps and timers are asked and told, for many keys at once:
+Value states arrive in the batch, and leave in the result. Lists, maps and timers are objects; each of their methods
+serves many keys in one call:
 
     def init(self, handle):
         self.handle = handle
@@ -29,8 +29,8 @@ Value states come and go with the batch. Lists, maps and timers are asked and to
         self.visits.clear()
         return BatchResult(output=with_keys(batch, pa.table({"visits": np.diff(visits.offsets)})))
 
-``cairn.processors.arrow_states`` says what they can do. State, its bytes and its expiry are those of the row API: a pipeline may change from one
-API to the other between two intervals.
+`cairn.processors.arrow_states` documents these methods. State has the same bytes and expiry as in the row interface. So
+a pipeline may change from one interface to the other between two intervals.
 """
 
 from __future__ import annotations
@@ -50,15 +50,19 @@ __all__ = ["ArrowProcessor", "BatchResult", "KeyedBatch", "with_keys"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyedBatch:
-    """The input of one call.
+    """Input of one call of an `ArrowProcessor`.
 
-    keys: the key columns, one row per key, ascending by key group and key.
-    rows: all input columns, sorted as the keys are and within a key by ``order_by``, then by all other columns.
-    row_offsets: int64, one more than there are keys; key i has the rows ``row_offsets[i] .. row_offsets[i+1]-1``.
-    states: by state name, one row per key; all columns null where a key has no state.
-    exists: by state name, one bool per key. Tells no state from a state of nulls.
-    time: processing time and watermark in ms, as ``TimerValues`` gives them.
-    last_key_continues: more rows of the last key come with the next call. Only for a class with ``splits_keys``.
+    Attributes:
+        keys: The key columns, one row per key, ascending by key group and key.
+        rows: All input columns. The keys are in the order of `keys`. Rows of a key are sorted by `order_by`, then by
+            all other columns.
+        row_offsets: int64, with one element more than `keys` has rows. Key i has the rows `row_offsets[i]` to
+            `row_offsets[i + 1] - 1`.
+        states: The value states by name, one row per key. All columns are null for a key without state.
+        exists: For each value state, True for each key that has state. A state whose fields are all null exists too.
+        time: Processing time and watermark in milliseconds since the epoch.
+        last_key_continues: True if the next call brings more rows of the last key. Always False without
+            `ArrowProcessor.splits_keys`.
     """
 
     keys: pa.Table
@@ -71,18 +75,20 @@ class KeyedBatch:
 
     @property
     def key_of_row(self) -> npt.NDArray[np.int64]:
-        """By row the position of its key in ``keys``."""
+        """For each row, the position of its key in `keys`."""
         return np.repeat(np.arange(len(self.keys)), np.diff(self.row_offsets))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchResult:
-    """The result of one call.
+    """Result of one call of an `ArrowProcessor`.
 
-    states: by state name, the new state of every key of the batch, with the columns that were declared, matched by name.
-        A state that is left out stays as it is.
-    cleared: by state name, True for keys whose state is removed; their rows in ``states`` are not looked at.
-    output: rows with the columns of the output schema, matched by name; any number of rows.
+    Attributes:
+        states: By state name, the new state of every key of the batch. Columns are matched by name. A state that is
+            left out does not change.
+        cleared: By state name, True for each key whose state is deleted. The rows of these keys in `states` are
+            ignored.
+        output: Any number of rows with the columns of the output schema, matched by name. None means no rows.
     """
 
     states: Mapping[str, pa.Table] = field(default_factory=dict)
@@ -91,40 +97,67 @@ class BatchResult:
 
 
 class ArrowProcessor(ABC):
-    """A processor that works on many keys at a time.
+    """Base class of processors that work on many keys at a time.
 
-    ``splits_keys``: False: a batch holds all rows of each of its keys, however many a key has. True: the rows of the last key
-    may go on in the next call, which sees the state that this call returned; so memory stays bounded also for a hot key.
+    Attributes:
+        splits_keys: False gives all rows of a key in one batch. True lets the rows of a batch's last key continue in
+            the next call, which sees the state that this call returned. So a key with very many rows does not exhaust
+            the memory.
     """
 
     splits_keys = False
 
     @abstractmethod
     def init(self, handle: Any) -> None:
-        """Declares states: ``handle.getValueState(name, schema, ttlDurationMs=None)``, ``getListState`` likewise,
-        ``getMapState(name, userKeySchema, valueSchema, ttlDurationMs=None)``. ``handle.input_schema`` and
-        ``handle.key_schema`` are the Spark schemas of what ``rows`` and ``keys`` will hold. Runs on the driver and again in
-        every shard task; must declare the same each time.
+        """Declare the states.
 
-        Kept, the handle takes timers, in milliseconds since the epoch: ``registerTimer(keys, expiries)``,
-        ``deleteTimer(keys, expiries)``, ``listTimers(keys=None)``."""
+        Cairn calls this method on the driver and again in every shard's task. Each call must declare the same states.
+
+        A processor that keeps the handle can set timers, with times in milliseconds since the epoch:
+        `handle.registerTimer(keys, expiries)`, `handle.deleteTimer(keys, expiries)` and `handle.listTimers(keys=None)`.
+
+        Args:
+            handle: Declares states by `getValueState(name, schema, ttlDurationMs=None)`, `getListState(name, schema,
+                ttlDurationMs=None)` and `getMapState(name, userKeySchema, valueSchema, ttlDurationMs=None)`.
+                `handle.input_schema` and `handle.key_schema` are the Spark schemas of the batches' `rows` and `keys`.
+        """
 
     @abstractmethod
     def handleBatch(self, batch: KeyedBatch) -> BatchResult:
-        """New state and output for the keys of a batch."""
+        """Process the rows of a batch of keys.
+
+        Args:
+            batch: Keys, their rows and their value states.
+
+        Returns:
+            New value states and output rows.
+        """
 
     def handleExpiredTimers(self, batch: KeyedBatch) -> BatchResult:
-        """New state and output for keys with timers whose time has come; they are deleted afterwards. ``rows`` has one column,
-        ``expiry_ms``, ascending within a key. A key comes once in an interval, with all of its due timers; the batches ascend by
-        key group and key. A timer that is registered meanwhile fires in the next interval at the earliest. ``time`` has the time
-        up to which timers fire."""
+        """Process keys whose timers are due. Cairn deletes these timers after the call.
+
+        An interval brings each key at most once, with all of its due timers. Batches ascend by key group and key. A
+        timer that this call registers fires in the next interval at the earliest.
+
+        Args:
+            batch: The keys and their value states. `rows` has one column, `expiry_ms`, ascending within a key. `time`
+                holds the time up to which timers fire.
+
+        Returns:
+            New value states and output rows. The default implementation returns an empty result.
+        """
         return BatchResult()
 
     def close(self) -> None:  # noqa: B027
-        """After the last batch of a shard; also on the driver, after ``init``."""
+        """Release resources. Cairn calls this after a shard's last batch, and on the driver after `init`."""
 
 
 def with_keys(batch: KeyedBatch, columns: pa.Table) -> pa.Table:
-    """The batch's key columns, then ``columns``: one row per key."""
+    """Join the batch's key columns and `columns` to one table with one row per key.
+
+    Args:
+        batch: The batch whose keys come first.
+        columns: Columns with one row for each key of the batch.
+    """
     names = [*batch.keys.column_names, *columns.column_names]
     return pa.table([*batch.keys.columns, *columns.columns], names=names)

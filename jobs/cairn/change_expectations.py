@@ -1,4 +1,7 @@
-"""What an owner expects of a state beside the one before it. Importing this imports neither Spark nor Great Expectations."""
+"""Limits on how a state may change from one checkpoint to the next.
+
+Importing this module imports neither Spark nor Great Expectations.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,25 @@ from state_backend.values.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverTime:
-    """Expectations of one state of a checkpoint, given the checkpoint that it started from.
+    """Expectations that compare a state of a checkpoint with the same state of its base.
 
-    least_rows, most_rows: bounds of the number of rows, as multiples of what it was before (0.9: at most a tenth less).
-    no_row_lost: a row that was there is there still, by its key and user key or position. What has expired since may be
-        gone, and so may rows for which ``removable`` holds.
-    removable: an SQL condition on the row as it was, as in ``"value.closed and key.region = 'eu'"``: what the processor removes on
-        purpose. The state itself does not tell a removal from a loss.
-    pairs: Great Expectations expectations on the two states side by side, a row for each row of either: ``key_<field>``,
-        ``user_key_<field>``, ``position``, ``before_<field>`` and ``now_<field>`` of the value, ``before_expires_at``,
-        ``now_expires_at``, and ``fate``: kept, new, expired, removed or lost.
+    Attributes:
+        least_rows: Lower limit of the number of rows, as a multiple of the base's number. 0.9 allows the loss of a
+            tenth.
+        most_rows: Upper limit of the number of rows, as a multiple of the base's number.
+        no_row_lost: True requires that each row of the base still exists, by its key and its user key or list position.
+            Rows that have expired since are exempt, and rows that match `removable`.
+        removable: SQL condition on a row of the base, such as `"value.closed and key.region = 'eu'"`, that selects the
+            rows which the processor deletes on purpose. The state itself does not distinguish deletion from loss.
+        pairs: Great Expectations expectations on a table that joins both states, with one row for each row of either
+            state. Its columns are `key_<field>`, `user_key_<field>`, `position`, `before_<field>` and `now_<field>` of
+            the value, `before_expires_at`, `now_expires_at`, and `fate`: kept, new, expired, removed or lost.
+
+    Example:
+        OverTime(least_rows=0.9, most_rows=1.5, no_row_lost=True, removable="value.closed")
+
+    Raises:
+        UsageError: The limits contradict each other, or `removable` is given without `no_row_lost`.
     """
 
     least_rows: float | None = None
@@ -38,5 +50,5 @@ class OverTime:
 
     @property
     def needs_pairs(self) -> bool:
-        """Whether the two states have to be joined, and not only counted."""
+        """True if validation must join the two states instead of only counting their rows."""
         return self.no_row_lost or bool(self.pairs)

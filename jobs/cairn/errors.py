@@ -1,4 +1,4 @@
-"""The errors that user code raises or catches."""
+"""Errors that user code raises or catches."""
 
 from __future__ import annotations
 

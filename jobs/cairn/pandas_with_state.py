@@ -1,8 +1,8 @@
-"""Functions of Spark's ``applyInPandasWithState`` as processors of the pandas API.
+"""Functions of Spark's `applyInPandasWithState` as processors of the pandas interface.
 
-The user's function stays as it is. Its ``GroupState`` is PySpark's own class; this module fills one before each call, and
-stores afterwards what the function left in it. Only the public handle is used, so the same processor also runs under Spark's
-``transformWithStateInPandas``.
+The user's function does not change. Its `GroupState` is PySpark's own class. This module fills a `GroupState` before
+each call, and stores what the function left in it. The processor uses only the public handle, so it also runs under
+Spark's `transformWithStateInPandas`.
 """
 
 from __future__ import annotations
@@ -46,23 +46,41 @@ def pandas_with_state(
     state_schema: str | StructType,
     timeout: Timeout = "NoTimeout",
 ) -> PandasWithState:
-    """A processor for ``api="pandas"`` that calls ``func`` as ``applyInPandasWithState`` does.
+    """Make a processor for `api="pandas"` that calls `func` as `applyInPandasWithState` does.
 
-    func: ``(key, frames, state) -> frames``, unchanged.
-    key: the key columns, in the pipeline's order.
-    input_schema: the columns that the source gives, in order. The function gets them with the dtypes that Spark gives it:
-        int32 for INT, float32 for FLOAT.
-    state_schema: the state's fields, DDL or ``StructType``.
-    timeout: as in ``GroupStateTimeout``. "EventTimeTimeout" needs a pipeline with ``time_mode="event"``, the others one with
-        ``time_mode="processing"``.
+    Args:
+        func: The unchanged function `(key, frames, state) -> frames`.
+        key: The key columns, in the pipeline's order.
+        input_schema: All columns of the source, in order: DDL or a `StructType`. The function gets the dtypes that
+            Spark gives: int32 for INT, float32 for FLOAT.
+        state_schema: The fields of the state: DDL or a `StructType`.
+        timeout: Value of `GroupStateTimeout`. "EventTimeTimeout" needs a pipeline with `time_mode="event"`,
+            "ProcessingTimeTimeout" a pipeline with `time_mode="processing"`.
 
-    Raises: UsageError if the timeout is unknown, the schema can't be read, or it lacks a key column.
+    Returns:
+        An instance for `Pipeline.processor`.
+
+    Raises:
+        UsageError: The timeout is unknown, the input schema can't be read, or it lacks a key column.
+
+    Example:
+        Pipeline(
+            ...,
+            api="pandas",
+            key=["user"],
+            processor=pandas_with_state(
+                count_clicks, key=["user"], input_schema="user string, at timestamp", state_schema="clicks long"
+            ),
+        )
     """
     return PandasWithState(func, key=key, input_schema=input_schema, state_schema=state_schema, timeout=timeout)
 
 
 class PandasWithState(StatefulProcessor):  # type: ignore[misc]
-    """The processor that ``pandas_with_state`` makes. The state lies in a value state; a timeout is the key's only timer."""
+    """Processor that `pandas_with_state` makes.
+
+    The function's state is stored in a value state. A timeout is stored as the key's only timer.
+    """
 
     def __init__(
         self,
@@ -91,24 +109,31 @@ class PandasWithState(StatefulProcessor):  # type: ignore[misc]
         self._timeout = timeout
 
     def init(self, handle: Any) -> None:
-        """Declares the one state that a function of ``applyInPandasWithState`` has."""
+        """Declare the one value state that a function of `applyInPandasWithState` has."""
         self._handle = handle
         self._state = handle.getValueState(STATE, self._state_schema)
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[pd.DataFrame]:
-        """Calls the user's function with the key's frames, as Spark gives them."""
+        """Call the user's function with the key's rows, in the dtypes that Spark gives."""
         frames = (as_spark_gives(frame, self._columns) for frame in rows)
         yield from self._call(key, frames, timerValues, None)
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[pd.DataFrame]:
-        """Calls the user's function with one empty frame and ``hasTimedOut``."""
+        """Call the user's function with one empty frame and `hasTimedOut` set."""
         empty = pd.DataFrame(columns=list(self._columns))
         yield from self._call(key, [empty], timerValues, expiredTimerInfo.getExpiryTimeInMs())
 
     def _call(
         self, key: Any, frames: Iterable[pd.DataFrame], times: Any, fired_ms: int | None
     ) -> Iterator[pd.DataFrame]:
-        """Calls the function. ``fired_ms``: the expiry of the timer that fires, if one does."""
+        """Call the user's function, yield its rows, and store the state that it left.
+
+        Args:
+            key: The key's values.
+            frames: The key's rows; one empty frame after a timeout.
+            times: Spark's `TimerValues`.
+            fired_ms: Expiry of the timer that fires, in milliseconds since the epoch; None for input rows.
+        """
         value = self._state.get()
         watermark_ms = times.getCurrentWatermarkInMs()
         state = GroupState(
@@ -144,10 +169,11 @@ class PandasWithState(StatefulProcessor):  # type: ignore[misc]
             for expiry_ms in list(self._handle.listTimers()) if self._timed else ():
                 self._handle.deleteTimer(expiry_ms)
             if timeout_ms != GroupState.NO_TIMESTAMP:
-                # A timeout is due when its instant has passed; a timer, already when it has come.
+                # A timeout is due after its millisecond, a timer in its millisecond. So the timer is 1 ms later.
                 self._handle.registerTimer(timeout_ms + 1)
         elif fired_ms is not None:
-            # Spark writes nothing, so the key times out in every batch. Another expiry, since this timer goes when it has fired.
+            # The function left the state and the timeout as they were. Spark then repeats the timeout in every batch.
+            # The fired timer is deleted after this call. So a timer with another expiry must repeat the timeout.
             self._handle.registerTimer(fired_ms - 1)
 
     @property
@@ -156,15 +182,19 @@ class PandasWithState(StatefulProcessor):  # type: ignore[misc]
 
 
 def columns_of(schema: str | StructType) -> dict[str, str | DataType]:
-    """The columns of a schema with their types: Spark's short names, or for nested types the type itself.
+    """Return the columns of a schema with their types.
 
-    Raises: UsageError for a text that is no list of ``name type``, or nests a type that ``parse_ddl_locally`` does not read.
+    Returns:
+        By column name, Spark's short name of the type, such as "bigint"; for a nested type, the type itself.
+
+    Raises:
+        UsageError: The text is not a list of `name type`, or `parse_ddl_locally` can't read a nested type.
     """
     if isinstance(schema, StructType):
         short = {field.name: field.dataType.simpleString() for field in schema.fields}
         return {f.name: f.dataType if short[f.name].startswith(_NESTED) else short[f.name] for f in schema.fields}
     columns: dict[str, str | DataType] = {}
-    # The comma in decimal(10, 2) is none between columns.
+    # The comma in decimal(10, 2) does not separate columns.
     for part in _split(schema):
         name, *rest = part.replace(":", " ", 1).split(None, 2)
         if not rest:
@@ -189,7 +219,7 @@ def _split(text: str) -> list[str]:
 
 
 def as_spark_gives(frame: pd.DataFrame, columns: dict[str, str | DataType]) -> pd.DataFrame:
-    """The frame with the dtypes that ``applyInPandasWithState`` gives: those of Arrow's columns."""
+    """Return the frame with the dtypes that `applyInPandasWithState` gives: the dtypes of Arrow's columns."""
     return pd.DataFrame({name: _series(frame[name], kind) for name, kind in columns.items()}, index=frame.index)
 
 
@@ -207,12 +237,12 @@ def _series(values: pd.Series[Any], kind: str | DataType) -> pd.Series[Any]:
     dtype: Any = _NUMBERS.get(kind)
     if dtype is None:
         return values
-    # As floats come integers with a null in the key's rows, and under Spark also with one in another key's.
+    # Integers become floats if this key's rows contain a null. Under Spark a null of another key also has this effect.
     return values.astype("float64" if kind in _INTEGERS and values.hasnans else dtype)
 
 
 def scalar(value: Any, kind: str | DataType) -> Any:
-    """A part of a key as the first cell of its column would be."""
+    """Convert a key value to the type that the first cell of its pandas column has."""
     if isinstance(kind, DataType):
         return None if value is None else _series(pd.Series([value]), kind).iloc[0]
     dtype = _NUMBERS.get(kind)

@@ -1,4 +1,4 @@
-"""The declaration of a pipeline: what a user writes beside the processor. Importing it imports no Spark."""
+"""Declaration of a pipeline. Importing this module does not import Spark."""
 
 from __future__ import annotations
 
@@ -35,42 +35,63 @@ Sink = Callable[["SparkSession | None", list[str], Interval, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """A stateful batch pipeline: a source, a key, a processor, and a start.
+    """A stateful batch pipeline: a source, a key, a processor and a start.
 
     Attributes:
-        name: Name of the pipeline and of its folder below the root: letters, digits, ``_ . -``. State belongs to the name.
-        start: Start of the first interval, with a time zone. Only the interval that starts here starts from empty state.
-        source: ``(spark, interval) -> DataFrame``, or ``-> (DataFrame, position)``. The position is JSON that identifies the input. If
-            it has ``counts.rows``, that is the number of rows that reach the processor.
-        key: Columns whose values identify a state. Rows with equal values share state; null is a value too.
-        processor: A PySpark ``StatefulProcessor``: its class, an instance, a ``functools.partial`` of the class, or a function without
-            parameters that returns an instance. Each task works on a copy. Arguments must be picklable, because they count as code.
-        output_schema: Schema of the rows that the processor yields: DDL or a ``StructType``.
-        api: Interface of the processor: "row" (PySpark rows), "pandas" (DataFrames), or "arrow" (`cairn.arrow_processor`: tables of many
-            keys).
+        name: Name of the pipeline and of its folder below the root: letters, digits, `_ . -`. State belongs to the
+            name.
+        start: Start of the first interval, with a time zone. Only the interval that starts here starts from empty
+            state.
+        source: `(spark, interval) -> DataFrame`, or `-> (DataFrame, position)`. The position is a dict of JSON values
+            that identifies the input. If it contains `counts.rows`, this is the number of rows that the processor gets.
+        key: Columns whose values identify a state. Rows with equal values share state. Null is a value too.
+        processor: A PySpark `StatefulProcessor`: its class, an instance, a `functools.partial` of the class, or a
+            function without parameters that returns an instance. Each task works on a copy. Arguments must be
+            picklable, because they count as code.
+        output_schema: Schema of the rows that the processor yields: DDL or a `StructType`.
+        api: Interface of the processor: "row" (PySpark rows), "pandas" (DataFrames), or "arrow"
+            (`cairn.arrow_processor`: tables of many keys).
         time_mode: Clock of timers: "none", "processing" (the interval's end) or "event".
-        event_time: Timestamp column, for ``time_mode="event"``.
-        watermark_delay: How far behind the newest event a row may be.
-        watermark: "observed": the watermark follows the events seen, as in Spark. "interval": it follows the interval's end.
-        on_type_mismatch: Treatment of a value that does not fit its state's schema, in the row and pandas API. "error" stops the interval
-            and names state and field. "null" stores NULL as Spark does, and logs a count for each field.
-        time_zone: Zone in which the processor runs on every host. None: zone of the Spark session (UTC through Airflow). Changes only
-            before the first interval.
-        order_by: Columns that order the rows of one key; then all other columns order them. Default: the event time.
-        initial_state: ``(spark) -> DataFrame`` with the key columns and the columns for ``handleInitialState``, or that grouped by the
-            key. Only the interval that starts at ``start`` reads these rows.
+        event_time: Timestamp column, for `time_mode="event"`.
+        watermark_delay: How far behind the newest event a row may be, for `time_mode="event"`.
+        watermark: "observed": the watermark follows the events seen, as in Spark. "interval": it follows the interval's
+            end.
+        on_type_mismatch: Treatment of a value that does not fit its state's schema, in the row and pandas interfaces.
+            "error" stops the interval and names state and field. "null" stores NULL as Spark does, and logs a count for
+            each field.
+        time_zone: Zone in which the processor runs on every host. None takes the zone of the Spark session (UTC through
+            Airflow). The zone may change only before the first interval.
+        order_by: Columns that order the rows of one key. All other columns break ties. Default: the event time.
+        initial_state: `(spark) -> DataFrame` with the key columns and the columns for `handleInitialState`, or this
+            DataFrame grouped by the key. Only the interval that starts at `start` reads these rows.
         parallelism: Number of shards. May change at any interval.
         max_parallelism: Number of key groups. Never changes.
-        sink: ``(spark or None, output paths, interval, checkpoint id)``, called after the commit, at least once. After an exception
-            Cairn calls the sink for this interval again with each later checkpoint. Without paths the interval has no output any more.
-        sink_in_order: While the sink refuses an interval, later intervals wait.
-        expectations: ``() -> {state name: [Great Expectations expectations]}``, for validation.
-        expectations_over_time: ``() -> {state name: OverTime}``: limits of change since the checkpoint before.
-        engine: Memory of each shard's RocksDB, its merges of files, and the host's cache.
-        changelog: In mode "changelog": limits at which a checkpoint writes files instead of changes.
-        retention: Checkpoints that stay. Each interval's commit records the policy. Default: every checkpoint of the last two days (at
-            most 300), the checkpoint that ends each day for 35 days, and the ten newest.
-        version: Name of this code for people, as in "2.1". Default: the output of ``git describe`` for the processor's folder.
+        sink: `(spark or None, output paths, interval, checkpoint id)`, called after the commit, at least once. After an
+            exception Cairn calls the sink for this interval again with each later checkpoint. An empty list of paths
+            means that the interval no longer has output.
+        sink_in_order: True keeps later intervals from the sink until the sink has accepted all earlier ones.
+        expectations: `() -> {state name: [Great Expectations expectations]}`, for validation.
+        expectations_over_time: `() -> {state name: OverTime}`: limits on the change since the base.
+        engine: RocksDB settings of each shard (memory, compaction), and the host's file cache.
+        changelog: Limits for mode "changelog": a checkpoint that exceeds them writes SSTs instead of segments.
+        retention: Policy that decides which checkpoints are retained. Each interval's commit records the policy.
+            Default: every checkpoint of the last two days (at most 300), the checkpoint that ends each day for 35 days,
+            and the ten newest.
+        version: Name of this code for people, such as "2.1". Default: the output of `git describe` for the processor's
+            folder.
+
+    Raises:
+        UsageError: An attribute has a wrong type or value, or two attributes contradict each other.
+
+    Example:
+        CLICKS = Pipeline(
+            name="clicks",
+            start=datetime(2024, 1, 1, tzinfo=UTC),
+            source=read_clicks,
+            key=["user"],
+            processor=Clicks,
+            output_schema="user string, clicks bigint",
+        )
     """
 
     name: str
@@ -163,11 +184,23 @@ class Pipeline:
             )
 
     def retention_of(self, interval: Interval) -> RetentionPolicy:
-        """What the commit of this interval records."""
+        """Return the retention policy that the commit of an interval records.
+
+        Args:
+            interval: The interval. The default policy depends on its length.
+        """
         return self.retention or default_retention(interval.end - interval.start)
 
     def sink_hook(self, spark: SparkSession | None, root_url: str) -> Callable[[Record], None] | None:
-        """The sink as the coordinator calls it, with one record."""
+        """Return the sink as a function of one record, as `Coordinator.publish` calls it.
+
+        Args:
+            spark: The session that the sink gets; None if there is no session.
+            root_url: URL of the pipeline's folder.
+
+        Returns:
+            The function; None for a pipeline without a sink. It passes only the paths of output that is not late.
+        """
         sink = self.sink
         if sink is None:
             return None

@@ -8,9 +8,11 @@
         assert first.output == [{"user": "ann", "clicks": 1}, {"user": "bob", "clicks": 1}]
         assert tester.state("clicks") == [{"key_user": "ann", "n": 1}, {"key_user": "bob", "n": 1}]
 
-An interval goes the way that it goes in production: it is planned by ``process_interval``, each shard restores its base, runs the processor and
-uploads its state by ``IntervalJob.run_shard``, and the coordinator commits. Only the source and Spark's JVM are left out: rows are given, and are
-placed and sorted here as Spark would. So every interval is a restart; no processor lives on from one to the next.
+An interval runs the same code as in production. `process_interval` plans it. `IntervalJob.run_shard` restores each
+shard's base, runs the processor and uploads the state. The coordinator commits. Only the source and Spark's JVM are
+replaced: the test passes the rows, and this module places and sorts them as Spark would.
+
+So every interval is a restart: no processor object survives from one interval to the next.
 """
 
 from __future__ import annotations
@@ -58,8 +60,14 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
-    """What an interval left for the next one. processing_time: the interval's end. watermark: of event time, None before any event
-    and in other time modes. late_until: rows of this event time or before are late in the next interval; None: none is."""
+    """Clocks after a committed or prepared interval.
+
+    Attributes:
+        processing_time: The interval's end.
+        watermark: Watermark of event time; None before the first event and in other time modes.
+        late_until: In the next interval, rows with this event time or an earlier one are late. None means that no row
+            is late.
+    """
 
     processing_time: datetime
     watermark: datetime | None
@@ -68,10 +76,18 @@ class Clock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TestedInterval:
-    """One interval that was processed. output, late: rows as dicts, shard by shard, a shard's in the order in which they were
-    written; instants are datetimes in UTC. record: the checkpoint's; None: the try was lost before its commit."""
+    """One processed interval.
 
-    __test__ = False  # pytest would take it for a test
+    Attributes:
+        output: Output rows as dicts, shard after shard, in the order in which each shard wrote them. Instants are
+            datetimes in UTC.
+        late: Late rows, in the same form.
+        clock: The clocks after this interval.
+        input_rows: Number of input rows.
+        record: The checkpoint's record; None if `run` was called with `commit=False`.
+    """
+
+    __test__ = False  # Without this line pytest would collect the class as a test.
 
     interval: Interval
     output: list[dict[str, Any]]
@@ -81,23 +97,28 @@ class TestedInterval:
     record: Record | None
 
     def frame(self) -> pd.DataFrame:
-        """The output as pandas has it."""
+        """Return the output as a pandas DataFrame."""
         return pd.DataFrame(self.output)
 
 
 class PipelineTester:
-    """Runs intervals of a pipeline in this process.
+    """Runner that processes intervals of a pipeline in this process.
 
-    input_schema: of the rows that ``run`` gets in place of the source's: DDL or a ``StructType``.
-    every: how long the next interval is if ``run`` is not given one.
-    initial_state, initial_schema: rows in place of those of ``Pipeline.initial_state``.
-    root: where state is kept, as for ``run_interval``; None: in memory, for as long as the tester lives. A second tester on the same
-        root goes on from the first one's checkpoints.
-    time_zone: the session's, where the pipeline names none.
-    mode: what checkpoints write: "incremental", "full" or "changelog".
-    call_sink: calls the pipeline's sink after each commit, with None for the Spark session.
-    Raises: UsageError for a schema that can't be read, or that has columns which only Spark puts in order (maps, variants,
-        collated strings, places).
+    Args:
+        pipeline: The pipeline under test.
+        input_schema: Schema of the rows that `run` gets instead of the source's rows: DDL or a `StructType`.
+        every: Length of the next interval, if `run` gets no interval.
+        initial_state: Rows that replace those of `Pipeline.initial_state`.
+        initial_schema: Schema of `initial_state`. Give both or neither.
+        root: Root for the state, as for `run_interval`. A second tester on this root continues from the first tester's
+            checkpoints. None keeps the state in memory as long as the tester lives.
+        time_zone: Zone of the session, used if the pipeline names no zone.
+        mode: How checkpoints are stored: "incremental", "full" or "changelog".
+        call_sink: True calls the pipeline's sink after each commit, with None for the Spark session.
+
+    Raises:
+        UsageError: A schema can't be read, or only Spark can order one of its columns (maps, variants, collated
+            strings, geometries).
     """
 
     def __init__(
@@ -141,7 +162,7 @@ class PipelineTester:
             )
         return LocalRows(rows, _schema(schema, "initial_schema"), self._zone, f"{self._where}: the initial state")
 
-    # --- what is done to the pipeline ---------------------------------------------------------------------------------------------
+    # --- running intervals --------------------------------------------------------------------------------------------
 
     def run(
         self,
@@ -156,14 +177,17 @@ class PipelineTester:
         """Process one interval and commit it.
 
         Args:
-            rows: Dicts, tuples or Rows in any order, a pandas DataFrame or an Arrow table. Naive datetimes of a TIMESTAMP column are
-                wall time in the session's zone, as under Spark.
-            interval: The interval; None for the next one. An interval that ran before runs again, from the same checkpoint.
-            position: The position that the source would record.
-            commit: False loses the try after its last row, as if its driver died there.
+            rows: Dicts, tuples or Rows in any order, a pandas DataFrame or an Arrow table. Naive datetimes of a
+                TIMESTAMP column are wall time in the session's zone, as under Spark.
+            interval: The interval; None for the next one. An interval that has run before runs again, from the same
+                checkpoint.
+            position: The position that the source would record; None for no position.
+            commit: False drops the attempt after its last row, as if its driver had died then.
+            mode: How the checkpoint is stored; None for the tester's mode.
+            permissions: Exceptions that the caller allows, such as `Permissions(allow_stale_base=True)`.
 
         Raises:
-            CairnError: As ``run_interval``.
+            CairnError: The same errors as in `run_interval`.
         """
         interval = interval or self.next_interval
         if not isinstance(rows, LocalRows):
@@ -202,13 +226,21 @@ class PipelineTester:
         )
 
     def rescale(self, parallelism: int) -> None:
-        """From the next interval on there are so many shards."""
+        """Change the number of shards from the next interval on.
+
+        Args:
+            parallelism: Number of shards.
+        """
         self.pipeline = replace(self.pipeline, parallelism=parallelism)
 
     def deploy(self, pipeline: Pipeline) -> None:
-        """From the next interval on the pipeline is this one: other code or settings over the same state.
+        """Replace the pipeline from the next interval on: other code or settings over the same state.
 
-        Raises: UsageError if it has another name, and so another state.
+        Args:
+            pipeline: The new declaration.
+
+        Raises:
+            UsageError: The new pipeline has another name. State belongs to the name.
         """
         if pipeline.name != self.pipeline.name:
             raise UsageError(
@@ -217,32 +249,47 @@ class PipelineTester:
             )
         self.pipeline = pipeline
 
-    # --- what is there --------------------------------------------------------------------------------------------------------------
+    # --- reading results ----------------------------------------------------------------------------------------------
 
     @property
     def next_interval(self) -> Interval:
-        """What ``run`` runs if it is not told: behind the interval that ended last, or from the pipeline's start."""
-        # Only this tester writes into a memory of its own, so it knows without reading the log.
+        """The interval that `run` processes by default.
+
+        It starts at the newest end of a committed interval, or at the pipeline's start.
+        """
+        # No other process writes to a tester's own memory. So the tester knows the newest end without reading the log.
         start = self._ended if self._alone else self._newest_end()
         start = start or self.pipeline.start
         return Interval(start, start + self.every)
 
     @property
     def checkpoints(self) -> list[Record]:
-        """The records of the completed checkpoints, the oldest first."""
+        """Records of the completed checkpoints, the oldest first."""
         return sorted(self._log().completed(), key=lambda record: record.id)
 
     @property
     def clock(self) -> Clock:
-        """As the last commit left it. Raises: StateUnusable before the first."""
+        """The clocks after the newest checkpoint.
+
+        Raises:
+            StateUnusable: The pipeline has no checkpoint yet.
+        """
         return _clock(self._record("latest").content.time)
 
     def state(self, name: str, checkpoint: str | int | datetime = "latest") -> list[dict[str, Any]]:
-        """A state's rows, by key. A row has the key's columns as ``key_<name>``, of maps the user key's as ``user_key_<name>``, of
-        lists ``pos``, then the value's own columns, and ``expires_at`` where entries expire.
+        """Return the rows of a state, ordered by key.
 
-        checkpoint: "latest", an id, or the end of an interval.
-        Raises: UsageError for a state that is not there.
+        Args:
+            name: Name of the state.
+            checkpoint: "latest", an id, or the end of an interval.
+
+        Returns:
+            A dict for each row: key columns as `key_<name>`, a map's user key columns as `user_key_<name>`, a list's
+                `pos`, and the columns of the value. A state with a time to live also has `expires_at`.
+
+        Raises:
+            UsageError: The checkpoint has no state of this name.
+            StateUnusable: There is no such checkpoint.
         """
         record = self._record(checkpoint)
         source = StateSource.of_record(join_url(self.root, self.pipeline.name), record)
@@ -261,10 +308,17 @@ class PipelineTester:
         return [_flat(row, timed=timed) for row in ordered]
 
     def timers(self, checkpoint: str | int | datetime = "latest") -> list[dict[str, Any]]:
-        """The timers that have not fired: the key's columns as ``key_<name>``, and ``expires_at``."""
+        """Return the timers that have not fired, ordered by key.
+
+        Args:
+            checkpoint: "latest", an id, or the end of an interval.
+
+        Returns:
+            A dict for each timer: key columns as `key_<name>`, and `expires_at`.
+        """
         return self.state(TIMERS_NAME, checkpoint)
 
-    # --- inside -----------------------------------------------------------------------------------------------------------------------
+    # --- internals ----------------------------------------------------------------------------------------------------
 
     def _as_run(self, rows: LocalRows, position: dict[str, Any] | None) -> Pipeline:
         source: Any = _Given((rows, position) if position is not None else rows)
@@ -279,7 +333,7 @@ class PipelineTester:
                     )
                 return self._initial
 
-        # A host's cache of files would be shared with what really runs there.
+        # Without `cache_dir=None` the test would write into the file cache of the pipelines that run on this host.
         engine = replace(self.pipeline.engine, cache_dir=None)
         return replace(self.pipeline, source=source, initial_state=initial, engine=engine)
 
@@ -306,7 +360,7 @@ class PipelineTester:
 
 
 class _Given:
-    """The source of a pipeline under test."""
+    """Source of a pipeline under test: it returns the given rows."""
 
     def __init__(self, read: Any) -> None:
         self._read = read
@@ -315,12 +369,12 @@ class _Given:
         return self._read
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # Or the rows would be hashed, to tell a later try whether they are the same; here each try is alone.
+        # The input hash covers the source. Hashing all rows would be slow, and no later try of a test compares the hash.
         raise TypeError("rows of a test have no lasting value")
 
 
 class _Session:
-    """What planning an interval asks of a Spark session."""
+    """The part of a Spark session that planning an interval uses."""
 
     is_stopped = False
 
@@ -338,8 +392,11 @@ class _Conf(dict[str, str]):
 
 @dataclass(frozen=True, slots=True)
 class _InProcess:
-    """Makes processors where they were declared. A worker would import their modules; here these are imported already, and with
-    them what a test has patched."""
+    """Factory of processors for shards that run in this process.
+
+    A Spark worker would import the processor's modules again. This factory uses the modules that the test has imported,
+    with all patches of the test.
+    """
 
     processor: Any
     pipeline: str

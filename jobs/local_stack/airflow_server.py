@@ -1,4 +1,7 @@
-"""A whole Airflow on the loopback interface, and the few calls of its REST API that the demo and the tests need."""
+"""Airflow on the loopback interface, and a client for its REST API.
+
+The client has the calls that the demo and the tests need.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,10 @@ __all__ = ["AirflowClient", "AirflowServer", "RestError", "parse_time"]
 
 _ENDED = ("success", "failed")
 _DATABASE = "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"
-# Airflow's name for the file.
+# Airflow's own name for the file that holds the password.
 _PASSWORDS = "simple_auth_manager_passwords.json.generated"
-# The log servers bind to every interface and can't be told not to; task logs lie on this machine, so they are not needed.
+# Airflow's log servers bind to every network interface, and no setting changes this. Task logs are on this machine, so
+# no log server is needed.
 _COMPONENTS = {
     "api-server": ["api-server"],
     "scheduler": ["scheduler", "--skip-serve-logs"],
@@ -34,10 +38,10 @@ _COMPONENTS = {
 
 
 class AirflowClient(AirflowRest):
-    """Airflow's REST API. Method names follow what is asked for, values are Airflow's own JSON."""
+    """Client of Airflow's REST API. Return values are Airflow's own JSON."""
 
     def healthy(self) -> bool:
-        """Whether API server, scheduler, DAG processor and triggerer all say so."""
+        """Return True if API server, scheduler, DAG processor, triggerer and database are healthy."""
         try:
             health = self.call("GET", "/api/v2/monitor/health")
         except (OSError, RestError):
@@ -46,7 +50,11 @@ class AirflowClient(AirflowRest):
         return all(health[part]["status"] == "healthy" for part in parts)
 
     def has_dag(self, dag_id: str) -> bool:
-        """Whether the DAG is there; RuntimeError with the import errors if there are any."""
+        """Return True if Airflow knows the DAG.
+
+        Raises:
+            RuntimeError: A DAG file can't be imported. The message holds the stack traces.
+        """
         if errors := self.call("GET", "/api/v2/importErrors")["import_errors"]:
             raise RuntimeError("\n".join(f"{e['filename']}: {e['stack_trace']}" for e in errors))
         try:
@@ -58,7 +66,13 @@ class AirflowClient(AirflowRest):
         return True
 
     def trigger(self, dag_id: str, logical_date: str | None = None, **more: Any) -> dict[str, Any]:
-        """A manual run; ``more``: data_interval_start, data_interval_end, conf."""
+        """Start a manual run.
+
+        Args:
+            dag_id: The DAG.
+            logical_date: The logical date as ISO text; None for a run without one.
+            more: Other fields of the request, such as `data_interval_start`, `data_interval_end` and `conf`.
+        """
         run: dict[str, Any] = self.call(
             "POST", f"/api/v2/dags/{dag_id}/dagRuns", {"logical_date": logical_date, **more}
         )
@@ -75,7 +89,7 @@ class AirflowClient(AirflowRest):
         conf: Mapping[str, Any] | None = None,
         timeout_s: float = 60,
     ) -> Backfill:
-        """As ``create_backfill``, of dates as text."""
+        """Create a backfill, as `create_backfill` does, with dates as ISO text."""
         return self.create_backfill(
             dag_id,
             datetime.fromisoformat(first),
@@ -87,7 +101,7 @@ class AirflowClient(AirflowRest):
         )
 
     def dag_runs(self, dag_id: str) -> list[dict[str, Any]]:
-        """Up to 1000 runs, oldest logical date first."""
+        """Return up to 1,000 runs, the oldest logical date first."""
         runs: list[dict[str, Any]] = []
         while len(runs) < 1000:
             page = f"limit=100&offset={len(runs)}&order_by=logical_date"
@@ -98,19 +112,19 @@ class AirflowClient(AirflowRest):
         return runs
 
     def task_instances(self, dag_id: str, run_id: str) -> list[dict[str, Any]]:
-        """The tasks of a run, each as Airflow answers it."""
+        """Return the task instances of a run."""
         found: list[dict[str, Any]] = self.call("GET", f"{_run(dag_id, run_id)}/taskInstances")["task_instances"]
         return found
 
     def tries(self, dag_id: str, run_id: str, task_id: str) -> list[dict[str, Any]]:
-        """All tries of a task, the present one included, also those from before a clear."""
+        """Return all tries of a task, including the present try and tries before a clear."""
         found: list[dict[str, Any]] = self.call("GET", f"{_run(dag_id, run_id)}/taskInstances/{task_id}/tries")[
             "task_instances"
         ]
         return found
 
     def xcom(self, dag_id: str, run_id: str, task_id: str) -> Any:
-        """What the task returned; None if nothing."""
+        """Return the task's return value; None if the task returned no value."""
         path = f"{_run(dag_id, run_id)}/taskInstances/{task_id}/xcomEntries/return_value?deserialize=true"
         try:
             return self.call("GET", path)["value"]
@@ -120,7 +134,7 @@ class AirflowClient(AirflowRest):
             return None
 
     def log(self, dag_id: str, run_id: str, task_id: str, try_number: int) -> list[str]:
-        """The lines of a task's log."""
+        """Return the lines of the log of one try."""
         path = f"{_run(dag_id, run_id)}/taskInstances/{task_id}/logs/{try_number}?full_content=true"
         content = self.call("GET", path)["content"]
         return [line if isinstance(line, str) else _log_line(line) for line in content]
@@ -128,7 +142,15 @@ class AirflowClient(AirflowRest):
     def clear(
         self, dag_id: str, run_id: str, task_ids: Iterable[str], *, downstream: bool = True, future: bool = False
     ) -> None:
-        """``future``: the same tasks of all later runs too."""
+        """Clear tasks of a run, so that Airflow runs them again.
+
+        Args:
+            dag_id: The DAG.
+            run_id: The run.
+            task_ids: The tasks to clear.
+            downstream: True to clear the tasks downstream of these tasks too.
+            future: True to clear the same tasks of all later runs too.
+        """
         self.call(
             "POST",
             f"/api/v2/dags/{dag_id}/clearTaskInstances",
@@ -143,11 +165,11 @@ class AirflowClient(AirflowRest):
         )
 
     def fail_task(self, dag_id: str, run_id: str, task_id: str) -> None:
-        """As if a person marked it failed: Airflow stops the task if it runs."""
+        """Mark a task as failed, as a user can in the UI. Airflow stops the task if it runs."""
         self.call("PATCH", f"{_run(dag_id, run_id)}/taskInstances/{task_id}", {"new_state": "failed"})
 
     def fail_run(self, dag_id: str, run_id: str) -> None:
-        """As if a person marked the run failed."""
+        """Mark a run as failed, as a user can in the UI."""
         self.call("PATCH", _run(dag_id, run_id), {"state": "failed"})
 
     def wait_for_runs(
@@ -158,7 +180,20 @@ class AirflowClient(AirflowRest):
         timeout_s: float,
         check: Callable[[], None] = lambda: None,
     ) -> dict[str, str]:
-        """State by run id, once all have ended; TimeoutError if they don't."""
+        """Wait until all given runs have ended.
+
+        Args:
+            dag_id: The DAG.
+            run_ids: The runs to wait for.
+            timeout_s: The longest time to wait, in seconds.
+            check: A function that is called every second; it may raise an error to end the wait.
+
+        Returns:
+            The final state of each run, by run id.
+
+        Raises:
+            TimeoutError: A run did not end within the timeout.
+        """
         wanted, deadline_s = set(run_ids), time.monotonic() + timeout_s
         while True:
             check()
@@ -171,17 +206,32 @@ class AirflowClient(AirflowRest):
 
 
 class AirflowServer(Server):
-    """``with AirflowServer(repo_root, home=...) as airflow: airflow.client``. ``start`` alone does not wait until it is
-    healthy: other things can start meanwhile, until ``wait_until_ready``.
+    """An Airflow on this machine, for use in a `with` block.
 
-    ``home`` is AIRFLOW_HOME, for its database and logs; configuration, DAGs and plugins are always the repository's. ``env`` is
-    what its components run with, and whoever calls its command line needs. ``python`` is theirs, if not this one.
+        with AirflowServer(repo_root, home=...) as airflow:
+            airflow.client.trigger(...)
 
-    Its database is a PostgreSQL in ``database_dir``, or SQLite where that can't run, which it says; or what
-    AIRFLOW__DATABASE__SQL_ALCHEMY_CONN names. ``database`` says which, once it has started.
+    `start` does not wait until Airflow is healthy. A caller may start other servers before it calls `wait_until_ready`.
 
-    Every user of the machine can reach its port, so Airflow asks for the ``password`` of the user ``admin``. The password is random, and
-    the same for every start in this ``home``. Commands of this user find the password.
+    The database is the one that AIRFLOW__DATABASE__SQL_ALCHEMY_CONN names. Without this variable the database is a
+    PostgreSQL server in `database_dir`. If PostgreSQL can't run, the database is SQLite, and the program prints this.
+
+    Every user of the machine can reach the port. So Airflow demands the password of the user `admin`. The password is
+    random, and stays the same for every start with the same `home`. Commands of this user find the password in a file.
+
+    Args:
+        repo_root: The root folder of the repository, which contains the configuration, the DAGs and the plugins.
+        home: AIRFLOW_HOME, the folder of the database and the logs.
+        port: The preferred port; 0 for any.
+        log_dir: The folder of the components' logs; None for a folder in `home`.
+        database_dir: The folder of PostgreSQL's data; None for a folder in `home`.
+        env: More environment variables for the components.
+        python: The Python that runs the components; None for this Python.
+
+    Attributes:
+        client: The client of the REST API.
+        database: A text that says which database Airflow uses; valid after `start`.
+        env: The environment of the components. Airflow's command line needs the same variables.
     """
 
     def __init__(
@@ -216,12 +266,13 @@ class AirflowServer(Server):
             "AIRFLOW__CORE__DAGS_FOLDER": str(repo_root / "dags"),
             "AIRFLOW__CORE__PLUGINS_FOLDER": str(repo_root / "plugins"),
             "AIRFLOW__API__PORT": str(self.port),
-            # Tasks call back here, not to [api] host and port.
+            # Tasks send their API requests to this URL, not to host and port in the section [api].
             "AIRFLOW__API__BASE_URL": self.client.url,
             "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "10",
-            # Every worker imports Airflow anew before its first task: as many as there are cores, no more.
+            # Every worker imports Airflow again before its first task, so there are only as many workers as cores.
             "AIRFLOW__CORE__PARALLELISM": "2",
-            # A run is a few short tasks one after the other: most of its time would be the scheduler's sleep of 1 s.
+            # A run is a few short tasks in sequence. With the default of 1 s, the scheduler's sleep would take most of
+            # the run's time.
             "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.2",
             "PYTHONPATH": os.pathsep.join([str(repo_root / "jobs"), str(repo_root)]),
             "NO_PROXY": "127.0.0.1,localhost",
@@ -230,7 +281,11 @@ class AirflowServer(Server):
         }
 
     def start(self) -> None:
-        """Creates or migrates the database (some seconds), starts the components."""
+        """Create or migrate the database, which takes some seconds, and start the components.
+
+        Raises:
+            RuntimeError: The database can't be set up, or another server uses its folder.
+        """
         if not os.environ.get(_DATABASE) and not self.env.get(_DATABASE):
             self._start_database()
         migrate = [self.python, "-c", "from airflow.utils.db import initdb; initdb()"]
@@ -238,7 +293,7 @@ class AirflowServer(Server):
         if code := self.processes.wait("database"):
             tail = self.processes.log_path("database").read_text(errors="replace")[-3000:]
             raise RuntimeError(f"Airflow's database could not be set up (code {code}):\n{tail}")
-        # Who can't write there gives the commands a token by CAIRN_AIRFLOW_TOKEN.
+        # If the file can't be written, the user must pass a token to commands in CAIRN_AIRFLOW_TOKEN.
         with suppress(OSError):
             self._kept.enter_context(kept_secret("airflow", self.port, self.password))
         for name, arguments in _COMPONENTS.items():
@@ -246,7 +301,12 @@ class AirflowServer(Server):
             self.processes.start(name, command, env=self.env, cwd=self.repo_root)
 
     def wait_until_ready(self, timeout_s: float = 180) -> None:
-        """Raises: TimeoutError if Airflow is not healthy by then; RuntimeError if a process of it has ended."""
+        """Wait until Airflow is healthy.
+
+        Raises:
+            TimeoutError: Airflow is not healthy within the timeout.
+            RuntimeError: A process of Airflow has ended.
+        """
         deadline_s = time.monotonic() + timeout_s
         while not self.client.healthy():
             self.processes.check_alive()
@@ -255,7 +315,12 @@ class AirflowServer(Server):
             time.sleep(0.5)
 
     def wait_for_dag(self, dag_id: str, timeout_s: float = 60) -> None:
-        """Waits until Airflow has parsed a DAG. Raises: as ``wait_until_ready``."""
+        """Wait until Airflow has parsed a DAG.
+
+        Raises:
+            TimeoutError: Airflow has not parsed the DAG within the timeout.
+            RuntimeError: A DAG file can't be imported, or a process of Airflow has ended.
+        """
         deadline_s = time.monotonic() + timeout_s
         while not self.client.has_dag(dag_id):
             self.processes.check_alive()
@@ -265,16 +330,19 @@ class AirflowServer(Server):
 
     @property
     def task_logs(self) -> Path:
-        """The folder of the tasks' logs."""
+        """Return the folder of the tasks' logs."""
         return Path(self.env.get("AIRFLOW__LOGGING__BASE_LOG_FOLDER", self.home / "logs"))
 
     def pids(self) -> Iterator[int]:
-        """All of its processes and the database's, as long as they live."""
+        """Yield the ids of the running processes of Airflow and of its database."""
         yield from self.processes.pids()
         yield from self._postgres.pids()
 
     def stop(self) -> None:
-        """The scheduler waits for running tasks; after 10 s they are killed. The database goes last."""
+        """Stop Airflow, and then its database.
+
+        The scheduler waits for running tasks. After 10 s, tasks that still run are killed.
+        """
         try:
             self.processes.stop(grace_s=10)
         finally:
@@ -282,7 +350,10 @@ class AirflowServer(Server):
             self._postgres.stop()
 
     def _start_database(self) -> None:
-        """Tells airflow.cfg which one it is, by a file: so does a command line in another terminal."""
+        """Start PostgreSQL, and write the database's URL to the file `.airflow-database` in `home`.
+
+        airflow.cfg reads the URL from this file. So Airflow's command line in another terminal uses the same database.
+        """
         try:
             self._postgres.start()
             self._postgres.wait_until_ready()
@@ -297,7 +368,14 @@ class AirflowServer(Server):
 
 
 def _password(file: Path) -> str:
-    """Return the password of the user ``admin``, which Airflow reads from the file. Make the file, for this user only, if it is missing."""
+    """Return the password of the user `admin`.
+
+    Airflow reads the password from the file. If the file is missing, it is created with a random password, readable by
+    this user only.
+
+    Raises:
+        RuntimeError: The file has no password of the user `admin`.
+    """
     with suppress(FileExistsError), os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as made:
         json.dump({ADMIN: new_secret()}, made)
     file.chmod(0o600)
@@ -308,12 +386,12 @@ def _password(file: Path) -> str:
 
 
 def parse_time(text: str | None) -> datetime | None:
-    """A timestamp of the API."""
+    """Parse a timestamp of the REST API."""
     return None if text is None else datetime.fromisoformat(text)
 
 
 def task_log(folder: Path, dag_id: str, run_id: str, task_id: str, try_number: int) -> Path:
-    """Return the path of a try's log, as Airflow's default ``log_filename_template`` lays it out."""
+    """Return the path of the log of one try, in the layout of Airflow's default `log_filename_template`."""
     return folder / f"dag_id={dag_id}" / f"run_id={run_id}" / f"task_id={task_id}" / f"attempt={try_number}.log"
 
 
@@ -322,7 +400,7 @@ def _run(dag_id: str, run_id: str) -> str:
 
 
 def _log_line(entry: dict[str, Any]) -> str:
-    """One structured log entry as a line; what an exception says comes from its last cause."""
+    """Format a structured log entry as text, with one line for each exception in its chain."""
     text = f"{str(entry.get('level', '')).upper():8}{entry.get('event', '')}"
     for problem in entry.get("error_detail") or []:
         text += f"\n    {problem.get('exc_type')}: {problem.get('exc_value')}"

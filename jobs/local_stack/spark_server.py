@@ -1,4 +1,7 @@
-"""A Spark Connect server on the loopback interface, in the foreground so that its process is ours."""
+"""Spark Connect server on the loopback interface.
+
+The server runs in the foreground, so its process is a child of this program.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,24 @@ _NAME = "spark-connect"
 
 
 class SparkConnectServer(Server):
-    """``with SparkConnectServer(root, log_dir=...) as spark: spark.url``. ``start`` alone does not wait: other things can
-    start meanwhile, until ``wait_until_ready``.
+    """A Spark Connect server, for use in a `with` block.
 
-    Whoever reaches the port can have the server run any code, so the server asks for a ``token``. The default token is random. Drivers
-    of this user find the token. ``master``: where its tasks run, if not in the server on ``cores`` cores; ``conf``: more of Spark's
-    configuration.
+        with SparkConnectServer(root, log_dir=...) as spark:
+            connect(spark.url, ...)
+
+    `start` does not wait. A caller may start other servers before it calls `wait_until_ready`.
+
+    Every client that reaches the port can run code in the server. So the server demands a token. Drivers of this user
+    find the token in a file.
+
+    Args:
+        repo_root: The root folder of the repository.
+        log_dir: The folder of the server's log.
+        port: The preferred port; 0 for any.
+        cores: The number of cores for tasks inside the server.
+        token: The token that the server demands; None for a random token.
+        master: The Spark master that runs the tasks; None to run them inside the server.
+        conf: More of Spark's configuration, by name.
     """
 
     def __init__(
@@ -48,31 +63,36 @@ class SparkConnectServer(Server):
 
     @property
     def url(self) -> str:
-        """Of the server, for Spark Connect."""
+        """Return the URL for Spark Connect clients."""
         return f"sc://127.0.0.1:{self.port}"
 
     @property
     def airflow_connection(self) -> str:
-        """The Airflow connection to it, for an environment variable ``AIRFLOW_CONN_...``."""
+        """Return the Airflow connection to the server, as JSON for an environment variable `AIRFLOW_CONN_...`."""
         connection = {"conn_type": "spark_connect", "host": "sc://127.0.0.1", "port": self.port}
         return json.dumps({**connection, "password": self.token})
 
     def start(self) -> None:
-        """Starts the server; ``wait_until_ready`` waits for it."""
+        """Start the server without waiting for it."""
         paths = os.pathsep.join([str(self.repo_root / "jobs"), str(self.repo_root)])
         self._processes.start(
             _NAME,
             server_command(self.port, self.master, self.cores, self.conf),
-            # The token not among the options, which everybody on the machine can read.
+            # The token goes into the environment, because every user of the machine can read a process's arguments.
             env=server_environment(self.token) | {"PYTHONPATH": paths},
             cwd=self.repo_root,
         )
-        # Who can't write there gives the drivers the token by the connection.
+        # If the file can't be written, the caller must pass the token to drivers in the Airflow connection.
         with suppress(OSError):
             self._kept.enter_context(kept_secret("spark-connect", self.port, self.token))
 
     def wait_until_ready(self, timeout_s: float = 120) -> None:
-        """Raises: TimeoutError if it does not answer by then; RuntimeError if its process has ended."""
+        """Wait until the server answers.
+
+        Raises:
+            TimeoutError: The server does not answer within the timeout.
+            RuntimeError: The server's process has ended.
+        """
         deadline_s = time.monotonic() + timeout_s
         while True:
             self._processes.check_alive()
@@ -83,15 +103,15 @@ class SparkConnectServer(Server):
             time.sleep(0.3)
 
     def pids(self) -> Iterator[int]:
-        """The server's process, and those of its Python workers, as long as they live."""
+        """Return an iterator over the ids of the running server and its running Python workers."""
         return self._processes.pids()
 
     def kill(self) -> None:
-        """kill -9 of the server and of its Python workers. ``start`` starts another one on the same port."""
+        """Send SIGKILL to the server and its Python workers. A later `start` uses the same port."""
         self._processes.stop(grace_s=0, signal_number=signal.SIGKILL)
         self._kept.close()
 
     def stop(self) -> None:
-        """Stops the server and its Python workers."""
+        """Stop the server and its Python workers."""
         self._processes.stop(grace_s=10)
         self._kept.close()

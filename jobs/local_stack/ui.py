@@ -1,7 +1,10 @@
-"""Airflow with its UI, until Ctrl-C: what `make ui` runs. PORT is where; 8080 if it is not set.
+"""Program that runs Airflow with its UI until Ctrl-C; `make ui` starts it.
 
-In place of `airflow standalone`: its database is a PostgreSQL of this folder, a component that ends is told and ends the rest (a
-dead scheduler is not gone on without), and SIGTERM stops everything as Ctrl-C does.
+The environment variable PORT is the UI's port, 8080 by default.
+
+The program replaces `airflow standalone`, and differs from it in three points. Airflow's database is a PostgreSQL
+server in this folder. If a component such as the scheduler dies, the program reports this and stops the other
+components. SIGTERM stops all processes, as Ctrl-C does.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def main() -> int:
-    """130 after Ctrl-C; 1 if something could not start or has ended."""
+    """Run Airflow, and return the exit code: 130 after Ctrl-C, and 1 if a component could not start or has ended."""
     text = os.environ.get("PORT") or "8080"
     if not text.isdigit() or not 0 < int(text) < 65536:
         print(f"PORT={text}: expected a port's number, as in: make ui PORT=8081", file=sys.stderr)

@@ -1,1 +1,1 @@
-"""The pipelines of this project: sources, processors and their declarations."""
+"""Example pipelines: their sources, processors and declarations, and the programs that write their input files."""

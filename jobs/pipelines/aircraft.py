@@ -1,7 +1,7 @@
-"""Pipeline ``aircraft``: what is known of an aircraft before each of its flights, from the flights of 2013.
+"""The pipeline `aircraft`: for each flight of 2013, the history of its aircraft before the flight.
 
-Its input is landed by ``pipelines.land_flights`` in the folder that CAIRN_FLIGHTS names (absolute; default
-``data/flights`` in the repository).
+The input files are in the folder that the environment variable CAIRN_FLIGHTS names: an absolute path, by default
+`data/flights` in the repository. The program `pipelines.land_flights` writes them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,11 @@ READ_SCHEMA = """
 
 
 def flights_folder() -> Path:
-    """Where the landed flights are, absolute."""
+    """Return the absolute path of the folder with the input files.
+
+    Raises:
+        SourceError: CAIRN_FLIGHTS is a relative path.
+    """
     folder = Path(os.environ.get("CAIRN_FLIGHTS") or Path(__file__).resolve().parents[2] / "data" / "flights")
     if not folder.is_absolute():
         raise SourceError(
@@ -56,15 +60,21 @@ def flights_folder() -> Path:
 
 
 def read_flights(spark: SparkSession, interval: Interval) -> tuple[DataFrame, dict[str, Any]]:
-    """The flights of all days in ``[start, end)``, and the source position: files (path relative to the folder, size in
-    bytes, crc32c in hex) and counts (``FlightCounts``).
+    """Return the flights of an interval, and the source position.
 
-    Whole days only. An interval is in UTC and a flight's day is local (New York): the interval of UTC day D means the
-    flights scheduled for local day D, whatever the hour.
+    The interval must be whole days. An interval is in UTC and a flight's day is local (New York). The interval of day D
+    in UTC gives all flights that were scheduled for local day D.
 
-    The files are small, so the driver reads each one: for the counts, and to say what is wrong with it in words.
+    The driver itself reads each file, because the files are small. So it can count the flights and describe a damaged
+    file.
 
-    Raises: SourceError for a missing or unreadable file, or one that lacks a column or has it in another type.
+    Returns:
+        The flights, and the source position with two entries. `files` lists each file with its path relative to the
+        folder, its size in bytes and its crc32c in hex. `counts` holds the `FlightCounts`.
+
+    Raises:
+        SourceError: The interval is not whole days. A file is missing or can't be read. A column is missing or has
+            another type.
     """
     folder, days, counts = flights_folder(), _days(interval), FlightCounts()
     paths = [folder / day_file(day) for day in days]
@@ -86,7 +96,6 @@ def _days(interval: Interval) -> list[date]:
 
 
 def _read_day(path: Path, folder: Path, day: date) -> tuple[bytes, pa.Table]:
-    """A file's bytes and rows."""
     again = f"python -m pipelines.land_flights --to {shlex.quote(str(folder))} --from {day} --days 1"
     try:
         data = path.read_bytes()
@@ -129,14 +138,28 @@ OUTPUT_SCHEMA = """
     prior_flights_on_route long, days_since_last_flight int, last_known_airport string, continuity_break boolean,
     idle_since date
 """
-# Every output row has all columns, in this order, so that the runtime needn't match them by name.
+# Every output row has all columns in this order. Then Cairn need not match the columns by name.
 _ALL_NULL = dict.fromkeys(field.split()[0] for field in OUTPUT_SCHEMA.split(","))
 
 
 class History(NamedTuple):
-    """State ``history``, field by field. Delays are arrival delays in minutes; only flights that departed count.
+    """The fields of the state `history`.
 
-    The mean is kept as count and sum: whole numbers give the same mean in every order and on every machine.
+    Delays are arrival delays in minutes. Only flights that departed count.
+
+    The mean delay is stored as a count and a sum, because sums of whole numbers are the same in every order and on
+    every machine.
+
+    Attributes:
+        flights: The number of departed flights.
+        delays_count: The number of flights with a known delay.
+        delay_sum_minutes: The sum of the known delays.
+        last_delay_minutes: The last known delay.
+        last_airport: The airport where the aircraft last arrived; None if its last flight was diverted.
+        last_flown_day: The local day of the last flight.
+        recent_delays: The last 10 known delays, the newest last.
+        idle_timer_ms: The time of the registered idle timer, in milliseconds since the epoch; None if none is
+            registered.
     """
 
     flights: int
@@ -149,7 +172,11 @@ class History(NamedTuple):
     idle_timer_ms: int | None
 
     def after(self, flight: Row) -> History:
-        """The history once this flight, which departed, is known."""
+        """Return the history after one more flight.
+
+        Args:
+            flight: An input row of a flight that departed.
+        """
         delay: int | None = flight.arrival_delay_minutes
         moved = self._replace(
             flights=self.flights + 1,
@@ -166,7 +193,7 @@ class History(NamedTuple):
         )
 
     def features(self) -> dict[str, Any]:
-        """Output columns that depend on nothing else."""
+        """Return the output columns that depend on the history alone."""
         return {
             "prior_flights": self.flights,
             "prior_mean_delay_minutes": self.delay_sum_minutes / self.delays_count if self.delays_count else None,
@@ -182,25 +209,31 @@ NO_HISTORY = History(0, 0, 0, None, None, None, [], None)
 
 
 class AircraftHistory(StatefulProcessor):  # type: ignore[misc]
-    """Running history of each aircraft. Every flight gives one ``flight`` row, with what was known *before* it; an aircraft
-    that has not flown for 5 days gives one ``idle`` row, with what is known and since when (``idle_since``, its last day).
+    """The running history of each aircraft.
 
-    - *Departed* flights count. A delay is an arrival delay; where it is missing, the delay statistics stay as they are.
-    - *Cancelled* flights get features but change nothing, the idle timer included: the aircraft did not move.
-    - *Diverted* flights (departed, without arrival time) count, and leave the last known airport unknown (null), so the next
-      ``continuity_break`` is null, as it is before the first flight.
-    - ``continuity_break``: the origin is not the last known airport. These data have departures from New York only, so it is
-      true wherever it is known: the flight back is never seen. With all flights of an airline it would be rare.
-    - ``prior_flights_on_route``: departed flights from this origin to this destination. A route is forgotten, and its count
-      starts again, 90 days after the end of the interval in which it was last flown.
-    - *Without tail number* there is no aircraft: such flights come under a null key, get null features (``prior_flights``
-      too, which is 0 for an aircraft that is seen for the first time), and leave no state.
+    Every flight gives one output row of kind `flight`, with the history *before* the flight. An aircraft that has not
+    flown for 5 days gives one row of kind `idle`, with its history and the day of its last flight (`idle_since`).
 
-    Processing time is the interval's end: the idle timer is set to 5 days after the end of the interval of the last flight.
-    Rows of a key must arrive in order of scheduled departure.
+    - A *departed* flight counts. Its delay is the arrival delay. If the delay is missing, the delay statistics stay
+      unchanged.
+    - A *cancelled* flight gets features but changes nothing, because the aircraft did not move. The idle timer stays
+      too.
+    - A *diverted* flight departed but has no arrival time. It counts. The last known airport becomes null, so the next
+      `continuity_break` is null.
+    - `continuity_break` is true if the origin is not the last known airport. It is null before the first flight. The
+      data hold only departures from New York, so it is true wherever it is not null. With all flights of an airline it
+      would be rare.
+    - `prior_flights_on_route` counts departed flights from this origin to this destination. The count of a route is
+      removed 90 days after the end of the last interval with a flight on the route.
+    - A flight *without a tail number* belongs to the null key. It gets null features and leaves no state. In contrast,
+      `prior_flights` is 0 for the first flight of an aircraft.
+
+    Processing time is the interval's end. So the idle timer is set to 5 days after the end of the interval of the last
+    flight. The rows of a key must arrive in the order of scheduled departure.
     """
 
     def init(self, handle: StatefulProcessorHandle) -> None:
+        """Declare the value state `history` and the map state `routes`, whose entries expire after 90 days."""
         self._handle = handle
         self._history = handle.getValueState("history", HISTORY_SCHEMA)
         self._routes = handle.getMapState(
@@ -208,6 +241,7 @@ class AircraftHistory(StatefulProcessor):  # type: ignore[misc]
         )
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Iterator[Row]:
+        """Yield one row for each flight of an aircraft, and update its history, routes and idle timer."""
         if key[0] is None:
             for flight in rows:
                 yield _flight_row(flight, {})
@@ -234,12 +268,14 @@ class AircraftHistory(StatefulProcessor):  # type: ignore[misc]
         if before.idle_timer_ms is not None:
             self._handle.deleteTimer(before.idle_timer_ms)
         self._handle.registerTimer(idle_timer_ms)
-        # Once per key and interval, not per flight: every update reads and writes an entry of the store.
+        # Update the state once for each key and interval, not for each flight, because each update writes an entry of
+        # the store.
         self._history.update(tuple(history._replace(idle_timer_ms=idle_timer_ms)))
 
     def handleExpiredTimer(
         self, key: Any, timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
     ) -> Iterator[Row]:
+        """Yield one row for an aircraft that has not flown for 5 days."""
         history = History(*self._history.get())
         self._history.update(tuple(history._replace(idle_timer_ms=None)))
         idle = {"kind": "idle", "tailnum": key[0], "idle_since": history.last_flown_day}
@@ -260,12 +296,12 @@ _FROM_INPUT = [name for name in _ALL_NULL if name in FLIGHT_SCHEMA.names]
 
 
 def _flight_row(flight: Row, features: dict[str, Any]) -> Row:
-    """Columns of the same name are those of the input; what neither it nor the features have is null."""
+    """Return the output row of a flight: its input columns, its features, and null in all other columns."""
     return Row(**(_ALL_NULL | {"kind": "flight"} | {name: flight[name] for name in _FROM_INPUT} | features))
 
 
 def expectations() -> dict[str, list[Any]]:
-    """What the owner of this state expects of it, whatever the day."""
+    """Return, by state name, the Great Expectations rules that every checkpoint must meet."""
     import great_expectations.expectations as gxe
 
     minutes = {"min_value": -24 * 60, "max_value": 48 * 60}

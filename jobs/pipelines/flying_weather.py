@@ -1,5 +1,7 @@
-"""Delays by weather: the published output of ``aircraft`` beside that of ``weather``. No state and no Spark: what two
-pipelines have committed, read by the rule that the checkpoint log gives."""
+"""Flight delays by weather, from the output of the pipelines `aircraft` and `weather`.
+
+The module reads committed output files only. It needs neither state nor Spark.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,16 @@ WINDY_KNOTS = 20
 
 
 def flying_weather(root: str) -> dict[str, Any]:
-    """Over all that is committed under ``root``: by conditions ("wet", "windy", "wet and windy", "fair"; those of the six
-    hours and the airport of the scheduled departure) the departed flights and their mean departure delay in minutes; how
-    many flights have no window of weather yet; and how many windows there are. Empty where a pipeline has no output."""
+    """Return the mean departure delay by weather, over all committed output under `root`.
+
+    A flight's weather is the weather of its airport in the six hours of its scheduled departure. The conditions are
+    "wet", "windy", "wet and windy" and "fair".
+
+    Returns:
+        A dict with three entries. `windows` is the number of weather windows. `flights_without_weather` is the number
+        of departed flights without a window. `conditions` gives, by condition, the number of departed flights and
+        their mean departure delay in minutes. If a pipeline has no output yet, `conditions` is empty.
+    """
     windows = {(row["origin"], row["window_start"]): _conditions(row) for row in _rows(root, "weather")}
     delays: dict[str, list[int]] = {}
     unknown = 0
@@ -42,7 +51,7 @@ def flying_weather(root: str) -> dict[str, Any]:
 
 
 def _window_of(local: datetime) -> datetime:
-    """The start of the window, naive UTC, of a naive local time."""
+    """Return the start of the six-hour window, as naive UTC, for a naive time of New York."""
     utc = local.replace(tzinfo=NEW_YORK).astimezone(UTC)
     return utc.replace(tzinfo=None, hour=utc.hour - utc.hour % 6, minute=0, second=0)
 

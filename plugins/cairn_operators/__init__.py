@@ -1,4 +1,7 @@
-"""Airflow operators for stateful pipelines. Importing this needs neither Spark nor RocksDB: those run in the driver."""
+"""Airflow operators and DAG factories for stateful pipelines.
+
+Importing them loads neither Spark nor RocksDB: only the driver process loads those.
+"""
 
 from cairn_operators.backfill import RunIntervalsOperator, backfill_pipeline
 from cairn_operators.checkpoint_operator import CheckpointOperator

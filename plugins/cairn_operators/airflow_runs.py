@@ -1,4 +1,4 @@
-"""What Airflow's execution API tells a running task about the other runs of its DAG."""
+"""Ask Airflow's execution API, from a running task, about other runs of its DAG."""
 
 from __future__ import annotations
 
@@ -9,15 +9,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cairn_operators.predecessor import PredecessorRun
 
-# Manual runs between two scheduled ones; more than that, and the oldest are not looked at.
+# At most this many runs are read, from the newest back. With more manual runs than this between two scheduled runs, the
+# search does not find the scheduled run of the interval before.
 _LOOK_BACK = 32
 
 
 def predecessor_runs(context: Any, start: datetime, end: datetime, tasks: Sequence[str]) -> list[PredecessorRun]:
-    """The runs whose data interval ends at ``start``: the scheduled or backfill run, and manual runs of that interval.
+    """Return the runs of the task's DAG whose data interval ends at `start`.
 
-    A scheduled run has its interval's start as logical date, a manual one an instant at or after its interval's end. So the
-    search begins one interval after ours and goes back to the first run that starts before ours and is no manual one.
+    These are the scheduled or backfill run of the interval before, and manual runs of that interval.
+
+    A scheduled run has its interval's start as logical date. A manual run has an instant at or after its interval's
+    end. So the search begins one interval length after `end`. It goes back to the first run that is not manual and has
+    a logical date before `start`.
+
+    Args:
+        context: Airflow's context of the running task.
+        start: Start of the task's own data interval.
+        end: End of the task's own data interval.
+        tasks: Ids of the tasks whose states are read: the process task and the checkpoint task.
     """
     from cairn_operators.predecessor import PredecessorRun
 
@@ -44,7 +54,7 @@ def predecessor_runs(context: Any, start: datetime, end: datetime, tasks: Sequen
 
 
 def is_earlier_running(context: Any, start: datetime) -> bool:
-    """Whether any run with a logical date before ``start`` is running."""
+    """Return True if a run of the task's DAG with a logical date before `start` is running."""
     return _previous(context["dag_run"].dag_id, start, "running") is not None
 
 
@@ -58,7 +68,10 @@ def _runs_before(dag_id: str, logical_date: datetime) -> Iterator[Any]:
 
 
 def _previous(dag_id: str, logical_date: datetime, state: str | None) -> Any:
-    """``ti.get_previous_dagrun`` does this for the task's own logical date only."""
+    """Return the last run of the DAG before a logical date, or None.
+
+    `ti.get_previous_dagrun` answers this only for the logical date of the task's own run.
+    """
     from airflow.sdk.execution_time.comms import GetPreviousDagRun
     from airflow.sdk.execution_time.task_runner import SUPERVISOR_COMMS
 

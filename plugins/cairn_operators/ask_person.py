@@ -1,4 +1,4 @@
-"""A question in Airflow's Required Actions, of an operator that parks its task until a person has answered."""
+"""Ask a person a question in Airflow's Required Actions, for an operator whose task waits for the answer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ APPROVE, REJECT = "Approve", "Reject"
 
 
 def ask_person(context: Any, subject: str, text: str) -> None:
-    """Asks whether to go on. ``text``: lines that the person reads before. The caller parks the task."""
+    """Ask a person to approve or reject. The calling operator then defers its task until the answer.
+
+    Args:
+        context: Airflow's context of the running task.
+        subject: The question.
+        text: Lines that the person reads before the answer.
+    """
     from airflow.sdk.execution_time.hitl import upsert_hitl_detail
 
     upsert_hitl_detail(
@@ -17,17 +23,21 @@ def ask_person(context: Any, subject: str, text: str) -> None:
         options=[APPROVE, REJECT],
         subject=subject,
         body=as_markdown(text),
-        params={},  # Airflow's API takes no None here
+        params={},  # Airflow's API refuses None here.
     )
 
 
 def as_markdown(text: str) -> str:
-    """Lines as items of a list, indented ones below the line before them, each as code. Airflow's UI puts the lines of a code block, and of a
-    paragraph, behind one another."""
+    """Format lines of text as a Markdown list in which each line is code.
+
+    An indented line becomes an item below the line before it. A list is used because Airflow's UI joins the lines of a
+    paragraph or a code block into one line.
+    """
     items: list[str] = []
     for line in filter(str.strip, text.splitlines()):
         words = line.strip()
-        # A fence longer than any that is within; with spaces, which do not count, where the text begins or ends with one.
+        # The fence has more backticks than any run of backticks in the line. A line that begins or ends with a backtick
+        # gets spaces at its ends, which Markdown does not show.
         fence = "`" * (1 + max((len(run) for run in re.findall("`+", words)), default=0))
         within = f" {words} " if "`" in (words[0], words[-1]) else words
         below = bool(items) and line.startswith(" ")

@@ -1,4 +1,4 @@
-"""A range of intervals in one go: through one driver, each interval its own checkpoint."""
+"""The operator and the DAG that process a range of intervals in one driver. Each interval gets its own checkpoint."""
 
 from __future__ import annotations
 
@@ -36,18 +36,24 @@ event on the asset, as if it had been run alone.
 class RunIntervalsOperator(DriverOperator):
     """The task that processes and commits a range of intervals on one Spark session.
 
-    The asset ``cairn://<pipeline_name>`` gets an event for each commit, after the task succeeded. The task returns counts and the last
-    interval's checkpoint (None in a dry run that would compute that interval).
+    The asset `cairn://<pipeline_name>` gets an event for each commit, after the task succeeded.
 
     Args:
+        pipeline: The `Pipeline`, as `module:NAME`.
+        root: URL of the folder that holds the pipelines.
         pipeline_name: Name of the `Pipeline`.
         first: Start of the first interval: an ISO instant, or a day; UTC if it has no zone.
         last: Start of the last interval, included.
         every: Length of an interval.
-        reprocess: Intervals with a result that are computed again: "changed" (other code or input made the result), "none" or "all".
-        permissions: As in `StatefulMicroBatchOperator`; only ``replace_overlapping`` applies to all intervals.
+        reprocess: Which intervals with a result are computed again: "changed" (other code or input made the result),
+            "none" or "all".
+        permissions: As in `StatefulMicroBatchOperator`; only `replace_overlapping` applies to all intervals.
         dry_run: Log what would be computed; compute nothing.
         mode: Form of the checkpoints: incremental, full or changelog.
+        **kwargs: More arguments of `DriverOperator` and Airflow's `BaseOperator`.
+
+    Raises:
+        ValueError: `mode` is unknown, or `every` is not positive.
     """
 
     template_fields: Sequence[str] = (
@@ -73,7 +79,8 @@ class RunIntervalsOperator(DriverOperator):
         mode: str = "incremental",
         **kwargs: Any,
     ) -> None:
-        # Through an alias, since of an asset that is an outlet itself Airflow keeps one event per task.
+        # Airflow keeps only one event per task for an asset that is an outlet. Through an alias a task can add many
+        # events.
         self.alias = AssetAlias(f"cairn_{pipeline_name}_range")
         self.asset = pipeline_asset(pipeline_name)
         super().__init__(**{"doc_md": _DOC, **kwargs, "outlets": [self.alias, *kwargs.pop("outlets", [])]})
@@ -87,11 +94,22 @@ class RunIntervalsOperator(DriverOperator):
         self.every = every
         self.reprocess = reprocess
         self.permissions = {**(permissions or {})}
-        self.only_plan = dry_run  # BaseOperator has a method dry_run
+        self.only_plan = dry_run  # Airflow's `BaseOperator` has a method `dry_run`.
         self.mode = mode
 
     def execute(self, context: Any) -> dict[str, Any]:
-        """Runs the driver, and tells the asset what it committed."""
+        """Process the range in a driver, and add an event to the asset for each commit.
+
+        Returns:
+            Counts of intervals, and `checkpoint`: the id of the last interval's checkpoint. The id is None after a dry
+            run in which that interval would be computed.
+
+        Raises:
+            AirflowException: Storage, Spark or user code failed, and a retry may help. It continues after the last
+                commit.
+            AirflowFailException: An argument is invalid, or a retry can't help.
+            DownstreamTasksSkipped: There is no checkpoint for the tasks behind this one.
+        """
         from cairn.driver.driver_protocol import COMMITTED, Range
 
         run, ti = context["dag_run"], context["ti"]
@@ -134,7 +152,14 @@ class RunIntervalsOperator(DriverOperator):
 
 
 def tell_asset(context: Any, alias: AssetAlias, asset: Asset, committed: Sequence[dict[str, Any]]) -> None:
-    """An event on the asset for each checkpoint that a driver committed."""
+    """Add an event to a pipeline's asset for each checkpoint that a driver committed.
+
+    Args:
+        context: Airflow's context of the running task.
+        alias: The task's outlet, through which the events are added.
+        asset: The asset of the pipeline.
+        committed: The summaries of the checkpoints.
+    """
     if (events := context.get("outlet_events")) is None:
         return
     for summary in committed:
@@ -145,7 +170,15 @@ def tell_asset(context: Any, alias: AssetAlias, asset: Asset, committed: Sequenc
 
 
 def instant(name: str, text: str) -> datetime:
-    """In UTC, if it has no time zone."""
+    """Parse a day or an instant in ISO format. It is in UTC if it has no time zone.
+
+    Args:
+        name: Name of the argument, for the error message.
+        text: The day or the instant.
+
+    Raises:
+        AirflowFailException: The text is neither.
+    """
     try:
         found = datetime.fromisoformat(str(text).strip())
     except ValueError:
@@ -200,20 +233,28 @@ def backfill_pipeline(
 ) -> DAG:
     """Build a DAG without schedule that runs a range of a pipeline's intervals in one driver.
 
-    The form of its trigger asks for the first and the last interval, for the treatment of results that exist, and for a dry run.
+    The form of its trigger asks for the first and the last interval, for the treatment of results that exist, and for a
+    dry run.
 
     Args:
         dag_id: Id of the DAG.
-        pipeline: The `Pipeline`, as ``module:NAME``.
+        pipeline: The `Pipeline`, as `module:NAME`.
         root: URL of the folder that holds the pipelines.
         pipeline_name: Name of the `Pipeline`; None: read from the source of its module.
         every: Length of an interval, as in the pipeline's own DAG.
         spark_conn_id: Connection to Spark.
-        gcp_conn_id: Connection with the key for a ``gs://`` root; None for application default credentials.
+        gcp_conn_id: Connection with the key for a `gs://` root; None for application default credentials.
         backfill: More arguments of the `RunIntervalsOperator`.
-        validate: Arguments of the `ValidateStateOperator`, which validates the last checkpoint only; True for its defaults, False for
-            no validation.
+        validate: Arguments of the `ValidateStateOperator`, which validates the last checkpoint only; True for its
+            defaults, False for no validation.
         **dag_arguments: More arguments of the DAG.
+
+    Returns:
+        The DAG with the tasks `backfill` and, with validation, `validate`.
+
+    Raises:
+        ValueError: `pipeline` is not `module:NAME`, `root` is no storage URL, or the source of the module does not show
+            the pipeline's name.
     """
     check_pipeline_and_root(dag_id, pipeline, root)
     where: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""What is wrong with a DAG's arguments, told when its file is parsed: in the UI's import errors and not by a run at night."""
+"""Check a DAG's arguments when its file is parsed: mistakes show as import errors in the UI, not in a run at night."""
 
 from __future__ import annotations
 
@@ -10,9 +10,18 @@ _PIPELINE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 def check_pipeline_and_root(dag_id: str, pipeline: str, root: str) -> None:
-    """Templates are left for the task. The module of the pipeline is not looked for: it would be imported with every parse.
+    """Raise an error if the pipeline or the root of a DAG is malformed.
 
-    Raises: ValueError for a pipeline that is not written as module:NAME, and for a root that is no storage URL.
+    Templates are not checked. The pipeline's module is not searched for, since that would import packages with every
+    parse.
+
+    Args:
+        dag_id: Id of the DAG, for the error message.
+        pipeline: The `Pipeline`, as `module:NAME`.
+        root: URL of the folder that holds the pipelines.
+
+    Raises:
+        ValueError: `pipeline` is not written as `module:NAME`, or `root` is no storage URL.
     """
     if "{" not in pipeline and not _PIPELINE.fullmatch(pipeline):
         raise ValueError(f"DAG {dag_id}: pipeline {pipeline!r} is not module:NAME, as in pipelines.clicks:CLICKS")

@@ -1,4 +1,4 @@
-"""Commits what a micro-batch prepared: state, source position and output in one write. No Spark."""
+"""The operator that commits a prepared attempt: state, source position and output in one write, without Spark."""
 
 from __future__ import annotations
 
@@ -36,23 +36,28 @@ output is published and files that no retained checkpoint needs are deleted. No 
 
 
 class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type-checked here
-    """The task that commits a prepared attempt, publishes its output and deletes files that no retained checkpoint needs.
+    """The task that commits a prepared attempt, publishes its output and deletes files of dropped checkpoints.
 
         process = StatefulMicroBatchOperator(task_id="process", ...)
         CheckpointOperator(task_id="checkpoint", attempt=process.output["attempt"])
 
-    A retry finishes the steps that an earlier try left; nothing is committed twice. A lost attempt fails the task for good, since only a
-    new attempt can replace it. ``output["checkpoint"]`` is the checkpoint's id. The asset ``cairn://<pipeline_name>`` gets an event with
-    the id and counts.
+    A retry finishes the steps that an earlier try left; nothing is committed twice. A lost attempt fails the task for
+    good, since only a new attempt can replace it. `output["checkpoint"]` is the checkpoint's id. The asset
+    `cairn://<pipeline_name>` gets an event with the id and counts.
 
     Args:
-        attempt: The output of the task that prepared the attempt. The other arguments are then those of that task.
+        attempt: The output of the task that prepared the attempt. The other arguments are then taken from that task.
         pipeline_name: Name of the `Pipeline`.
         root: URL of the folder that holds the pipelines.
-        sink_of: The pipeline with a sink, as ``module:NAME``; empty for no sink. Only for a sink the task imports the pipeline's code,
-            and with it PySpark.
-        gcp_conn_id: Connection with the key for a ``gs://`` root; None for application default credentials.
-        validated: The event's ``validated``. False if a later task may still refuse the checkpoint; True behind a gate.
+        sink_of: The pipeline with a sink, as `module:NAME`; empty for no sink. Only for a sink the task imports the
+            pipeline's code, and with it PySpark.
+        gcp_conn_id: Connection with the key for a `gs://` root; None for application default credentials.
+        validated: Value of `validated` in the asset's event: True if validation precedes the commit, False if a later
+            task may still refuse the checkpoint.
+        **kwargs: More arguments of Airflow's `BaseOperator`.
+
+    Raises:
+        ValueError: `attempt` is a text, and `pipeline_name` or `root` is missing.
     """
 
     template_fields: Sequence[str] = ("pipeline_name", "root", "attempt", "sink_of", "gcp_conn_id")
@@ -87,7 +92,16 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
         self.validated = validated
 
     def execute(self, context: Any) -> dict[str, Any]:
-        """Commits, publishes, cleans up; returns the checkpoint's summary."""
+        """Commit the attempt, publish its output, and delete files that no retained checkpoint needs.
+
+        Returns:
+            The summary of the committed checkpoint; only its id if retention has dropped the checkpoint already.
+
+        Raises:
+            AirflowException: Storage or sink failed, and a retry may help.
+            AirflowFailException: The attempt is lost, or a retry can't help for another reason.
+            DownstreamTasksSkipped: The commit succeeded, and some tasks behind this one have nothing to do.
+        """
         with as_google_identity(self.gcp_conn_id):
             summary = self._execute(context)
         push_outputs(context, checkpoint=summary["checkpoint"])
@@ -95,12 +109,16 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
             self.log.info("nothing to do for these at this interval, so not started: %s", ", ".join(skipped))
             context["ti"].xcom_push(
                 key=BaseXCom.XCOM_RETURN_KEY, value=summary
-            )  # Airflow does not, where a task ends by an exception
+            )  # Airflow pushes no result for a task that raises.
             raise DownstreamTasksSkipped(tasks=skipped)
         return summary
 
     def _not_due(self, context: Any, *, dropped: bool) -> list[str]:
-        """The tasks right behind this one that would start only to skip themselves, or to find that the checkpoint is gone."""
+        """Return the ids of directly following tasks that have nothing to do, so that Airflow does not start them.
+
+        These are savepoint and sweep tasks that are not due after this interval. If retention has dropped the
+        checkpoint already, they are also the tasks that read the checkpoint.
+        """
         behind = context["task"].downstream_list if self.has_dag() else []
         examine = [task.task_id for task in behind if dropped and getattr(task, "checkpoint", None) is not None]
         cadenced = [task for task in behind if hasattr(task, "is_due_at") and task.task_id not in examine]
@@ -119,7 +137,7 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
         phases_us: dict[str, int] = {}
 
         def ended(phase: str) -> None:
-            """The phase that began where the one before ended."""
+            """Record the microseconds since the phase before ended."""
             phases_us[phase] = int((time.monotonic() - started_s) * 1e6) - sum(phases_us.values())
 
         try:
@@ -137,7 +155,7 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
             ended("publish")
             try:
                 coordinator.clean_up()
-            except CorruptFile as error:  # of another checkpoint: this one counts, and the next intervals may mend it
+            except CorruptFile as error:  # A file of another checkpoint is damaged. The commit counts.
                 self.log.warning("nothing was deleted, since it can't be told what is needed: %s", error)
             ended("clean_up")
             tags = {"pipeline": self.pipeline_name}
@@ -145,7 +163,7 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
             if failed is not None:
                 if committed.id in failed.ids:
                     raise failed
-                self.log.warning("%s", failed)  # of earlier intervals, whose own tasks failed for it
+                self.log.warning("%s", failed)  # The sink refused earlier intervals, whose own tasks have failed.
         except AttemptLost as error:
             raise AirflowFailException(
                 f"{failure_of(error, context['dag_run'].dag_id)}\nOnly a new attempt can be committed; clear this run's tasks "
@@ -169,9 +187,10 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
             self.log.info("%-15s %s", name, f"{value:>15,}" if isinstance(value, int) else value)
         self.log.info("::endgroup::")
         send_metrics(self.pipeline_name, committed.record, timedelta(microseconds=wall_us))
-        # The record can't contain these phases: the commit wrote the record before the phases ended.
+        # The commit writes the record before these phases end, so only the log can show them.
         self.log.info("checkpoint %d: %s", committed.id, in_words(phases_us, wall_us))
-        if (outlet_events := context.get("outlet_events")) is not None:  # Airflow's is false as long as it is empty
+        # Airflow's `outlet_events` is false while it is empty, so it is compared with None.
+        if (outlet_events := context.get("outlet_events")) is not None:
             outlet_events[self.asset].extra = {
                 **summary,
                 "rows": summary["output_rows"],
@@ -194,11 +213,18 @@ _GAUGES = (
 
 
 def send_metrics(pipeline_name: str, record: Record, duration: timedelta) -> None:
-    """Sends one committed checkpoint to Airflow's metrics, tagged with the pipeline.
+    """Send the metrics of one committed checkpoint to Airflow, tagged with the pipeline.
 
-    ``cairn.checkpoint.committed`` is a counter. ``.duration`` (of commit, publish and clean-up) and ``cairn.interval.<phase>`` (of the
-    slowest shard: restore, process, upload, ...) are timings. ``.lag_s`` is a gauge: the seconds from the interval's end to its
-    commit. So is each count of the summary.
+    - `cairn.checkpoint.committed` is a counter.
+    - `cairn.checkpoint.duration` is the time of commit, publish and clean-up.
+    - `cairn.checkpoint.lag_s` is a gauge: the seconds from the interval's end to now, right after the commit.
+    - `cairn.checkpoint.<count>` is a gauge for each count of the summary, such as `keys`.
+    - `cairn.interval.<phase>` is the time of the slowest shard in a phase, such as restore, process or upload.
+
+    Args:
+        pipeline_name: Name of the pipeline.
+        record: The record of the checkpoint.
+        duration: Time of commit, publish and clean-up.
     """
     from state_backend.inspection.describe import summarise
 
@@ -213,14 +239,17 @@ def send_metrics(pipeline_name: str, record: Record, duration: timedelta) -> Non
 
 
 def _sink_hook(sink_of: str, url: str) -> tuple[Callable[[Record], None] | None, bool]:
-    """The pipeline's hook, and whether its order matters."""
+    """Return the pipeline's sink hook or None, and True if a failed interval must hold back later intervals."""
     module, _, name = sink_of.partition(":")
     pipeline = getattr(importlib.import_module(module), name)
     return pipeline.sink_hook(None, url), pipeline.sink_in_order
 
 
 def _maker(task: Any) -> Any:
-    """The nearest task before this one that makes attempts; with a gate a validation lies between. Without one the task itself."""
+    """Return the nearest upstream task that makes attempts. Return `task` itself if there is no such task.
+
+    If a gate validates attempts, the validation task lies between the two.
+    """
     before = [task]
     while before:
         makers = [t for t in before if getattr(t, "makes_attempts", False)]
@@ -231,7 +260,7 @@ def _maker(task: Any) -> Any:
 
 
 def again_command(context: Any, task: Any) -> str:
-    """The command that clears this task of the run and what follows from it."""
+    """Return the command that clears a task of the run, and the tasks downstream of it."""
     from state_backend.values.airflow_commands import clear_command
 
     run = context["dag_run"]

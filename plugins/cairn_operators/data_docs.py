@@ -1,4 +1,4 @@
-"""Great Expectations' Data Docs, linked from the task that wrote them."""
+"""Find and link the Data Docs of Great Expectations: their folder, their URLs, and the button on Airflow's task."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from urllib.parse import quote, urlsplit
 from airflow.sdk import BaseOperatorLink
 
 URL_PREFIX = "/cairn/docs"
-# Great Expectations takes its styles and the marks in its status column from other hosts. Where a browser does not get at those, a
-# page looks like this; where it does, what it loads comes later and wins.
+# Pages of Great Expectations load their styles and status icons from other hosts. A browser without access to those
+# hosts shows the styles below. In other browsers the loaded styles come later and override these.
 _STYLE = """<style>
 body { font-family: system-ui, sans-serif; margin: 1.5rem; color: #222 }
 td, th { padding: .3rem .8rem; border-bottom: 1px solid #ddd; text-align: left; vertical-align: top }
@@ -30,14 +30,26 @@ footer { display: none }
 
 
 def docs_root() -> Path:
-    """The folder that Airflow's UI shows: ``CAIRN_DOCS``, else ``docs`` in ``CAIRN_DATA``, else ``data/docs`` in AIRFLOW_HOME."""
+    """Return the folder of Data Docs that Airflow's UI shows.
+
+    It is `CAIRN_DOCS`, else `docs` in `CAIRN_DATA`, else `data/docs` in `AIRFLOW_HOME` or the working directory.
+    """
     data = os.environ.get("CAIRN_DATA") or str(Path(os.environ.get("AIRFLOW_HOME", Path.cwd())) / "data")
     return Path(os.environ.get("CAIRN_DOCS") or Path(data) / "docs")
 
 
 def docs_url(page: str, root: Path, base_url: str) -> str:
-    """Where a browser finds a page of Data Docs: by way of Airflow's UI at ``base_url`` if the page lies in the folder that it shows,
-    else the file itself, which only a browser on that machine opens."""
+    """Return the URL of a page of Data Docs for a browser.
+
+    Args:
+        page: Path of the page's file.
+        root: Folder that Airflow's UI shows.
+        base_url: URL of Airflow's UI.
+
+    Returns:
+        A path of Airflow's UI if the page lies in `root`. Otherwise a `file://` URL, which only a browser on the same
+        machine can open.
+    """
     path = Path(page).resolve()
     try:
         inside = path.relative_to(root.resolve())
@@ -47,29 +59,35 @@ def docs_url(page: str, root: Path, base_url: str) -> str:
 
 
 def page_in(root: Path, path: str) -> Path | None:
-    """The file that a request for ``path`` below the folder gets, links resolved; None if it is not there, or lies outside."""
+    """Return the file for a request of `path` below `root`, with symbolic links resolved.
+
+    A folder stands for its `index.html`. The result is None if the file does not exist or lies outside of `root`.
+    """
     try:
         file = (root / path.lstrip("/")).resolve()
         if file.is_dir():
             file /= "index.html"
         inside = file.resolve().is_relative_to(root.resolve()) and file.is_file()
-    except (OSError, ValueError):  # a name that is too long, or has a zero byte
+    except (OSError, ValueError):  # The name is too long, or contains a zero byte.
         return None
     return file if inside else None
 
 
 def styled(html: str) -> str:
-    """The page as a browser shows it without other hosts."""
+    """Add styles to a page, so that it is readable in a browser that can't load styles from other hosts."""
     return html.replace("<head>", f"<head>{_STYLE}", 1)
 
 
 class DataDocsLink(BaseOperatorLink):  # type: ignore[misc]  # Airflow is not type-checked here
-    """The button on the task in Airflow's UI. Also of a failed task: that is when one wants to look."""
+    """The button for Data Docs on the task in Airflow's UI. A failed task has it too: the pages show the failure."""
 
     name = "Data Docs"
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
-        """Called where the task ran, with the operator that ran it; empty if no docs were written."""
+        """Return the URL of the task's page, or an empty text if the task wrote no Data Docs.
+
+        Airflow calls this in the task's process, with the operator that ran.
+        """
         page = getattr(operator, "docs_page", None)
         if not page:
             return ""

@@ -1,4 +1,4 @@
-"""The data interval of a task, and which intervals a weekly thing is due at."""
+"""The data interval of a run, and the cadence of tasks that run only at some intervals."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from airflow.sdk.exceptions import AirflowFailException
 
 
 def data_interval(context: Any) -> tuple[datetime, datetime]:
-    """Start and end of the run's data interval. A run without one can't be processed: there is no state that it would
-    start from, so it fails for good and says what to do instead."""
+    """Return start and end of the run's data interval.
+
+    Raises:
+        AirflowFailException: The run has no data interval, or its interval has no length. State is kept per interval,
+            so the run can't be processed. The message says what to do.
+    """
     start, end = context.get("data_interval_start"), context.get("data_interval_end")
     if start is None or end is None or not start < end:
         timetable = getattr(context.get("dag"), "timetable", None)
@@ -45,10 +49,15 @@ def _suggestion(timetable: Any) -> str:
 
 
 def is_due(end: datetime, start: datetime, every: timedelta | None) -> bool:
-    """Whether an interval that ends at ``end`` is on the cadence: a whole number of ``every`` after ``start``. None: always.
+    """Return True if an interval is on a cadence: it ends a whole number of `every` after `start`.
 
-    Counted in elapsed time from the pipeline's start, not from the last run, so that a re-run of an old day decides as the
-    first run did.
+    The elapsed time counts from `start` and not from the last run. So a re-run of an old interval decides as its first
+    run.
+
+    Args:
+        end: End of the interval.
+        start: Start date of the DAG.
+        every: The cadence; None is always due.
     """
     if every is None:
         return True
@@ -57,5 +66,5 @@ def is_due(end: datetime, start: datetime, every: timedelta | None) -> bool:
 
 
 def _plain(instant: datetime) -> datetime:
-    """Airflow's datetimes are pendulum's, whose differences are no timedeltas: they have no remainder."""
+    """Convert Airflow's pendulum datetime to a plain one. Differences of pendulum's have no remainder operator."""
     return datetime.fromisoformat(instant.isoformat())

@@ -1,4 +1,4 @@
-"""What the operators that start a Spark driver have in common."""
+"""The base class of the operators that start a Spark driver."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ if TYPE_CHECKING:
 
 
 class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type-checked here
-    """A task that runs one command of ``cairn.driver.driver`` in a process of its own.
+    """A task that runs one command of `cairn.driver.driver` in a process of its own.
 
     Args:
-        pipeline: The `Pipeline`, as ``module:NAME``.
+        pipeline: The `Pipeline`, as `module:NAME`.
         root: URL of the folder that holds the pipelines.
         spark_conn_id: Connection to Spark.
-        gcp_conn_id: Connection with the key for a ``gs://`` root; None for application default credentials.
-        spark_conf: Spark's configuration; the connection's configuration comes after it. Airflow shows it with the task, secrets as ``***``.
+        gcp_conn_id: Connection with the key for a `gs://` root; None for application default credentials.
+        spark_conf: Spark's configuration. It takes precedence over the configuration in the connection. Airflow shows
+            it with the task, and secrets as `***`.
+        **kwargs: More arguments of Airflow's `BaseOperator`. `doc_md` is by default the docstring of the operator's
+            class.
 
     Attributes:
         driver_module: Module with the driver's command line. Tests use another module.
@@ -45,7 +48,8 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
         spark_conf: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        # Shown with the task in the UI; an operator that says nothing better has what its users read in the code.
+        # Airflow's UI shows `doc_md` with the task. An operator without a text for the UI shows the docstring of its
+        # class.
         super().__init__(**{"doc_md": inspect.cleandoc(type(self).__doc__ or ""), **kwargs})
         self.pipeline = pipeline
         self.root = root
@@ -55,21 +59,33 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
         self._driver: DriverProcess | None = None
 
     def render_template_fields(self, context: Any, jinja_env: Any = None) -> None:
-        """Render the templates of this copy of the task."""
-        # Airflow renders nested fields in place, and the copies of a task share them.
+        """Render the templates of this copy of the task, and hide secrets among the rendered values."""
+        # Airflow renders the `Hidden` values of `spark_conf` in place, and all copies of a task share them. So each
+        # copy gets `Hidden` values of its own.
         self.spark_conf = {k: Hidden(v.text) if isinstance(v, Hidden) else v for k, v in self.spark_conf.items()}
         super().render_template_fields(context, jinja_env)
-        # A value may have been the result of another task.
+        # A rendered value may be the output of another task, and a secret.
         self.spark_conf = hide_secrets(self.spark_conf)
 
     @property
     def dag_of_pipeline(self) -> str:
-        """The DAG that commands in messages name: the one that processes the pipeline."""
+        """The id of the DAG that processes the pipeline. Commands in error messages name this DAG."""
         return str(self.dag_id)
 
     def run_driver(self, request: Request, on_line: Callable[[str], None] | None = None) -> dict[str, Any]:
-        """The driver's result: ids and counts. Lists and dicts stay as they are; state never passes through here.
-        ``on_line`` gets each line of its output; left out: the task log does."""
+        """Run one command in a driver process, and return its result.
+
+        Args:
+            request: The command with its options.
+            on_line: Receives each line of the driver's output; None writes the lines to the task log.
+
+        Returns:
+            Ids, counts and texts as JSON values. State is never part of the result.
+
+        Raises:
+            AirflowException: The driver failed, and a retry may help.
+            AirflowFailException: The driver failed, and a retry can't help; or a connection can't be used.
+        """
         from cairn.driver.driver_protocol import Call, to_arguments
 
         self._driver = DriverProcess(self.driver_module, self.dag_of_pipeline)
@@ -94,18 +110,27 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
             self._driver = None
 
     def on_kill(self) -> None:
-        """Airflow calls this from its SIGTERM handler and then lets ``execute`` go on. Without the exit, a task that was
-        told to stop would report what the killed driver left, or go on to its next step. After a timeout ``execute`` has
-        ended already: there is no driver, and Airflow raises the timeout itself."""
+        """Stop the driver and end this process.
+
+        Airflow calls this from its SIGTERM handler, and `execute` continues when the handler returns. Without the exit,
+        a stopped task would report the result of the killed driver, or begin its next step. After a timeout `execute`
+        has already ended: then no driver runs, and Airflow itself raises the timeout.
+
+        Raises:
+            SystemExit: A driver was running.
+        """
         if self._driver is not None:
             self._driver.stop()
             raise SystemExit("stopped by Airflow; the Spark driver is stopped too")
 
 
 def _task() -> tuple[str | None, bool]:
-    """Name the task, the same in all its tries, and say whether this is a later try."""
+    """Return the task's name, which is the same in all its tries, and True if this is not the first try.
+
+    Outside of an Airflow task the name is None.
+    """
     try:
         ti = get_current_context()["ti"]
     except RuntimeError:
-        return None, False  # Called without Airflow.
+        return None, False  # The operator runs outside of Airflow.
     return f"{ti.dag_id}/{ti.run_id}/{ti.task_id}/{ti.map_index}", ti.try_number > 1

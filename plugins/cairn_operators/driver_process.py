@@ -1,7 +1,9 @@
-"""A Spark driver as a child process: its lines go to the task log, its result comes back as a file, it never outlives us.
+"""Run a Spark driver as a child process of the task.
 
-A process of its own, because Python workers and a JVM do not belong into Airflow's task process: what the user's code
-leaks or crashes ends with the driver, and importing Airflow's operators stays cheap.
+The driver's output goes to the task log line by line. Its result comes back as a file. It never outlives the task.
+
+Python workers and a JVM do not belong into Airflow's task process. A leak or a crash of user code ends with the driver,
+and importing Airflow's operators stays cheap.
 """
 
 from __future__ import annotations
@@ -25,14 +27,20 @@ from airflow.sdk.exceptions import AirflowException
 from cairn_operators.failures import exit_failure, failure
 from cairn_operators.warm_driver import WarmDriver, start_host_if_it_pays, start_warm
 
-# Airflow sends SIGKILL 5 s after SIGTERM; the driver gets less, so that its group is gone before.
+# Airflow sends SIGKILL to the task 5 s after SIGTERM. The driver gets less time, so its process group is dead by then.
 _GRACE_S = 2.0
 _POLL_S = 1.0
 
 
 class DriverProcess:
-    """One driver at a time. ``stop`` may be called at any time, also from a signal handler, and more than once. ``dag_id``: for the
-    commands in messages."""
+    """A runner of one driver at a time.
+
+    `stop` may be called at any time, also from a signal handler, and more than once.
+
+    Args:
+        module: Module with the driver's command line.
+        dag_id: The DAG that commands in error messages name.
+    """
 
     def __init__(self, module: str, dag_id: str) -> None:
         self._module = module
@@ -46,14 +54,21 @@ class DriverProcess:
         environment: Mapping[str, str] | None = None,
         private: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """What the driver reported; ``environment`` is added to its own. ``private`` is what it gets on its stdin, as
-        JSON.
+        """Run the driver until it ends, and return its result.
 
-        Raises: AirflowException for what a retry may mend, AirflowFailException for the rest.
+        Args:
+            arguments: Arguments of the driver's command line.
+            log_line: Receives each line of the driver's output.
+            environment: Variables to add to the driver's environment.
+            private: Secret settings, which the driver gets as JSON on its stdin.
+
+        Raises:
+            AirflowException: The driver failed, and a retry may help.
+            AirflowFailException: The driver failed, and a retry can't help.
         """
         from state_backend.adapters.work_folders import work_folder
 
-        # The next task on this host removes the folder of a task that was killed.
+        # If this task is killed, the next task on this host deletes the folder.
         with work_folder("driver") as folder:
             result = folder / "result.json"
             try:
@@ -66,7 +81,7 @@ class DriverProcess:
             return _read_result(result, return_code, self._dag_id)
 
     def stop(self) -> None:
-        """Ends the driver and whatever it started: SIGTERM to its process group, after a short grace SIGKILL."""
+        """End the driver and all processes of its group: SIGTERM, and SIGKILL after at most 2 s."""
         process = self._process
         if process is None:
             return
@@ -74,7 +89,7 @@ class DriverProcess:
             _signal_group(process.pid, signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_GRACE_S)
-        # Always: the driver may be gone while a JVM or a Python worker of its group is not.
+        # SIGKILL is always sent: a JVM or a Python worker of the group may outlive the driver.
         _signal_group(process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_GRACE_S)
@@ -84,8 +99,11 @@ class DriverProcess:
 
 
 def repo_root() -> Path:
-    """The folder that holds ``jobs/``, where pipelines are: the checkout that this file is part of, or AIRFLOW_HOME. Drivers work in
-    it, so that where that is no folder, as in a container without one, it is the temp folder."""
+    """Return the folder that holds `jobs/`, where pipelines are. Drivers work in this folder.
+
+    It is the checkout that contains this file, else `AIRFLOW_HOME`. If neither exists, as in some containers, it is the
+    folder for temporary files.
+    """
     here = Path(__file__).resolve().parents[2]
     if (here / "jobs").is_dir():
         return here
@@ -100,7 +118,7 @@ def _start(
 
     root = repo_root()
     path = os.pathsep.join(filter(None, [str(root / "jobs"), str(root), os.environ.get("PYTHONPATH")]))
-    # The same for every task of a worker: what a process that makes many drivers begins with.
+    # The host process of warm drivers gets only these variables, which are the same for all tasks of an Airflow worker.
     common = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
     ours = {**common, **environment, "CAIRN_PYTHON_PATH": os.pathsep.join(_path_of_the_task())}
     settings = None if private is None else json.dumps(private).encode()
@@ -119,7 +137,8 @@ def _start(
         preexec_fn=die_with_parent(signal.SIGKILL),  # noqa: PLW1509  one system call, loaded before the fork
     )
     if process.stdin is not None and settings is not None:
-        with contextlib.suppress(BrokenPipeError), process.stdin as pipe:  # it ended at once: its output says why
+        # A broken pipe means that the driver has already ended. Its output says why.
+        with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
             pipe.write(settings)
     if warm:
         start_host_if_it_pays(cwd=root, environment=common)
@@ -127,8 +146,10 @@ def _start(
 
 
 def _path_of_the_task() -> list[str]:
-    """Where the task's own process finds modules beside those that Python and packages bring: what Airflow added for the DAG's
-    bundle in the version that this run has, for plugins and for config."""
+    """Return the folders of `sys.path` that belong neither to Python nor to installed packages.
+
+    Airflow added these for the DAG bundle in the run's version, for plugins and for config.
+    """
     installed = tuple(
         str(Path(folder).resolve())
         for folder in (*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), sys.prefix)
@@ -138,8 +159,12 @@ def _path_of_the_task() -> list[str]:
 
 
 def _lines(process: subprocess.Popen[bytes] | WarmDriver) -> Iterator[str]:
-    """The driver's lines until it ends. Ends too if a grandchild keeps the pipe open, and raises if Airflow's supervisor
-    is gone: the kernel does not kill this process then, and another try may already be running."""
+    """Yield the lines of the driver's output until it ends, even if a grandchild keeps the pipe open.
+
+    Raises:
+        AirflowException: Airflow's supervisor of this task has died. The kernel does not kill this process then, and
+            another try may already be running.
+    """
     assert process.stdout is not None
     supervisor, rest = os.getppid(), b""
     with process.stdout as pipe:

@@ -1,4 +1,4 @@
-"""What Airflow shall do about a failure: retry, or fail for good because a retry can't help."""
+"""Choose the exception for a failure: one that Airflow retries, or one that fails the task for good."""
 
 from __future__ import annotations
 
@@ -12,21 +12,31 @@ if TYPE_CHECKING:
 
 
 class UserCodeFailed(AirflowException):  # type: ignore[misc]
-    """The pipeline's own code raised; `retries` gives it up sooner than what may pass with time."""
+    """An exception for a failure in the pipeline's own code. `retries` gives such a task fewer retries than others."""
 
 
 def failure_of(error: CairnError, dag_id: str) -> AirflowException:
-    """The exception to raise for an error, with the command of this DAG that the error asks for."""
+    """Return the exception to raise for an error. Its message has the command that runs the needed intervals.
+
+    Args:
+        error: The error.
+        dag_id: The DAG that the command names.
+    """
     from state_backend.values.airflow_commands import with_command
 
     return failure(type(error).__name__, with_command(str(error), dag_id, error.rerun))
 
 
 def failure(type_name: str, message: str) -> AirflowException:
-    """The exception to raise for an error of ``state_backend.values.errors``, given by the name of its class.
+    """Return the exception to raise for an error that is given by the name of its class.
 
-    Retried: what may pass by itself (storage, a lost race, data that lands late, user code that depends on the outside)
-    and what this project does not know. For good: a wrong call, unusable state, a bug.
+    Airflow retries an error that may pass by itself: of storage, of a lost attempt, of late data, or of user code. It
+    also retries an error whose class is not in `state_backend.values.errors`. A wrong call, unusable state or a bug
+    fails the task for good.
+
+    Args:
+        type_name: Name of the error's class.
+        message: Message of the error.
     """
     from state_backend.values import errors
 
@@ -41,7 +51,13 @@ def failure(type_name: str, message: str) -> AirflowException:
 
 
 def exit_failure(return_code: int) -> AirflowException:
-    """The exception for a driver that ended without saying why. Nothing is committed by a driver, so a retry is safe."""
+    """Return the exception for a driver that ended without a result.
+
+    A retry is safe: it takes what the driver committed or prepared, and computes the rest again.
+
+    Args:
+        return_code: Exit code of the process; negative for the signal that killed it.
+    """
     if return_code < 0:
         try:
             name = signal.Signals(-return_code).name

@@ -1,7 +1,8 @@
-"""Who the tasks are on Google Cloud Storage: an Airflow connection of type ``google_cloud_platform``, as environment variables.
+"""Credentials for Google Cloud Storage, from an Airflow connection of type `google_cloud_platform`.
 
-The key never goes through an argument, a log line, an XCom or a record: it is in a file that only this user can read, in a
-folder that goes when the block ends, and the environment has the path of it. The Google provider is not needed.
+The key never appears in an argument, a log line, an XCom or a record. It is written to a file that only this user can
+read, and an environment variable holds the path. The file is deleted when the `with` block ends. Airflow's Google
+provider is not needed.
 """
 
 from __future__ import annotations
@@ -18,16 +19,24 @@ from airflow.sdk import BaseHook
 from airflow.sdk.exceptions import AirflowFailException
 from airflow.sdk.log import mask_secret
 
-_PREFIX = "extra__google_cloud_platform__"  # what Airflow 2 put before each field
+_PREFIX = "extra__google_cloud_platform__"  # Airflow 2 put this prefix before each field's name.
 _UNKNOWN = ("key_secret_name", "credential_config_file", "impersonation_chain", "is_anonymous")
 
 
 @contextmanager
 def google_credentials(conn_id: str | None) -> Iterator[dict[str, str]]:
-    """The environment variables of a process that shall be who the connection says; empty for None: application default
-    credentials.
+    """Yield the environment variables that give a process the identity in a Google connection.
 
-    Raises: AirflowFailException for a connection that gives a key in a way that is not known here.
+    Args:
+        conn_id: Id of the connection; None for application default credentials.
+
+    Yields:
+        The variables by name; empty for application default credentials. A key file that they name may exist only until
+        the block ends.
+
+    Raises:
+        AirflowFailException: The connection gives its key in a way that Cairn does not support, or `keyfile_dict` is
+            not the JSON of a key file.
     """
     if conn_id is None:
         yield {}
@@ -46,7 +55,7 @@ def google_credentials(conn_id: str | None) -> Iterator[dict[str, str]]:
         yield environment
         return
     key = _key(conn_id, fields["keyfile_dict"])
-    with tempfile.TemporaryDirectory(prefix="cairn-key-") as folder:  # which is this user's only
+    with tempfile.TemporaryDirectory(prefix="cairn-key-") as folder:  # Only this user can read this folder.
         file = Path(folder, "key.json")
         file.touch(mode=0o600)
         file.write_text(key)
@@ -55,7 +64,15 @@ def google_credentials(conn_id: str | None) -> Iterator[dict[str, str]]:
 
 @contextmanager
 def as_google_identity(conn_id: str | None) -> Iterator[None]:
-    """For what runs in the task's own process: the same, in its environment while the block lasts."""
+    """Give this process the identity in a Google connection, by environment variables, while the block lasts.
+
+    Args:
+        conn_id: Id of the connection; None for application default credentials.
+
+    Raises:
+        AirflowFailException: The connection gives its key in a way that Cairn does not support, or `keyfile_dict` is
+            not the JSON of a key file.
+    """
     with google_credentials(conn_id) as environment:
         before = {name: os.environ.get(name) for name in environment}
         os.environ.update(environment)
@@ -77,7 +94,7 @@ def _fields(extra: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _key(conn_id: str, value: Any) -> str:
-    """The key as JSON text. It may be an object, or text that was put into a form field."""
+    """Return the key as JSON text, and let Airflow mask its secrets. `value` is an object or the text of a field."""
     try:
         key = json.loads(value) if isinstance(value, str) else value
     except ValueError:

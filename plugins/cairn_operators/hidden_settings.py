@@ -1,4 +1,4 @@
-"""Which settings of Spark are secrets, and how they are kept out of what Airflow shows of a task."""
+"""Find the secrets among Spark's settings, and hide them in what Airflow shows of a task."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# Spark's own pattern leaves out fs.azure.account.key, which is a key to the whole storage account.
+# A setting is secret if its name contains one of these words. Spark's own pattern leaves out fs.azure.account.key,
+# which opens the whole storage account.
 _NAMES = ("password", "passphrase", "secret", "token", "credential", "private", "key")
 _REDACTION_SETTING = "spark.redaction.regex"
-# Spark's default. Spark applies the pattern to names and values.
+# Spark's default for spark.redaction.regex. Spark applies the pattern to the names and the values of settings.
 _REDACTION = "(?i)secret|password|token|access[.]?key|credential"
 
 
 class Hidden:
-    """A text that Airflow renders as a template and shows as ``***``: in rendered fields, in the serialized DAG and in logs."""
+    """A text that Airflow renders as a template and shows as `***`: in rendered fields, the serialized DAG and logs."""
 
     template_fields: Sequence[str] = ("text",)
 
@@ -22,7 +23,7 @@ class Hidden:
         self.text = text
 
     def serialize(self) -> str:
-        """The text that Airflow stores and shows."""
+        """Return `***`, the text that Airflow stores and shows in place of the secret."""
         return "***"
 
     def __repr__(self) -> str:
@@ -39,7 +40,7 @@ def hide_secrets(conf: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def redaction_of(conf: Mapping[str, Any]) -> re.Pattern[str]:
-    """The pattern in ``spark.redaction.regex``, or Spark's default where Python can't read the pattern."""
+    """Return the pattern in `spark.redaction.regex`; Spark's default if it is not set or Python can't read it."""
     try:
         return re.compile(str(conf.get(_REDACTION_SETTING) or _REDACTION))
     except re.error:
@@ -47,7 +48,13 @@ def redaction_of(conf: Mapping[str, Any]) -> re.Pattern[str]:
 
 
 def is_secret(name: str, value: str, redaction: re.Pattern[str]) -> bool:
-    """True if the name says so, or if Spark itself would redact the setting for its name or its value."""
+    """Return True if the name of a setting says so, or if Spark would redact the setting for its name or value.
+
+    Args:
+        name: Name of the setting.
+        value: Value of the setting.
+        redaction: The pattern of `redaction_of`.
+    """
     if name == _REDACTION_SETTING:
         return False
     return any(word in name.lower() for word in _NAMES) or bool(redaction.search(name) or redaction.search(value))

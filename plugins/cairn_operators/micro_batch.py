@@ -1,4 +1,4 @@
-"""One data interval as one Spark micro-batch."""
+"""The operator that processes one data interval as one Spark micro-batch."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ if TYPE_CHECKING:
     from state_backend.checkpoint.log import Log
     from state_backend.values.records import Permissions
 
-# In the task's state store of Airflow, which retries and clears of this run see: the attempt that a try made last.
+# Key in Airflow's state store of the task: the attempt of the latest try. Later tries of the same run can read it.
 _ATTEMPT_KEY = "cairn_attempt"
-# Between two looks at a file while a worker slot is kept: each takes 0.02 ms.
+# Seconds between two reads of a log on a local disk, while the task waits with a worker slot. One read takes 0.02 ms.
 _LOOK_S = 0.05
-# Between two looks at Airflow meanwhile: a run that fails, or finds its day made already, commits nothing.
+# Seconds between two questions to Airflow, while the task waits with a worker slot. The awaited run may end without a
+# commit: it fails, or keeps a result that its interval already has.
 _ASK_AIRFLOW_S = 1.0
 
 
@@ -54,26 +55,35 @@ interval's rows, uploads what changed. Nothing is committed; that is for the nex
 class StatefulMicroBatchOperator(DriverOperator):
     """The task that processes a data interval. It commits nothing.
 
-    The task restores the state of the checkpoint that ends where the interval starts, processes the rows of the interval, and uploads
-    the changes. `CheckpointOperator` commits ``output["attempt"]`` of this task. A retry takes the attempt that an earlier try of the
-    same run prepared, if base, code, options and input are unchanged.
+    The task restores the state of the checkpoint that ends where the interval starts, processes the rows of the
+    interval, and uploads the changes. `CheckpointOperator` commits `output["attempt"]` of this task. A retry takes the
+    attempt that an earlier try of the same run prepared, if base, code, options and input are unchanged.
 
     While the run of the interval before is queued or running, the task waits for its checkpoint.
 
     Args:
+        pipeline: The `Pipeline`, as `module:NAME`.
+        root: URL of the folder that holds the pipelines.
         pipeline_name: Name of the `Pipeline`; None: read from the source of its module.
         mode: Form of the checkpoint: incremental, full or changelog.
-        permissions: ``allow_gap``: start from the latest checkpoint before a gap. ``allow_stale_base``: start from a checkpoint that a
-            re-run made stale. ``replace_overlapping``: replace output of intervals that overlap this interval and have other boundaries.
-            Values may be templates, for a permission of one run.
+        permissions: `allow_gap`: start from the latest checkpoint before a gap. `allow_stale_base`: start from a
+            checkpoint that a re-run made stale. `replace_overlapping`: replace output of intervals that overlap this
+            interval and have other boundaries. Values may be templates, for a permission of one run.
         wait_timeout: Longest wait for the checkpoint of the interval before.
-        start_patience: Longest wait for a queued run that only this run keeps from starting.
+        start_patience: Longest wait for a queued run that perhaps only this run keeps from starting.
         poll: Time between two requests to the storage.
-        wait_in_slot: Wait with a worker slot before the task defers. A short wait is cheaper than a second start of the task.
+        wait_in_slot: Longest wait with a worker slot before the task defers. A short wait is cheaper than a second
+            start of the task.
         reuse_prepared: False computes again in every try. A cleared task computes again in any case.
+        **kwargs: More arguments of `DriverOperator` and Airflow's `BaseOperator`.
+
+    Raises:
+        ValueError: `mode` is unknown, the source of the module does not show the pipeline's name, or `depends_on_past`
+            or `max_active_tis_per_dag` is set.
     """
 
-    # The checkpoint's task looks for this one when only a new attempt can help.
+    # When an attempt is lost, `CheckpointOperator` looks upstream for a task with this attribute, and names it in its
+    # message.
     makes_attempts = True
     template_fields: Sequence[str] = (
         *DriverOperator.template_fields,
@@ -115,13 +125,40 @@ class StatefulMicroBatchOperator(DriverOperator):
         self.reuse_prepared = reuse_prepared
 
     def execute(self, context: Any) -> dict[str, Any]:
-        """Waits for the interval before, or refuses; then runs the driver. Returns what it prepared."""
+        """Wait for the checkpoint of the interval before, then process the interval in a driver.
+
+        Returns:
+            The driver's result. `attempt` is the attempt to commit.
+
+        Raises:
+            TaskDeferred: The task continues the wait without a worker slot.
+            AirflowException: Storage, Spark or user code failed, and a retry may help.
+            AirflowFailException: A retry can't help, as with a gap or a stale base, or the longest wait is over.
+        """
         before = before_us(context["dag_run"], context["ti"], datetime.now(tz=UTC))
         return self._in_order(context, before, since_ms=_now_ms(), alone_since_ms=None)
 
     def after_wait(self, context: Any, event: Any, since_ms: int, alone_since_ms: int | None) -> dict[str, Any]:
-        """Airflow calls this when the wait is over. Everything is looked at again: what was waited for is one checkpoint,
-        and meanwhile a person may have cleared something."""
+        """Continue after a wait without a worker slot. Airflow calls this method.
+
+        Airflow and the log are asked again: the wait was for one checkpoint, and meanwhile a person may have cleared a
+        task.
+
+        Args:
+            context: Airflow's context of the running task.
+            event: Event of the trigger. `why` says what ended the wait.
+            since_ms: When the task began to wait, in ms since the epoch.
+            alone_since_ms: Since when all awaited runs are queued while no earlier run is running, in ms since the
+                epoch; None if that is not the case.
+
+        Returns:
+            As `execute`.
+
+        Raises:
+            TaskDeferred: As `execute`.
+            AirflowException: As `execute`.
+            AirflowFailException: As `execute`.
+        """
         waited_ms = max(0, _now_ms() - since_ms)
         self.log.info("waited %.0f s: %s", waited_ms / 1000, (event or {}).get("why"))
         return self._in_order(context, {"wait": waited_ms * 1000}, since_ms=since_ms, alone_since_ms=alone_since_ms)
@@ -139,7 +176,13 @@ class StatefulMicroBatchOperator(DriverOperator):
     def _wait_or_refuse(
         self, context: Any, start: datetime, end: datetime, *, since_ms: int, alone_since_ms: int | None
     ) -> bool:
-        """Returns if the interval may be processed: whether it has a result that counts. Else it defers, or fails for good."""
+        """Wait until the interval may be processed. Return True if the log has a usable result of it.
+
+        Raises:
+            TaskDeferred: The wait goes on without a worker slot.
+            AirflowException: The storage failed, and a retry may help.
+            AirflowFailException: The interval is refused, or the longest wait is over.
+        """
         from cairn_operators.predecessor import Wait
 
         until_s = time.monotonic() + self.wait_in_slot.total_seconds()
@@ -158,7 +201,12 @@ class StatefulMicroBatchOperator(DriverOperator):
     def _decide(
         self, context: Any, start: datetime, end: datetime, alone_since_ms: int | None
     ) -> tuple[Log, Go | Wait]:
-        """What Airflow and the log say now. Raises: what fails the task for good."""
+        """Ask Airflow for the runs of the interval before, read the log, and decide to process the interval or to wait.
+
+        Raises:
+            AirflowException: The storage failed, and a retry may help.
+            AirflowFailException: The interval is refused.
+        """
         from cairn_operators.airflow_runs import is_earlier_running, predecessor_runs
         from cairn_operators.predecessor import Refuse, plan_start
         from state_backend.adapters.open_storage import open_storage
@@ -171,7 +219,8 @@ class StatefulMicroBatchOperator(DriverOperator):
         runs = predecessor_runs(context, start, end, self._checkpoint_tasks(context))
         queued = any(run.state == "queued" for run in runs)
         try:
-            # After Airflow: what has succeeded there is in the log that is read now.
+            # The log is read after Airflow was asked, so it has the commits of all tasks that Airflow reported as
+            # succeeded.
             with as_google_identity(self.gcp_conn_id):
                 log = read_newest(open_storage(self._url()))
             decision = plan_start(
@@ -197,7 +246,10 @@ class StatefulMicroBatchOperator(DriverOperator):
         return join_url(self.root, self.pipeline_name)
 
     def _await_commit(self, until_s: float, context: Any, log: Log, start: datetime, wait: Wait) -> None:
-        """Until then, or until the checkpoint that is waited for is there; looks at the storage alone."""
+        """Wait until the awaited checkpoint is in the log, or until `time.monotonic()` is `until_s`.
+
+        Only the storage is asked, not Airflow.
+        """
         trigger = self._trigger(context, log, start, wait, until_ms=0)
         url = self._url()
         pause_s = self.poll.total_seconds() if is_over_network(url) else min(_LOOK_S, self.poll.total_seconds())
@@ -210,7 +262,11 @@ class StatefulMicroBatchOperator(DriverOperator):
             self._waits = False
 
     def on_kill(self) -> None:
-        """As of every driver; and a wait for the interval before ends with the task, not with a driver."""
+        """Stop the driver, or the wait for the interval before, and end this process.
+
+        Raises:
+            SystemExit: A driver was running, or the task was waiting with a worker slot.
+        """
         if self._waits:
             raise SystemExit("stopped by Airflow, while it waited for the checkpoint of the interval before")
         super().on_kill()
@@ -240,7 +296,8 @@ class StatefulMicroBatchOperator(DriverOperator):
             trigger=self._trigger(context, log, start, wait, until_ms=until_ms),
             method_name="after_wait",
             kwargs={"since_ms": since_ms, "alone_since_ms": alone_since_ms},
-            # Only if the triggerer does not keep the time itself.
+            # The trigger ends the wait at the deadline. Airflow's timeout acts ten minutes later, in case the triggerer
+            # is down.
             timeout=timedelta(milliseconds=deadline_ms - now_ms) + timedelta(minutes=10),
         )
         raise AssertionError("deferring raises")
@@ -252,7 +309,8 @@ class StatefulMicroBatchOperator(DriverOperator):
         from state_backend.values.intervals import to_ms
 
         return PreviousCheckpointTrigger(
-            # The environment of the triggerer is that of all its triggers: no place for one pipeline's identity.
+            # All triggers share the triggerer's environment variables, so one pipeline's Google identity can't be set
+            # there. Without a URL the trigger asks Airflow only.
             url=self._url() if self.gcp_conn_id is None else None,
             head_id=log.head_id,
             end_ms=to_ms(start),
@@ -265,7 +323,7 @@ class StatefulMicroBatchOperator(DriverOperator):
         )
 
     def _checkpoint_tasks(self, context: Any) -> list[str]:
-        """This task and the one that commits what it prepares."""
+        """Return the ids of this task and of the task that commits its attempt."""
         commits = [task.task_id for task in context["task"].downstream_list if isinstance(task, CheckpointOperator)]
         return [self.task_id, *commits]
 
@@ -278,9 +336,10 @@ class StatefulMicroBatchOperator(DriverOperator):
 
         run, ti = context["dag_run"], context["ti"]
         store = context.get("task_state_store")
-        # A new one for every try: a lost try may still be writing, and the attempt scopes all that it writes.
+        # Every try has an attempt of its own: an earlier try may still be writing files, which bear the earlier
+        # attempt.
         attempt = str(uuid.uuid4())
-        # A first try has no earlier one: a request to the API less.
+        # A first try has no earlier attempt, so Airflow's API is not asked for one.
         known = store is not None and self.reuse_prepared and ti.try_number > 1
         request = Process(
             start=start,
@@ -307,7 +366,8 @@ class StatefulMicroBatchOperator(DriverOperator):
         began_s = time.monotonic()
         result = self.run_driver(request, on_line=line)
         wall_us = int((time.monotonic() - began_s) * 1e6)
-        # Of the driver: its process, its imports, the user's modules; and its end.
+        # `start` is the driver's time outside of its own clock: start of the process, imports, user modules, and its
+        # end.
         start_us = max(0, wall_us - int(result.get("seconds", 0) * 1e6))
         phases_us = {**before, "start": start_us, **result.get("durations_us", {})}
         self.log.info("%s: %s", self.pipeline_name, in_words(phases_us, wall_us + sum(before.values())))
@@ -320,13 +380,23 @@ class StatefulMicroBatchOperator(DriverOperator):
 
 
 def before_us(run: Any, ti: Any, now: datetime) -> dict[str, int]:
-    """Microseconds before the task's code ran, by phase. *scheduler*: from the run's start to the task's, where nothing but that lies
-    between them: in the first try of a run that nobody cleared. *task*: of Airflow's task process. *order*, which follows, is for what is
-    asked of Airflow and the log about the interval before, and a wait for it with a worker slot. After a wait without one *wait* stands in
-    the place of all that lies before *order*."""
+    """Return the microseconds that passed before the task's own code ran, by phase.
+
+    `scheduler` is the time from the run's start to the task's start. Only the first try of a run that was never cleared
+    has this phase: in other tries the time contains more than the scheduler's work. `task` is the start of Airflow's
+    task process.
+
+    The operator adds the phases that follow. `order` is the time of the questions about the interval before, and of a
+    wait with a worker slot. After a wait without a worker slot, `wait` replaces `scheduler` and `task`.
+
+    Args:
+        run: Airflow's run of the DAG.
+        ti: Airflow's task instance.
+        now: The time at which the task's code began.
+    """
     if (started := getattr(ti, "start_date", None)) is None:
         return {}
-    # By timestamps: Airflow's instants are pendulum's, whose differences are no timedeltas.
+    # Airflow's instants are pendulum's, whose difference is not a `timedelta`. So timestamps are subtracted.
     spans_s = {"task": now.timestamp() - started.timestamp()}
     if ti.try_number == 1 and not run.clear_number and getattr(run, "start_date", None) is not None:
         spans_s["scheduler"] = started.timestamp() - run.start_date.timestamp()
@@ -334,10 +404,10 @@ def before_us(run: Any, ti: Any, now: datetime) -> dict[str, int]:
 
 
 def granted(permissions: Mapping[str, bool | str]) -> Permissions:
-    """Read the permissions of a task after Airflow has rendered their templates.
+    """Return the permissions of a task, after Airflow has rendered their templates.
 
     Raises:
-        AirflowFailException: A value is neither true nor false.
+        AirflowFailException: A value is neither true nor false, or a permission is unknown.
     """
     from state_backend.values.errors import UsageError
     from state_backend.values.records import Permissions

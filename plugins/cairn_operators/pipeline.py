@@ -1,4 +1,4 @@
-"""A pipeline as a DAG: process, checkpoint, then validate, savepoint and sweep."""
+"""The DAG of a pipeline: process, checkpoint, then validate, savepoint and sweep."""
 
 from __future__ import annotations
 
@@ -27,7 +27,14 @@ _PERMISSIONS = {
 
 
 def with_data_intervals(schedule: Any, start_date: datetime) -> Any:
-    """The schedule with a data interval from each tick to the next, where it is a cron text or a timedelta; any other as it is."""
+    """Return a schedule whose data intervals extend from each tick to the next.
+
+    A cron text or a timedelta becomes such a timetable. Any other schedule is returned unchanged.
+
+    Args:
+        schedule: Airflow's schedule of the DAG.
+        start_date: Start of the first interval. A cron text is read in its time zone.
+    """
     if isinstance(schedule, str) and schedule not in _NOT_CRON:
         return CronDataIntervalTimetable(schedule, timezone=pendulum.instance(start_date).timezone)
     return DeltaDataIntervalTimetable(schedule) if isinstance(schedule, timedelta) else schedule
@@ -52,30 +59,38 @@ def stateful_pipeline(
     spark_conf: Mapping[str, Any] | None = None,
     **dag_arguments: Any,
 ) -> DAG:
-    """Build the DAG of a pipeline: ``process >> checkpoint >> [validate, savepoint, sweep]``, one data interval after the other.
+    """Build the DAG of a pipeline: `process >> checkpoint >> [validate, savepoint, sweep]`.
 
-    Every task is retried as `retry_arguments` says. A ``retry_delay`` of your own replaces these retries.
+    The intervals are processed one after the other. Every task is retried as `retry_arguments` says. A `retry_delay` of
+    your own replaces these retries.
 
     Args:
         dag_id: Id of the DAG.
-        pipeline: The `Pipeline`, as ``module:NAME``.
+        pipeline: The `Pipeline`, as `module:NAME`.
         root: URL of the folder that holds the pipelines.
-        schedule: A cron text in the time zone of ``start_date``, a timedelta, or a timetable with data intervals.
+        schedule: A cron text in the time zone of `start_date`, a timedelta, or a timetable with data intervals.
         start_date: Start of the first interval.
-        pipeline_name: Name of the `Pipeline`; None: read from the source of its module, else ``dag_id``.
-        gate: Validate each attempt before its commit: ``process >> validate >> checkpoint >> [savepoint, sweep]``.
+        pipeline_name: Name of the `Pipeline`; None: read from the source of its module, else `dag_id`.
+        gate: Validate each attempt before its commit: `process >> validate >> checkpoint >> [savepoint, sweep]`.
         process: More arguments of the `StatefulMicroBatchOperator`.
         checkpoint: More arguments of the `CheckpointOperator`.
-        validate: Arguments of the `ValidateStateOperator`, such as ``docs_dir``; True for its defaults, False for no validation.
-        savepoint: Arguments of the `SavepointOperator`. ``to`` is the URL of the folder for all savepoints. None takes no savepoints.
-        sweep: Arguments of the `SweepStateOperator`. ``every`` is required. None sweeps nothing.
+        validate: Arguments of the `ValidateStateOperator`, such as `docs_dir`; True for its defaults, False for no
+            validation. With `gate`, False means the defaults.
+        savepoint: Arguments of the `SavepointOperator`. `to` is required: the URL of the folder for all savepoints.
+            None takes no savepoints.
+        sweep: Arguments of the `SweepStateOperator`, such as `every`. None sweeps nothing.
         spark_conn_id: Connection to Spark.
-        gcp_conn_id: Connection with the key for a ``gs://`` root; None for application default credentials.
+        gcp_conn_id: Connection with the key for a `gs://` root; None for application default credentials.
         spark_conf: Spark's configuration for this pipeline.
         **dag_arguments: More arguments of the DAG.
 
+    Returns:
+        The DAG with the tasks `process`, `checkpoint` and those of `validate`, `savepoint` and `sweep` that are asked
+        for.
+
     Raises:
-        ValueError: ``pipeline`` is not ``module:NAME``, or ``root`` is no storage URL.
+        ValueError: `pipeline` is not `module:NAME`, `root` is no storage URL, or an operator refuses its arguments.
+        KeyError: `savepoint` has no `to`.
     """
     spark = {"spark_conn_id": spark_conn_id, "gcp_conn_id": gcp_conn_id, "spark_conf": spark_conf}
     where: dict[str, Any] = {"pipeline": pipeline, "root": root, **spark}
@@ -84,8 +99,8 @@ def stateful_pipeline(
     params = {p: Param(False, type="boolean", description=text) for p, text in _PERMISSIONS.items()}
     arguments = {"catchup": False, "max_active_runs": 1, "params": params, **dag_arguments}
     with DAG(dag_id, schedule=with_data_intervals(schedule, start_date), start_date=start_date, **arguments) as dag:
-        # `process` itself waits for the checkpoint of the interval before. Airflow's max_active_runs could not keep the order: a backfill
-        # has a limit of its own.
+        # The `process` task itself waits for the checkpoint of the interval before. Airflow's `max_active_runs` can't
+        # keep the order, since a backfill has a limit of its own.
         batch = StatefulMicroBatchOperator(
             task_id="process",
             pipeline_name=name,
@@ -113,6 +128,6 @@ def stateful_pipeline(
 
 def _add_savepoint(commit: CheckpointOperator, where: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
     checkpoint = commit.output["checkpoint"]
-    # The folder's name contains the checkpoint's id. A re-run of the interval takes another savepoint and leaves the first savepoint alone.
+    # The folder's name contains the checkpoint's id, so a re-run of the interval takes its savepoint in another folder.
     to = f"{arguments['to'].rstrip('/')}/{{{{ data_interval_end | ds }}}}-{checkpoint}"
     SavepointOperator(task_id="savepoint", checkpoint=checkpoint, **where, **retry_arguments({**arguments, "to": to}))

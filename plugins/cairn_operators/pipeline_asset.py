@@ -1,4 +1,4 @@
-"""The asset that a pipeline's checkpoints are events of."""
+"""The Airflow asset that gets an event for each checkpoint of a pipeline."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from airflow.sdk import Asset
 
 
 def pipeline_asset(pipeline_name: str) -> Asset:
-    """Build the asset as a consumer writes it: ``Asset("cairn://sums")``.
+    """Return the asset of a pipeline, equal to what a consumer writes: `Asset("cairn://sums")`.
 
-    Airflow deactivates an asset whose URI has a second name, and the task that writes it fails without a retry.
+    If two assets have one URI and different names, Airflow deactivates one of them. Then the task that writes it fails
+    without a retry.
     """
     return Asset(f"cairn://{pipeline_name}")

@@ -1,4 +1,7 @@
-"""The name of a pipeline, read from the source of its module. A DAG file that imported the module would import PySpark."""
+"""Read the name of a pipeline from the source of its module, without an import.
+
+An import in a DAG file would import PySpark with every parse.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,15 @@ from pathlib import Path
 
 
 def pipeline_name_of(pipeline: str, *, otherwise: str | None = None) -> str:
-    """Return the ``name`` of a `Pipeline`.
+    """Return the `name` of a `Pipeline`.
 
     Args:
-        pipeline: The `Pipeline`, as ``module:NAME``.
-        otherwise: Result if the source does not show the name; None raises.
+        pipeline: The `Pipeline`, as `module:NAME`.
+        otherwise: Name to return if the source does not show it; None raises `ValueError`.
 
     Raises:
-        ValueError: The module is not found, or ``NAME`` is not assigned a call with ``name="…"``.
+        ValueError: The module's source can't be read, or `NAME` is not assigned a call with `name="…"`; and `otherwise`
+            is None.
     """
     module, _, variable = pipeline.partition(":")
     name = _name_in_source(module, variable) or otherwise
@@ -53,7 +57,10 @@ def _name_in_source(module: str, variable: str) -> str | None:
 
 
 def _source_file(module: str) -> Path | None:
-    """Find the file of a module. `importlib.util.find_spec` would import the packages that contain the module."""
+    """Return the source file of a module; None if it is not found.
+
+    `importlib.util.find_spec` would import the packages that contain the module.
+    """
     folders = None
     for part in module.split("."):
         spec = PathFinder.find_spec(part, folders)

@@ -1,8 +1,10 @@
-"""May this interval be processed now, or has it to wait for the checkpoint of the interval before? A pure function.
+"""Decide whether an interval may be processed now, must wait for the checkpoint before it, or is refused. Pure.
 
-Only the run of the interval before is looked at: whoever waits for it, waits for all before that. Airflow's own
-``depends_on_past`` looks at the run with the next smaller logical date, which a manual run may be, and at a task that has
-succeeded before the checkpoint is there; and where that one failed it waits without a word.
+Only the run of the interval directly before counts: that run waits for its own predecessor, and so on.
+
+Airflow's `depends_on_past` does not suffice. It takes the run with the next smaller logical date, which may be a manual
+run. It is content when the earlier `process` task has succeeded, although the checkpoint is not committed yet. After a
+failure it waits without a message.
 """
 
 from __future__ import annotations
@@ -23,8 +25,15 @@ _ENDED_BADLY = frozenset({"failed", "upstream_failed", "skipped", "removed"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredecessorRun:
-    """What Airflow says of a run whose data interval ends where ours starts. ``tasks``: states of its ``process`` and its
-    ``checkpoint`` task by id (None: not scheduled yet, also after a clear); ``wanted``: the ids of those two."""
+    """A run whose data interval ends where the task's own interval starts, as Airflow reports it.
+
+    Attributes:
+        run_id: Airflow's id of the run.
+        state: Airflow's state of the run.
+        clear_number: How often the run was cleared.
+        wanted: Ids of the run's process task and of its checkpoint task.
+        tasks: State of each of these tasks by id; None if the task is not scheduled yet, also after a clear.
+    """
 
     run_id: str
     state: str
@@ -34,7 +43,7 @@ class PredecessorRun:
 
     @property
     def pending(self) -> bool:
-        """Whether a checkpoint is still to come from it, as far as Airflow knows."""
+        """True if the run may still commit a checkpoint, as far as Airflow knows."""
         return self.state in ("queued", "running") and is_unfinished(self.wanted, self.tasks)
 
     def __str__(self) -> str:
@@ -44,8 +53,12 @@ class PredecessorRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Go:
-    """Process it. ``reason`` says what was decided, where that is not plain. ``there``: the interval has a result that counts, so that
-    the driver looks whether it was made by the same code from the same input."""
+    """The decision to process the interval now.
+
+    Attributes:
+        reason: Explanation for the task log; empty if there is nothing to explain.
+        there: The log has a usable result of the interval. The driver keeps it if code and input are the same.
+    """
 
     reason: str = ""
     there: bool = False
@@ -53,8 +66,14 @@ class Go:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """Defer until one of these runs has committed or ended. ``alone``: they are queued and nothing before us runs. ``soon``: they are at
-    work, and wait for nobody."""
+    """The decision to wait until one of these runs has committed or ended.
+
+    Attributes:
+        reason: The runs and the states of their tasks, for the task log.
+        runs: The runs that may still commit the checkpoint before the interval.
+        alone: All these runs are queued, and no run with an earlier logical date is running.
+        soon: Each of these runs computes or has computed its interval, so its checkpoint is near.
+    """
 
     reason: str
     runs: tuple[PredecessorRun, ...]
@@ -64,8 +83,15 @@ class Wait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refuse:
-    """No retry can help: the state that the interval starts from is not there and nobody is about to make it. ``rerun``: the
-    intervals to run first, where that helps."""
+    """The decision to fail the task for good, because no retry can help.
+
+    The base checkpoint is missing or unusable and no run is about to make it, or the interval itself is not allowed.
+
+    Attributes:
+        error: Name of the class of the `CairnError`.
+        message: Text for the user.
+        rerun: Intervals to run first; None if running other intervals does not help.
+    """
 
     error: str
     message: str
@@ -83,11 +109,24 @@ def plan_start(
     alone_for: timedelta = timedelta(0),
     patience: timedelta = timedelta(minutes=2),
 ) -> Go | Wait | Refuse:
-    """What to do with ``interval``, given the log and the runs of the interval before it.
+    """Decide whether `interval` may be processed now, must wait, or is refused.
 
-    A queued run is waited for, since it comes before us. But if nothing before us runs that would make room for it, and it
-    did not start for ``patience`` (``alone_for`` so far), then Airflow's max_active_runs keeps it queued until this
-    run has ended: it is not waited for. If it changes anything, it makes stale what is committed here, as if it had come later.
+    A queued run of the interval before is waited for, with one exception: no earlier run is running, and the queued run
+    has not started for `patience`. Then Airflow's `max_active_runs` may keep it queued until the task's own run has
+    ended, so the task goes on. If the queued run commits a different state later, the task's checkpoint becomes stale.
+
+    Args:
+        log: The pipeline's log, read after Airflow was asked for `runs`.
+        pipeline: Name of the pipeline.
+        interval: The interval to process.
+        permissions: Permissions of the run, such as to start after a gap.
+        runs: The runs of the interval before.
+        earlier_running: A run with a logical date before the interval's start is running.
+        alone_for: Time for which the task has waited for runs that were all queued while no earlier run was running.
+        patience: Longest wait of this kind.
+
+    Returns:
+        `Go` to process the interval now, `Wait` to wait for a run, `Refuse` to fail for good.
     """
     open_runs = tuple(run for run in runs if run.pending and not _has_committed(log, run, interval))
     left_alone = ""
@@ -101,14 +140,16 @@ def plan_start(
             "for this run to end"
         )
     if log.newest is None:
-        return Go(reason=left_alone)  # the driver knows where the pipeline starts
+        # The log is empty. The driver checks that the interval begins at `Pipeline.start`.
+        return Go(reason=left_alone)
     pipeline_start_ms = log.newest.content.pipeline_start_ms
     try:
         choose_base(log, pipeline, interval, permissions, pipeline_start_ms)
     except CairnError as error:
         there = _result(log, interval, pipeline_start_ms)
         if isinstance(error, StateGapError) and there is not None and there.dropped:
-            # Whether it stays, or would have to be computed, which is refused then, the driver finds out.
+            # The driver keeps the interval's result if code and input are the same. Otherwise the driver refuses the
+            # interval, because the dropped base can't be restored.
             return Go(
                 reason="the state that it starts from is dropped, and so is its own: it stays as it is if code and input are the same",
                 there=True,
@@ -123,21 +164,25 @@ def plan_start(
 
 
 def _result(log: Log, interval: Interval, pipeline_start_ms: int) -> Result | None:
-    """The interval's result, if it counts. The log has looked up by then what this asks of it."""
+    """Return the result of the interval; None if there is no result, or if later commits made it unusable."""
     start = from_ms(pipeline_start_ms)
     result = results_of(log, [interval], Interval(start, start + timedelta(milliseconds=1))).get(interval)
     return result if result is not None and result.spoilt is None else None
 
 
 def is_unfinished(wanted: Sequence[str], tasks: Mapping[str, str | None]) -> bool:
-    """Whether of these tasks one is still to succeed, and none has ended otherwise."""
+    """Return True if a task still has to succeed, and no task has failed or been skipped."""
     states = [tasks.get(name) for name in wanted]
     return any(state != "success" for state in states) and not any(state in _ENDED_BADLY for state in states)
 
 
 def _is_at_work(log: Log, run: PredecessorRun, interval: Interval) -> bool:
-    """Whether its process computes, or has, and so its checkpoint is near. One whose own state is not there yet only waits: a pipeline's
-    intervals are taken to be as long as each other; where they are not, the wait is the longer one, without a slot."""
+    """Return True if the run computes its interval, or has computed it, so that its checkpoint is near.
+
+    A `process` task that is running may itself wait for its predecessor. So the log must already extend to the start of
+    that run's interval, which is computed from the length of `interval`. If intervals differ in length the answer may
+    be wrong. A wrong answer only decides whether the task first waits with a worker slot or defers at once.
+    """
     process, *rest = (run.tasks.get(name) for name in run.wanted)
     before_it = interval.start - (interval.end - interval.start)
     begun = log.newest is None or log.newest.content.interval.end >= before_it
@@ -148,7 +193,7 @@ def _is_at_work(log: Log, run: PredecessorRun, interval: Interval) -> bool:
 
 
 def _has_committed(log: Log, run: PredecessorRun, interval: Interval) -> bool:
-    """Whether the log has what the run made since it was cleared last; each clear raises the number."""
+    """Return True if the log has a commit that the run made since its last clear, which raised `clear_number`."""
     return any(
         (run_of(entry).run_id, run_of(entry).clear_number) == (run.run_id, run.clear_number)
         and interval_of(entry).end == interval.start

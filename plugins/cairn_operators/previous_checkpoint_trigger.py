@@ -1,4 +1,4 @@
-"""Waits, without a worker slot, until something has become of the runs that an interval waits for."""
+"""The trigger that waits, without a worker slot, for the checkpoint of the interval before."""
 
 from __future__ import annotations
 
@@ -12,26 +12,51 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from state_backend.adapters.schemes import is_over_network
 
 _FIRST_LOOK_S = 1.0
-# The storage says what is waited for; Airflow only whether the wait is in vain. Each answer costs its API some 10 ms.
+# Only the storage shows the awaited checkpoint. Airflow shows that no checkpoint will come, so it is asked less often:
+# each answer costs its API some 10 ms.
 _AIRFLOW_EVERY_S = 5.0
 _SLOWEST_S = 2.0
 _SHARE_OF_WAIT = 20
 
 
 def pause_s(waited_s: float, poll_s: float, *, local: bool) -> float:
-    """Seconds to the next look, after a wait of ``waited_s``. ``local``: a look is a file's, and costs nothing. A look at an object
-    store, or at Airflow's API alone, costs a request: there it comes ever later, by a twentieth of the wait and by two seconds
-    at most. So a wait of up to ten seconds is over within half a second of what it waits for, a longer one within two."""
+    """Return the seconds until the next question, after a wait of `waited_s`.
+
+    A read of a local file costs nothing, so it is repeated every `poll_s`. A question to an object store or to
+    Airflow's API costs a request, so the pause grows: a twentieth of the wait so far, at least `poll_s` and at most two
+    seconds. A wait of up to ten seconds then ends within half a second of its event, a longer wait within two seconds.
+
+    Args:
+        waited_s: Seconds since the wait began.
+        poll_s: Shortest pause in seconds.
+        local: The question is a read of a local file.
+    """
     return poll_s if local else max(poll_s, min(_SLOWEST_S, waited_s / _SHARE_OF_WAIT))
 
 
 class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not type-checked here
-    """Fires ``{"why": ...}`` once one of the runs has committed the checkpoint that ends at ``end_ms``, once their tasks have
-    ended in another way, or at ``until_ms``. What follows from it, the task decides: it looks at everything again.
+    """The trigger that ends a task's wait for the checkpoint of the interval before.
 
-    Every ``poll_s`` seconds, ever later on an object store (``pause_s``), it asks the storage for the next record (one look-up by name;
-    it reads those that are there), and every five seconds Airflow for the states of the runs' tasks. Storage that does not answer is
-    asked again. Without a ``url`` it asks Airflow only, at each look.
+    It fires `{"why": text}` in one of these cases. The task then reads everything again and decides.
+
+    1. One of the awaited runs has committed the checkpoint that ends at `end_ms`.
+    2. An awaited run ended otherwise or was deleted, or a queued run started.
+    3. The time is `until_ms`.
+
+    It asks the storage for the next record every `poll_s` seconds, and less and less often on an object store
+    (`pause_s`). It asks Airflow every five seconds for the states of the runs' tasks. A storage that does not answer is
+    asked again.
+
+    Args:
+        url: URL of the pipeline's folder; None asks Airflow only.
+        head_id: Id of the newest record that the task has read.
+        end_ms: End of the awaited checkpoint's interval, in ms since the epoch.
+        dag_id: The DAG of the runs.
+        clear_numbers: Clear number of each awaited run, by run id.
+        task_ids: Ids of the runs' `process` task and `checkpoint` task.
+        queued: Ids of the awaited runs that were queued when the wait began.
+        until_ms: When to end the wait in any case, in ms since the epoch.
+        poll_s: Shortest time between two questions, in seconds.
     """
 
     def __init__(
@@ -59,13 +84,14 @@ class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow i
         self.poll_s = poll_s
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """As Airflow's: where the class is, and its arguments."""
+        """Return the path of the class and its arguments, from which Airflow makes the trigger again."""
         names = ["url", "head_id", "end_ms", "dag_id", "clear_numbers", "task_ids", "queued", "until_ms", "poll_s"]
         return f"{type(self).__module__}.{type(self).__name__}", {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """One event, with the reason, when the wait is over."""
-        # Airflow may fail a task that goes on before its scheduler has noticed that it was deferred.
+        """Yield one event with the reason when the wait is over."""
+        # The first question comes after a second: Airflow may fail a task whose trigger fires before Airflow's
+        # scheduler has noticed that the task was deferred.
         began_s = time.monotonic()
         await asyncio.sleep(max(self.poll_s, _FIRST_LOOK_S))
         asked_s = -_AIRFLOW_EVERY_S
@@ -82,13 +108,20 @@ class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow i
     async def _look(self, ask_airflow: bool) -> str | None:
         if self.url is not None and (checkpoint_id := await asyncio.to_thread(self.committed, self.url)) is not None:
             return f"checkpoint {checkpoint_id} is there"
-        # Airflow's answers come through one channel of the triggerer, which has an async lock: not from a thread of ours.
+        # Airflow's answers come through one channel of the triggerer with an async lock, so Airflow is not asked in a
+        # thread.
         if ask_airflow and (ended := await self._ended()) is not None:
             return ended
         return "time is up" if time.time() * 1000 >= self.until_ms else None
 
     def committed(self, url: str) -> int | None:
-        """The id of the checkpoint that is waited for; goes on where the last look ended."""
+        """Return the id of the awaited checkpoint; None if the log does not have it yet or the storage does not answer.
+
+        Each call reads only the records that were added since the call before.
+
+        Args:
+            url: URL of the pipeline's folder.
+        """
         from state_backend.adapters.open_storage import open_storage
         from state_backend.checkpoint.log import interval_of, run_of
         from state_backend.formats import paths, record_codec
@@ -115,7 +148,7 @@ class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow i
             return None
 
     async def _ended(self) -> str | None:
-        """What became of the runs in Airflow, if they are no longer what the task has seen: started, ended, or gone."""
+        """Return what happened to the awaited runs: one started, ended or was deleted. None if nothing happened."""
         from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
         from asgiref.sync import sync_to_async
 

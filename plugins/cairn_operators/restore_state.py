@@ -1,4 +1,4 @@
-"""Goes back to a checkpoint, forks one under another name, or restores a savepoint."""
+"""The operator and the DAG that go back to a checkpoint, fork a checkpoint, or restore a savepoint."""
 
 from __future__ import annotations
 
@@ -34,8 +34,14 @@ starts another pipeline with it.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restoration:
-    """What is about to happen. ``kind``: rewind, fork or savepoint; ``checkpoint``: the id of the target, None for a savepoint;
-    ``discards``: ids that no interval would start from any more; ``text``: for the person who has to agree."""
+    """The plan of one restore.
+
+    Attributes:
+        kind: Go back to a checkpoint (rewind), start another pipeline (fork), or restore a savepoint.
+        checkpoint: Id of the checkpoint to restore; None for a savepoint.
+        discards: Ids of the newer checkpoints from which no interval would start any longer.
+        text: Description for the person who has to agree.
+    """
 
     kind: Literal["rewind", "fork", "savepoint"]
     checkpoint: int | None
@@ -46,21 +52,25 @@ class Restoration:
 class RestoreStateOperator(DriverOperator):
     """The task that makes an earlier state the pipeline's state, or starts another pipeline with it.
 
-    The task lists the checkpoints that it would discard, waits for a person if there are any, validates the target, and commits. It
-    returns the kind, the new checkpoint's id, and the discarded ids. A retry finishes the same restore.
+    The task lists the checkpoints that it would discard, waits for a person if the list is not empty, validates the
+    target, and commits. A retry finishes the same restore.
 
     Args:
+        pipeline: The `Pipeline`, as `module:NAME`.
+        root: URL of the folder that holds the pipelines.
         pipeline_name: Name of the `Pipeline`.
-        target: A checkpoint's id, the end of an interval (ISO format with a time zone), ``latest``, or the URL of a savepoint.
-        pipeline_dag_id: DAG that processes the pipeline, for commands in messages; None for ``pipeline_name``.
+        target: A checkpoint's id, the end of an interval (ISO format with a time zone), `latest`, or the URL of a
+            savepoint.
+        pipeline_dag_id: DAG that processes the pipeline, for commands in messages; None for `pipeline_name`.
         fork_as: Name of a new pipeline that begins with the target's state; None restores this pipeline.
-        fork_root: Root of the new pipeline; None for ``root``.
+        fork_root: Root of the new pipeline; None for `root`.
         validate: Validate the target on Spark first, and restore nothing if it is refused.
         ask: Wait for a person before newer checkpoints are discarded.
-        response_timeout: Longest wait for the person.
+        response_timeout: Longest wait for the person; None for no limit.
         claim: NO_CLAIM leaves a savepoint to its owner. CLAIM deletes the savepoint after the restore.
         allow_stale_base: Allow a target that a re-run made stale.
         allow_quarantined: Allow a target that validation refused.
+        **kwargs: More arguments of `DriverOperator` and Airflow's `BaseOperator`.
     """
 
     template_fields: Sequence[str] = (
@@ -104,11 +114,20 @@ class RestoreStateOperator(DriverOperator):
 
     @property
     def dag_of_pipeline(self) -> str:
-        """The DAG that the commands in messages are for."""
+        """The id of the DAG that processes the pipeline. Commands in messages name this DAG."""
         return str(self.pipeline_dag_id)
 
     def execute(self, context: Any) -> dict[str, Any]:
-        """Plans the restore, asks where it must, and carries it out."""
+        """Plan the restore, ask a person if it discards checkpoints, validate the target, and commit.
+
+        Returns:
+            `kind` (rewind, fork or savepoint), `checkpoint` (id of the new checkpoint) and `discarded` (ids).
+
+        Raises:
+            TaskAwaitingInput: The task waits, without a worker slot, for a person.
+            AirflowException: Storage or Spark failed, and a retry may help.
+            AirflowFailException: The target is missing, unusable or refused.
+        """
         with as_google_identity(self.gcp_conn_id):
             return self._execute(context)
 
@@ -132,14 +151,32 @@ class RestoreStateOperator(DriverOperator):
         if savepoint is not None and self.claim == "CLAIM":
             claim = read_claim(open_storage(savepoint))
             if claim is not None and claim.attempt == self._attempt(context):
-                # The earlier try may have died before it deleted all of the savepoint.
+                # CLAIM deletes the savepoint after the commit. The earlier try may have died before it deleted all
+                # files.
                 self._restore_savepoint(context, savepoint)
         self.log.info("an earlier try of this run has committed checkpoint %d; nothing is left to do", checkpoint)
         kind = "fork" if self.fork_as else "rewind" if savepoint is None else "savepoint"
         return {"kind": kind, "checkpoint": checkpoint, "discarded": []}
 
     def after_answer(self, context: Any, event: dict[str, Any], agreed: list[int]) -> dict[str, Any]:
-        """Airflow calls this with the person's answer. The plan is made anew: what was not agreed to is not discarded."""
+        """Restore after a person has answered. Airflow calls this method.
+
+        The restore is planned again. If it would discard more checkpoints than the person has agreed to, nothing is
+        restored.
+
+        Args:
+            context: Airflow's context of the running task.
+            event: Airflow's event with the answer.
+            agreed: Ids of the checkpoints that the person was asked about.
+
+        Returns:
+            As `execute`.
+
+        Raises:
+            AirflowException: Storage or Spark failed, and a retry may help.
+            AirflowFailException: The person rejected, did not answer in time, or was not asked about all discarded
+                checkpoints; or the target is refused.
+        """
         if "error" in event:
             raise AirflowFailException(f"nobody has agreed: {event.get('error_type')}; nothing is restored")
         who = (event.get("responded_by_user") or {}).get("name", "somebody")
@@ -147,7 +184,7 @@ class RestoreStateOperator(DriverOperator):
             raise AirflowFailException(f"{who} has rejected it; nothing is restored")
         self.log.info("%s has agreed to discard %s", who, ", ".join(map(str, agreed)))
         if (store := context.get("task_state_store")) is not None:
-            store.set(self._agreed_key(context), agreed)  # a retry does not ask again
+            store.set(self._agreed_key(context), agreed)  # A retry reads this and does not ask again.
         with as_google_identity(self.gcp_conn_id):
             return self._as_agreed(context, agreed)
 
@@ -259,7 +296,7 @@ class RestoreStateOperator(DriverOperator):
         return int(self.run_driver(request)["checkpoint"])
 
     def _attempt(self, context: Any) -> str:
-        """The same in every try of this run until somebody clears it: a retry completes what an earlier try began."""
+        """Return the attempt: the same uuid in every try of a run until a clear. A retry completes an earlier try."""
         run = context["dag_run"]
         name = f"cairn:{run.dag_id}:{run.run_id}:{self.task_id}:{run.clear_number or 0}"
         return str(uuid.uuid5(uuid.NAMESPACE_URL, name))
@@ -268,7 +305,7 @@ class RestoreStateOperator(DriverOperator):
         return _coordinator_of(self.root, self.pipeline_name)
 
     def _into(self) -> Coordinator:
-        """Of the pipeline that gets the state."""
+        """Return the coordinator of the pipeline that receives the state."""
         return _coordinator_of(self.fork_root or self.root, self.fork_as) if self.fork_as else self._coordinator()
 
     def _permissions(self) -> Any:
@@ -288,7 +325,17 @@ def _coordinator_of(root: str, name: str) -> Coordinator:
 
 
 def parse_target(text: str) -> int | str | datetime:
-    """A checkpoint's id, an interval's end, ``latest``, or the folder of a savepoint."""
+    """Parse the target of a restore.
+
+    Args:
+        text: A checkpoint's id, the end of an interval, `latest`, or the folder of a savepoint.
+
+    Returns:
+        The id as an int, the end as a datetime with a time zone, and `latest` or the folder as text.
+
+    Raises:
+        AirflowFailException: The text is none of these.
+    """
     text = text.strip()
     if text == "latest" or "://" in text or text.startswith("/"):
         return text
@@ -317,17 +364,26 @@ def restore_pipeline(
     restore: dict[str, Any] | None = None,
     **dag_arguments: Any,
 ) -> DAG:
-    """Build a DAG without schedule that restores a pipeline. The form of its trigger asks for ``target``, and ``fork_as`` for a fork.
+    """Build a DAG without schedule that restores a pipeline.
+
+    The form of its trigger asks for `target`, and for `fork_as` to start another pipeline.
 
     Args:
         dag_id: Id of the DAG.
-        pipeline: The `Pipeline`, as ``module:NAME``.
+        pipeline: The `Pipeline`, as `module:NAME`.
         root: URL of the folder that holds the pipelines.
         pipeline_name: Name of the `Pipeline`; None: read from the source of its module.
         spark_conn_id: Connection to Spark.
-        gcp_conn_id: Connection with the key for a ``gs://`` root; None for application default credentials.
+        gcp_conn_id: Connection with the key for a `gs://` root; None for application default credentials.
         restore: More arguments of the `RestoreStateOperator`.
         **dag_arguments: More arguments of the DAG.
+
+    Returns:
+        The DAG with the task `restore`.
+
+    Raises:
+        ValueError: `pipeline` is not `module:NAME`, `root` is no storage URL, or the source of the module does not show
+            the pipeline's name.
     """
     check_pipeline_and_root(dag_id, pipeline, root)
     params = {

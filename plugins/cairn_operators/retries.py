@@ -1,4 +1,7 @@
-"""When Airflow tries a task again: soon, as a killed driver needs no more, then less and less often, as a server or an input takes time."""
+"""The retry policy of Cairn's tasks: soon at first, then less and less often.
+
+A killed driver needs no pause. A server or an input may need minutes.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,20 @@ from cairn_operators.failures import UserCodeFailed
 
 _SECONDS = (5, 15, 60, 180, 300, 600, 600)
 RETRIES = len(_SECONDS)
-# An exception of the pipeline's own code is most often a mistake in it: whoever waits for the run learns of it soon.
+# An exception of the user's code is mostly a bug. With few retries the run fails soon and shows it.
 USER_CODE_RETRIES = 3
 _OWN = {"retry_delay", "retry_exponential_backoff", "max_retry_delay", "retry_policy"}
 
 
 class RetriesOverHalfAnHour(RetryPolicy):  # type: ignore[misc]
-    """The retries of a task with ``retries`` of them: after 5 and 15 seconds, 1, 3, 5 and 10 minutes, then every 10 minutes. Seven of
-    them, the default, take half an hour. An exception of the user's code is retried three times, 5 seconds apart."""
+    """The retry policy with growing pauses: 5 and 15 seconds, 1, 3, 5 and 10 minutes, then every 10 minutes.
+
+    The default of seven retries takes half an hour. An exception of the user's code is retried three times, 5 seconds
+    apart.
+
+    Args:
+        retries: The number of retries of the task.
+    """
 
     def __init__(self, retries: int) -> None:
         self.retries = retries
@@ -27,8 +36,18 @@ class RetriesOverHalfAnHour(RetryPolicy):  # type: ignore[misc]
     def evaluate(
         self, exception: BaseException, try_number: int, max_tries: int, context: Any | None = None
     ) -> RetryDecision:
-        """Airflow calls this in the task's process; what it decides is at most the task's ``retries``."""
-        # Both numbers go on counting over a clear: Airflow then sets max_tries to the tries so far and the retries.
+        """Return whether and when Airflow tries the task again. Airflow calls this in the task's process.
+
+        Airflow makes no more retries than the task's `retries`, whatever the decision.
+
+        Args:
+            exception: The exception of the failed try.
+            try_number: Number of the failed try. A clear does not reset it.
+            max_tries: Number of retries that Airflow allows, counted like `try_number`. A clear raises it.
+            context: Airflow's context of the task; not used.
+        """
+        # A clear does not reset `try_number`: Airflow sets `max_tries` to the tries so far plus the retries. So
+        # `failure` is the number of failures since the clear.
         failure = max(1, self.retries - max_tries + try_number)
         if isinstance(exception, UserCodeFailed):
             if failure > USER_CODE_RETRIES:
@@ -39,7 +58,15 @@ class RetriesOverHalfAnHour(RetryPolicy):  # type: ignore[misc]
 
 
 def retry_arguments(own: Mapping[str, Any] | None = None, retries: int = RETRIES) -> dict[str, Any]:
-    """The arguments of a task with those of its user: what ``stateful_pipeline`` gives its tasks, for who wires operators by hand. A delay of the user's own is every retry's: no policy then."""
+    """Return the arguments of a task: those of its user, and the retries that `stateful_pipeline` gives its tasks.
+
+    Use it for operators that are not made by `stateful_pipeline`. A `retry_delay`, `retry_exponential_backoff`,
+    `max_retry_delay` or `retry_policy` in `own` replaces Cairn's retry policy.
+
+    Args:
+        own: The user's arguments of the task.
+        retries: Number of retries if `own` does not give it; 0 sets no policy.
+    """
     arguments = {"retries": retries, "retry_delay": timedelta(seconds=_SECONDS[0]), **(own or {})}
     if not _OWN & {*(own or {})} and arguments["retries"]:
         arguments["retry_policy"] = RetriesOverHalfAnHour(arguments["retries"])

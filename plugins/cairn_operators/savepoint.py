@@ -1,4 +1,4 @@
-"""Writes a copy of the state that belongs to the user."""
+"""The operator that copies a checkpoint into a savepoint, which belongs to the user."""
 
 from __future__ import annotations
 
@@ -17,11 +17,17 @@ class SavepointOperator(DriverOperator):
     """The task that copies a checkpoint into a savepoint: a self-contained folder that Cairn never deletes.
 
     Args:
+        pipeline: The `Pipeline`, as `module:NAME`.
+        root: URL of the folder that holds the pipelines.
         checkpoint: Id of the checkpoint.
         to: URL of the new folder.
-        format: "native" for compacted SST files. "canonical" for Parquet, which any tool reads and any max parallelism restores.
-        every: Take a savepoint only at intervals that end a whole number of this span after the DAG's start date; None for all.
-        consolidate: Rewrite the checkpoint without obsolete entries first. Intervals that begin later start from the rewritten checkpoint.
+        format: "native" for compacted SST files. "canonical" for Parquet, which any tool reads and any max parallelism
+            restores.
+        every: Take a savepoint only at intervals that end a whole number of this span after the DAG's start date; None
+            for all.
+        consolidate: Rewrite the checkpoint without obsolete entries first. Intervals that begin later start from the
+            rewritten checkpoint.
+        **kwargs: More arguments of `DriverOperator` and Airflow's `BaseOperator`.
     """
 
     template_fields: Sequence[str] = (*DriverOperator.template_fields, "checkpoint", "to")
@@ -44,11 +50,27 @@ class SavepointOperator(DriverOperator):
         self.consolidate = consolidate
 
     def is_due_at(self, end: datetime, start: datetime) -> bool:
-        """Whether one is taken for an interval that ends then. The checkpoint's task asks too, so that what is not due is never started."""
+        """Return True if the task takes a savepoint after an interval that ends at `end`.
+
+        `CheckpointOperator` asks this too, so that Airflow does not start a task that is not due.
+
+        Args:
+            end: End of the interval.
+            start: Start date of the DAG.
+        """
         return is_due(end, start, self.every)
 
     def execute(self, context: Any) -> dict[str, Any]:
-        """Takes the savepoint, or skips where none is due."""
+        """Take the savepoint in a driver, or skip the task if no savepoint is due.
+
+        Returns:
+            The driver's result, with the checkpoint's id and the savepoint's folder.
+
+        Raises:
+            AirflowSkipException: No savepoint is due after this interval.
+            AirflowException: Storage or Spark failed, and a retry may help.
+            AirflowFailException: A retry can't help.
+        """
         _, end = data_interval(context)
         if not self.is_due_at(end, context["dag"].start_date):
             raise AirflowSkipException(f"a savepoint is taken every {self.every}, and not at {end.isoformat()}")

@@ -1,4 +1,7 @@
-"""What Airflow needs of a connection type: a class, and a test behind the button in the UI. Operators do not use them."""
+"""Hooks for the two connection types of Spark, with a test for the button in Airflow's UI.
+
+Airflow needs a hook class for each connection type. Cairn's operators do not use these hooks.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,15 @@ class _Location(BaseHook):  # type: ignore[misc]  # Airflow is not type-checked 
         self.spark_conn_id = spark_conn_id
 
     def get_conn(self) -> str:
-        """The URL; a session belongs into the driver."""
+        """Return the URL of Spark. Only the driver opens a session."""
         return spark_location(self.spark_conn_id).url
 
     def test_connection(self) -> tuple[bool, str]:
-        """Whether something listens at each host of the URL."""
+        """Try to open a TCP connection to each host of the URL, with a timeout of 5 s.
+
+        Returns:
+            True if all hosts accepted the connection or the URL has no host, and a message for the UI.
+        """
         url = self.get_conn()
         hosts = [part for part in url.partition("://")[2].partition("/")[0].split(",") if part]
         for host in hosts:
@@ -37,14 +44,14 @@ class _Location(BaseHook):  # type: ignore[misc]  # Airflow is not type-checked 
 
 
 class SparkConnectLocation(_Location):
-    """A Spark Connect server."""
+    """The hook of a connection to a Spark Connect server."""
 
     conn_type = "spark_connect"
     hook_name = "Spark Connect"
 
 
 class SparkMasterLocation(_Location):
-    """Any Spark master."""
+    """The hook of a connection to a Spark master: standalone, YARN, Kubernetes or local."""
 
     conn_type = "spark"
     hook_name = "Spark"

@@ -1,4 +1,7 @@
-"""Where Spark is: an Airflow connection, as the URL that the driver takes, and beside it what only the driver may see."""
+"""Read from an Airflow connection where Spark is.
+
+The URL may be shown. The token and Spark's configuration may be secret, so the driver gets them on its stdin.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +19,24 @@ from airflow.sdk.log import mask_secret
 from cairn_operators.hidden_settings import Hidden, is_secret, redaction_of
 
 DEFAULT_CONN_ID = "cairn_spark"
-# Masters that Spark knows by a word; every other master has a scheme, as in spark://host:7077.
+# Spark masters that are a single word. Every other master has a scheme, as in spark://host:7077.
 _WORD = re.compile(r"local(\[.*\])?|local-cluster\[.*\]|yarn")
-# Connection types that are the scheme of a URL, as Airflow makes them of sc://host:15002 or k8s://host:6443.
+# Airflow takes the scheme of a connection URI as the connection's type: `sc` for sc://host:15002. `_SCHEMES` maps
+# such types to the two types of Spark connections.
 _SCHEMES = {"sc": "spark_connect", "k8s": "spark", "yarn": "spark"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparkLocation:
-    """``url`` may be shown and logged. ``token`` and ``conf``, Spark's configuration by name, go to the driver by its stdin: the
-    arguments of a process are everybody's to read."""
+    """The address of Spark, and the settings that only the driver may see.
+
+    Any user of the host can read the arguments of a process. So `token` and `conf` go to the driver on its stdin.
+
+    Attributes:
+        url: URL of the Spark Connect server or of the master. It may be shown and logged.
+        token: Token for a Spark Connect server; None if the connection has none.
+        conf: Spark's configuration by name.
+    """
 
     url: str
     token: str | None = field(default=None, repr=False)
@@ -33,9 +44,17 @@ class SparkLocation:
 
 
 def spark_location(conn_id: str, conf: Mapping[str, Any] | None = None) -> SparkLocation:
-    """Read where Spark is from a connection; ``conf`` counts before the configuration of the connection.
+    """Return the address and the settings of Spark that a connection gives.
 
-    Only the default connection may be missing: then Spark runs inside the driver on all cores.
+    If the default connection does not exist, Spark runs inside the driver on all cores.
+
+    Args:
+        conn_id: Id of the Airflow connection.
+        conf: Spark's configuration. It takes precedence over the configuration in the connection.
+
+    Raises:
+        AirflowFailException: A connection other than the default does not exist or does not lead to Spark, a connection
+            to a Spark master has a token, or a configuration is not a JSON object of texts, numbers and booleans.
     """
     try:
         connection = BaseHook.get_connection(conn_id)
@@ -72,12 +91,19 @@ def spark_location(conn_id: str, conf: Mapping[str, Any] | None = None) -> Spark
 
 
 def spark_url(conn_type: str, host: str | None, port: int | None, schema: str | None = None) -> str:
-    """Build the URL for the parts of a connection.
+    """Return the URL of Spark for the parts of an Airflow connection.
 
-    Airflow takes the connection URI spark://host:7077 apart into type ``spark``, host ``host`` and port 7077. The scheme that is
-    lost so is put back. Airflow stores a type that it did not know as ``generic``: then the host tells the type.
+    Airflow splits the connection URI spark://host:7077 into type `spark`, host `host` and port 7077. This function puts
+    the scheme back. Airflow stores an unknown type as `generic`: then the scheme in the host decides.
 
-    Raises: AirflowFailException for a type that does not lead to Spark.
+    Args:
+        conn_type: Type of the connection.
+        host: Host, with or without a scheme.
+        port: Port; None for the default port of Spark Connect, or for a master without a port.
+        schema: Path of the connection URI. For Spark Connect it holds the URL's parameters.
+
+    Raises:
+        AirflowFailException: The type does not lead to Spark.
     """
     host = host or ""
     if conn_type == "generic" and host:
@@ -85,7 +111,7 @@ def spark_url(conn_type: str, host: str | None, port: int | None, schema: str | 
     kind = _SCHEMES.get(conn_type, conn_type)
     if kind == "spark_connect":
         address, _, parameters = (host or "localhost").removeprefix("sc://").partition("/;")
-        # The parameters of sc://host:15002/;use_ssl=true are the path of the URI, which Airflow calls the schema.
+        # Airflow calls the path of a URI its schema. In sc://host:15002/;use_ssl=true the path holds the parameters.
         parameters = parameters or (schema or "").removeprefix(";")
         address = _bracketed(address.rstrip("/"))
         if port or ":" not in address.rpartition("]")[2]:
@@ -112,12 +138,15 @@ def _master(conn_type: str, host: str, port: int | None) -> str:
 
 
 def _bracketed(host: str) -> str:
-    """An address of IPv6 in brackets, which Airflow removes from a URI; any other host as it is."""
+    """Put an IPv6 address into brackets, since Airflow removes them from a URI. Return any other host unchanged."""
     return f"[{host}]" if host.count(":") > 1 and not {"[", ","} & set(host) else host
 
 
 def _without_token(url: str) -> tuple[str, str | None]:
-    """A token that somebody wrote into the host does not belong into the driver's arguments."""
+    """Split a Spark Connect URL into the URL without its token, and the token or None.
+
+    The URL becomes an argument of the driver, which any user of the host can read.
+    """
     if not url.startswith("sc://") or ";" not in url:
         return url, None
     address, *parameters = url.split(";")
@@ -131,7 +160,7 @@ def _yes(value: Any) -> str:
 
 
 def _parsed(conn_id: str, conf: Any) -> Mapping[str, Any]:
-    """A JSON object, or the text of one that was put into a form field."""
+    """Return the connection's `conf`, which is a JSON object or the text of a JSON object from a form field."""
     try:
         conf = json.loads(conf) if isinstance(conf, str) and conf.strip() else conf or {}
     except ValueError:
@@ -144,7 +173,7 @@ def _parsed(conn_id: str, conf: Any) -> Mapping[str, Any]:
 
 
 def _texts(what: str, conf: Mapping[str, Any]) -> dict[str, str]:
-    """Spark's configuration takes texts. From here on Airflow masks the secrets among them in all logs of the task."""
+    """Convert Spark's settings to texts. From here on Airflow masks the secret values in all logs of the task."""
     plain = {name: value.text if isinstance(value, Hidden) else value for name, value in conf.items()}
     texts, redaction = {}, redaction_of(plain)
     for name, value in plain.items():

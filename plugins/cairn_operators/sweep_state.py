@@ -1,4 +1,4 @@
-"""Deletes what crashed and lost attempts left behind. No Spark."""
+"""The operator that deletes files of crashed and lost attempts, and expired trials. It needs no Spark."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ names stays. It may run beside the pipeline; in doubt it deletes nothing. The lo
 class SweepStateOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type-checked here
     """The task that deletes files of crashed and lost attempts, and trials whose time is over.
 
-    It may run beside the pipeline. An attempt that wrote nothing for ``min_age`` is abandoned in the log before its files are deleted,
-    so it can't be committed later. The task returns counts.
+    It may run beside the pipeline. An attempt that wrote nothing for `min_age` is recorded in the log as abandoned
+    before its files are deleted, so it can't be committed later.
 
     Args:
         pipeline_name: Name of the `Pipeline`.
@@ -30,7 +30,8 @@ class SweepStateOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
         min_age: Age below which files of an unfinished attempt stay.
         dry_run: Log the files that would be deleted; delete none.
         every: Sweep only at intervals that end a whole number of this span after the DAG's start date; None for all.
-        gcp_conn_id: Connection with the key for a ``gs://`` root; None for application default credentials.
+        gcp_conn_id: Connection with the key for a `gs://` root; None for application default credentials.
+        **kwargs: More arguments of Airflow's `BaseOperator`.
     """
 
     template_fields: Sequence[str] = ("pipeline_name", "root", "gcp_conn_id")
@@ -52,15 +53,31 @@ class SweepStateOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
         self.root = root
         self.min_age = min_age
         self.gcp_conn_id = gcp_conn_id
-        self.only_plan = dry_run  # BaseOperator has a method dry_run
+        self.only_plan = dry_run  # Airflow's `BaseOperator` has a method `dry_run`.
         self.every = every
 
     def is_due_at(self, end: datetime, start: datetime) -> bool:
-        """Whether it sweeps after an interval that ends then. The checkpoint's task asks too, so that what is not due is never started."""
+        """Return True if the task sweeps after an interval that ends at `end`.
+
+        `CheckpointOperator` asks this too, so that Airflow does not start a task that is not due.
+
+        Args:
+            end: End of the interval.
+            start: Start date of the DAG.
+        """
         return is_due(end, start, self.every)
 
     def execute(self, context: Any) -> dict[str, Any]:
-        """Sweeps, or skips where that is not due."""
+        """Sweep the pipeline's folder, or skip the task if it is not due.
+
+        Returns:
+            Counts of the deleted files, the abandoned attempts and the removed trials; those of the plan in a dry run.
+
+        Raises:
+            AirflowSkipException: No sweep is due after this interval.
+            AirflowException: The storage failed, and a retry may help.
+            AirflowFailException: A retry can't help.
+        """
         if self.every is not None:
             _, end = data_interval(context)
             if not self.is_due_at(end, context["dag"].start_date):

@@ -1,6 +1,7 @@
-"""Which of the tasks that wait for a worker slot gets one: what the next interval waits for first, what may only wait last.
+"""Priorities for worker slots: first the tasks that the next interval waits for, then validation, then processing.
 
-In Airflow's own order each process goes before each checkpoint: with several active runs and few slots all would be held by runs that wait.
+In Airflow's own order each `process` task goes before each `checkpoint` task. With several active runs and few slots,
+runs that wait for a checkpoint would hold all slots.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Values that a task hands to later tasks: ``process.output["attempt"]`` in a DAG file."""
+"""Values that a task hands to later tasks, as with `process.output["attempt"]` in a DAG file."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from airflow.sdk.definitions.xcom_arg import PlainXComArg
 
 
 def push_outputs(context: Any, **values: Any) -> None:
-    """Push each value as an XCom with a key of its own. ``multiple_outputs`` would push every field of the task's result."""
+    """Push each value as an XCom with a key of its own.
+
+    Airflow's `multiple_outputs` would push every field of the task's result.
+    """
     for key, value in values.items():
         context["ti"].xcom_push(key=key, value=value)
 
 
 def task_of(value: Any) -> Any | None:
-    """Return the task whose output a value is, or None for a text."""
+    """Return the task whose output `value` is, or None if `value` is no output of a task."""
     return value.operator if isinstance(value, PlainXComArg) else None

@@ -1,4 +1,4 @@
-"""A change of a pipeline's code, tried beside production and taken over when a person has agreed, with the comparison before them."""
+"""The operators and the DAG that try other code beside production, and deploy it when a person has agreed."""
 
 from __future__ import annotations
 
@@ -36,17 +36,22 @@ The trial is removed by a sweep when its time is over.
 class TryCodeOperator(DriverOperator):
     """The task that runs intervals with other code beside production, and compares the results.
 
-    Production is only read. The task returns the trial's name, whether the results are equal, and the comparison as text. A retry goes on
-    where the try before stopped.
+    Production is only read. A retry goes on where the try before stopped.
 
     Args:
+        pipeline: The `Pipeline` with the new code, as `module:NAME`.
+        root: URL of the folder that holds the pipelines.
         pipeline_name: Name of the `Pipeline` in production.
-        first: Start of the first interval, as of `RunIntervalsOperator`.
+        first: Start of the first interval: an ISO instant, or a day; UTC if it has no zone.
         last: Start of the last interval, included.
         every: Length of an interval.
-        trial: Name of the trial; empty: made from its start and its code.
+        trial: Name of the trial; empty: derived from its start and its code.
         key: Columns that identify output rows, separated by commas; empty compares whole rows.
         keep: Time for which the trial stays.
+        **kwargs: More arguments of `DriverOperator` and Airflow's `BaseOperator`.
+
+    Raises:
+        ValueError: `every` or `keep` is not positive.
     """
 
     template_fields: Sequence[str] = (*DriverOperator.template_fields, "pipeline_name", "first", "last", "trial", "key")
@@ -76,7 +81,15 @@ class TryCodeOperator(DriverOperator):
         self.keep = keep
 
     def execute(self, context: Any) -> dict[str, Any]:
-        """Runs the driver."""
+        """Run the trial in a driver.
+
+        Returns:
+            `trial` (its name), `same` (True if the results are equal), `comparison` (text), and counts of intervals.
+
+        Raises:
+            AirflowException: Storage, Spark or user code failed, and a retry may help.
+            AirflowFailException: An argument is invalid, or a retry can't help.
+        """
         from cairn.driver.driver_protocol import Try
 
         first, last = instant("first", self.first), instant("last", self.last)
@@ -97,15 +110,17 @@ class TryCodeOperator(DriverOperator):
 class DeployTrialOperator(DriverOperator):
     """The task that deploys the code of a trial after a person agreed.
 
-    The task returns the number of intervals that ran again, and the command to go back. The asset ``cairn://<pipeline_name>`` gets an
-    event for each of these intervals.
+    The asset `cairn://<pipeline_name>` gets an event for each interval that ran again in production.
 
     Args:
+        pipeline: The `Pipeline` with the new code, as `module:NAME`.
+        root: URL of the folder that holds the pipelines.
         pipeline_name: Name of the `Pipeline` in production.
         trial: Name of the trial.
-        how: One of ``DEPLOY``; "no" skips the task.
+        how: One of `DEPLOY`; "no" skips the task.
         comparison: Text that the person sees.
-        response_timeout: Longest wait for the person.
+        response_timeout: Longest wait for the person; None for no limit.
+        **kwargs: More arguments of `DriverOperator` and Airflow's `BaseOperator`.
     """
 
     template_fields: Sequence[str] = (*DriverOperator.template_fields, "pipeline_name", "trial", "how", "comparison")
@@ -131,7 +146,17 @@ class DeployTrialOperator(DriverOperator):
         self.response_timeout = response_timeout
 
     def execute(self, context: Any) -> dict[str, Any]:
-        """Asks, unless that was answered in an earlier try."""
+        """Ask a person whether to deploy. Deploy at once if the person agreed in an earlier try.
+
+        Returns:
+            Counts of intervals that ran again and that stay behind, and the command to go back.
+
+        Raises:
+            TaskAwaitingInput: The task waits, without a worker slot, for a person.
+            AirflowSkipException: `how` is "no".
+            AirflowException: Storage, Spark or user code failed, and a retry may help.
+            AirflowFailException: `how` is unknown, or a retry can't help.
+        """
         if self.how not in DEPLOY:
             raise AirflowFailException(f"deploy is {self.how!r}; expected one of: {'; '.join(DEPLOY)}")
         if self.how == "no":
@@ -145,7 +170,20 @@ class DeployTrialOperator(DriverOperator):
         )
 
     def after_answer(self, context: Any, event: dict[str, Any], asked: str) -> dict[str, Any]:
-        """Airflow calls this with the person's answer."""
+        """Deploy the trial after a person has answered. Airflow calls this method.
+
+        Args:
+            context: Airflow's context of the running task.
+            event: Airflow's event with the answer.
+            asked: The trial and the kind of deployment that the person was asked about.
+
+        Returns:
+            As `execute`.
+
+        Raises:
+            AirflowException: Storage, Spark or user code failed, and a retry may help.
+            AirflowFailException: The person rejected or did not answer in time, or a retry can't help.
+        """
         if "error" in event:
             raise AirflowFailException(f"nobody has agreed: {event.get('error_type')}; nothing is deployed")
         who = (event.get("responded_by_user") or {}).get("name", "somebody")
@@ -153,7 +191,7 @@ class DeployTrialOperator(DriverOperator):
             raise AirflowFailException(f"{who} has rejected it; nothing is deployed")
         self.log.info("%s has agreed to deploy trial %s", who, self.trial)
         if (store := context.get("task_state_store")) is not None:
-            store.set(self._agreed_key(context), asked)  # a retry does not ask again
+            store.set(self._agreed_key(context), asked)  # A retry reads this and does not ask again.
         return self._deploy(context)
 
     def _ask(self, context: Any) -> None:
@@ -224,16 +262,23 @@ def trial_pipeline(
 
     Args:
         dag_id: Id of the DAG.
-        pipeline: The `Pipeline`, as ``module:NAME``. The form proposes it as the new code.
+        pipeline: The `Pipeline`, as `module:NAME`. The form proposes it as the new code.
         root: URL of the folder that holds the pipelines.
         pipeline_name: Name of the `Pipeline`; None: read from the source of its module.
         every: Length of an interval, as in the pipeline's own DAG.
         keep: Time for which a trial stays.
         spark_conn_id: Connection to Spark.
-        gcp_conn_id: Connection with the key for a ``gs://`` root; None for application default credentials.
+        gcp_conn_id: Connection with the key for a `gs://` root; None for application default credentials.
         try_: More arguments of the `TryCodeOperator`.
         deploy: More arguments of the `DeployTrialOperator`.
         **dag_arguments: More arguments of the DAG.
+
+    Returns:
+        The DAG with the tasks `try` and `deploy`.
+
+    Raises:
+        ValueError: `pipeline` is not `module:NAME`, `root` is no storage URL, the source of the module does not show
+            the pipeline's name, or `every` or `keep` is not positive.
     """
     check_pipeline_and_root(dag_id, pipeline, root)
     code = Param(pipeline, type="string", minLength=3, title="Code", description="module:NAME with the new code")

@@ -1,4 +1,4 @@
-"""Validates a checkpoint, a prepared attempt or a savepoint."""
+"""The operator that validates a checkpoint, a prepared attempt or a savepoint."""
 
 from __future__ import annotations
 
@@ -21,18 +21,27 @@ from cairn_operators.task_outputs import task_of
 class ValidateStateOperator(DriverOperator):
     """The task that validates a checkpoint, a prepared attempt or a savepoint, and fails if it finds damage.
 
-    Give exactly one of ``checkpoint``, ``attempt`` and ``savepoint``.
+    Give exactly one of `checkpoint`, `attempt` and `savepoint`.
 
     Args:
+        pipeline: The `Pipeline`, as `module:NAME`.
+        root: URL of the folder that holds the pipelines.
         checkpoint: Id of a checkpoint. A refused checkpoint is quarantined: no later interval starts from it.
-        attempt: A prepared attempt. A refused attempt can't be committed: the task is a gate in front of `CheckpointOperator`.
+        attempt: A prepared attempt. A refused attempt can't be committed: the task is a gate in front of
+            `CheckpointOperator`.
         savepoint: URL of a savepoint's folder.
         docs_dir: Folder for Data Docs, to which the task links; None writes none.
-        mode: "fast" compares files with their records, without Spark. "full" also restores the state, compares every entry with the
-            recorded digests, and evaluates the pipeline's expectations.
-        full_every: A fast task is a full task at intervals that end a whole number of this span after the DAG's start date.
+        mode: "fast" compares files with their records, without Spark. "full" also restores the state, compares every
+            entry with the recorded digests, and evaluates the pipeline's expectations.
+        full_every: A fast task is a full task at intervals that end a whole number of this span after the DAG's start
+            date.
         expectations_every: A full task evaluates expectations only at this cadence; None for always.
-        pipeline_name: Name of the `Pipeline`, whose asset ``cairn://<pipeline_name>`` gets an event for a checkpoint that passed.
+        pipeline_name: Name of the `Pipeline`, whose asset `cairn://<pipeline_name>` gets an event for a checkpoint that
+            passed.
+        **kwargs: More arguments of `DriverOperator` and Airflow's `BaseOperator`.
+
+    Raises:
+        ValueError: None or several of `checkpoint`, `attempt` and `savepoint` are given.
     """
 
     template_fields: Sequence[str] = (*DriverOperator.template_fields, "checkpoint", "attempt", "savepoint", "docs_dir")
@@ -69,10 +78,18 @@ class ValidateStateOperator(DriverOperator):
         self.full_every = full_every
         self.expectations_every = expectations_every
         self.pipeline_name = pipeline_name
-        self.docs_page: str | None = None  # for DataDocsLink, when the task is over
+        self.docs_page: str | None = None  # `DataDocsLink` reads this when the task has ended.
 
     def execute(self, context: Any) -> dict[str, Any]:
-        """Runs the driver; what it finds is raised."""
+        """Validate the target in a driver.
+
+        Returns:
+            The driver's result: the checkpoint's id, the mode, and counts of checked files, entries and expectations.
+
+        Raises:
+            AirflowException: Storage or Spark failed, and a retry may help.
+            AirflowFailException: Validation refused the target, or a retry can't help.
+        """
         from cairn.driver.driver_protocol import Validate
 
         full = self.mode == "full" or (self.full_every is not None and _is_due(context, self.full_every))
@@ -105,7 +122,7 @@ class ValidateStateOperator(DriverOperator):
         raise AssertionError("the constructor refuses a task without a target")
 
     def _refusal(self, result: dict[str, Any]) -> str:
-        """What was found, what was published with it, and what to do."""
+        """Return the message about a refused target: findings, affected output that is published, and what to do."""
         findings = "\n".join(f"- {finding}" for finding in result["findings"])
         what = self._target()
         head = f"{what} is refused: {len(result['findings'])} finding(s)\n{findings}\nData Docs: {self.docs_page}\n"
@@ -130,6 +147,9 @@ class ValidateStateOperator(DriverOperator):
 
 
 def _is_due(context: Any, every: timedelta) -> bool:
-    """Whether the run's data interval is on the cadence. Where nothing has one, no interval is needed: a range's run has none."""
+    """Return True if the run's data interval is on the cadence.
+
+    The run of a range has no data interval and fails here, so it is called only if a cadence is set.
+    """
     _, end = data_interval(context)
     return is_due(end, context["dag"].start_date, every)

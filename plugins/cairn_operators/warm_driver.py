@@ -1,7 +1,9 @@
-"""Drivers from a process that has imported what they need (``python -m cairn.driver.driver_host``), which says what holds of it.
+"""Start warm drivers: forks of a process that has already imported what every driver needs.
 
-Python takes a second of CPU for the imports of a driver; a fork of that process takes milliseconds. It is started behind the second driver
-within ten minutes on a host, so that a task that has its machine for itself pays nothing. Whatever is wrong with it, the driver is started as ever.
+That process is the driver host, `python -m cairn.driver.driver_host`. Its module describes the messages on the socket.
+The imports of a driver take a second of CPU, a fork takes milliseconds. A host process is started after the second
+driver within ten minutes on one machine, so a machine with rare tasks pays nothing. If the host process fails in any
+way, the task starts its driver as a normal process.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from pathlib import Path
 from typing import IO
 
 _FOLLOWS_S = 600.0
-# Read when a program or a library starts, so that another value needs another process.
+# Prefixes of environment variables that Python or a library reads only when it starts. Drivers that differ in one of
+# these variables need different host processes.
 _READ_AT_START = (
     *("PYTHON", "LD_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_", "NUMEXPR_", "ARROW_", "GRPC_", "SPARK_", "PYSPARK_"),
     *("AIRFLOW_HOME", "HOME", "LANG", "LC_", "VIRTUAL_ENV"),
@@ -32,7 +35,7 @@ _READ_AT_START = (
 
 
 class WarmDriver:
-    """A driver that somebody else forked; what `subprocess.Popen` offers of a child, as far as it is needed here."""
+    """A driver that the host process has forked. It has the part of `subprocess.Popen` that `DriverProcess` uses."""
 
     stdin = None
 
@@ -44,18 +47,22 @@ class WarmDriver:
         self._code: int | None = None
 
     def poll(self) -> int | None:
-        """Its code if it has ended."""
+        """Return the driver's exit code, or None while it runs."""
         return self._await(0)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its code. Raises: subprocess.TimeoutExpired."""
+        """Wait until the driver has ended, and return its exit code.
+
+        Raises:
+            subprocess.TimeoutExpired: The driver still runs after `timeout` seconds.
+        """
         code = self._await(timeout)
         if code is None:
             raise subprocess.TimeoutExpired("driver", timeout or 0)
         return code
 
     def close(self) -> None:
-        """Ends it, if it has not ended."""
+        """Close the sockets. The kernel kills a driver that still runs when its lifeline closes."""
         self._lifeline.close()
         self._connection.close()
 
@@ -65,7 +72,7 @@ class WarmDriver:
                 code = _number(self._connection)
             except OSError:
                 code = None
-            # The host is gone without a word, and its drivers with it.
+            # The host process died without sending the code. The kernel has killed its drivers.
             self._code = -signal.SIGKILL if code is None else code
         return self._code
 
@@ -73,7 +80,19 @@ class WarmDriver:
 def start_warm(
     module: str, arguments: Sequence[str], *, cwd: Path, environment: Mapping[str, str], private: bytes | None
 ) -> WarmDriver | None:
-    """A driver, if there is a host for this one's environment; None: start one yourself. ``private``: what it reads on its stdin."""
+    """Ask the host process to fork a driver.
+
+    Args:
+        module: Module with the driver's command line.
+        arguments: Arguments of the command line.
+        cwd: Working directory of the driver.
+        environment: Environment variables of the driver.
+        private: Bytes for the driver's stdin; None for an empty stdin.
+
+    Returns:
+        The driver; None if no host process with this environment is running, or if the fork failed. Then the caller
+        starts a driver as a normal process.
+    """
     if sys.platform != "linux":
         return None
     try:
@@ -85,7 +104,15 @@ def start_warm(
 
 
 def start_host_if_it_pays(*, cwd: Path, environment: Mapping[str, str]) -> None:
-    """Called behind the start of a driver that no host could make. Errors are nobody's concern: it is tried again with the next driver."""
+    """Start a host process for later drivers, if this driver followed another one within ten minutes.
+
+    Call this after a driver was started as a normal process. No host process is started within 30 s of the one before.
+    Errors of the file system are ignored: the next driver tries again.
+
+    Args:
+        cwd: Working directory of the host process.
+        environment: Environment variables of the host process.
+    """
     if sys.platform != "linux":
         return
     with contextlib.suppress(OSError):
@@ -94,7 +121,7 @@ def start_host_if_it_pays(*, cwd: Path, environment: Mapping[str, str]) -> None:
         seen = folder / f"{key}.seen"
         now_s = time.time()
         with seen.open("a+") as file:
-            # One starts it, and while it is importing nobody else does.
+            # The lock and the 30 s let only one task start a host process, which needs seconds for its imports.
             fcntl.flock(file, fcntl.LOCK_EX)
             file.seek(0)
             last_s, started_s = _two_times(file.read())
@@ -121,11 +148,14 @@ def start_host_if_it_pays(*, cwd: Path, environment: Mapping[str, str]) -> None:
                 stderr=log,
                 start_new_session=True,
             )
-            host.returncode = 0  # not ours to wait for: it outlives this task
+            host.returncode = 0  # The host outlives this task; `Popen` must not warn of a running child.
 
 
 def _two_times(text: str) -> tuple[float, float]:
-    """When a driver was last started here, and a host; long ago, if a stop or a full disk left half a line."""
+    """Return when a driver and when a host process was last started, in seconds since the epoch.
+
+    Both are 0 if the text is empty or incomplete, as after a crash or on a full disk.
+    """
     try:
         last_s, started_s = map(float, text.split())
     except ValueError:
@@ -134,7 +164,11 @@ def _two_times(text: str) -> tuple[float, float]:
 
 
 def _folder() -> Path:
-    """This user's, and nobody else's. Raises: PermissionError if somebody else made it."""
+    """Return the folder for the sockets of this user's host processes.
+
+    Raises:
+        PermissionError: Another user owns the folder or may access it, or it is a symbolic link.
+    """
     folder = Path(tempfile.gettempdir(), f"cairn-warm-{os.getuid()}")
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
@@ -144,7 +178,7 @@ def _folder() -> Path:
 
 
 def _worker() -> int:
-    """The process that runs this task: while it lives there may be another."""
+    """Return the id of the Airflow process that runs this task. The host process lives until its workers end."""
     return os.getppid()
 
 
@@ -193,7 +227,7 @@ def _ask(
         if not pid:
             return None
         theirs.close()
-        with contextlib.suppress(BrokenPipeError), feeding:  # it ended at once: its output says why
+        with contextlib.suppress(BrokenPipeError), feeding:  # A driver that has ended says why in its output.
             feeding.write(private or b"")
         connection.settimeout(None)
         ours.pop_all()
@@ -201,7 +235,7 @@ def _ask(
 
 
 def _number(connection: socket.socket) -> int | None:
-    """None if the host is gone."""
+    """Read a number of 4 bytes. Return None if the host process has closed the connection."""
     data = b""
     while len(data) < 4:
         more = connection.recv(4 - len(data))

@@ -1,9 +1,10 @@
-"""What Airflow learns of an installed Cairn: connection types with their forms, operators, the link to Data Docs.
+"""Describe Cairn to Airflow: connection types with their forms, operators, and the link to Data Docs.
 
-Not its plugins: Airflow loads those of providers only where `[core] lazy_discover_providers` is off, so that they are entry points of
-their own (`airflow.plugins`).
+Cairn's plugins are not listed here. Airflow loads plugins of providers only if `[core] lazy_discover_providers` is off.
+So the plugins have entry points of their own (`airflow.plugins`).
 
-A package of its own: Airflow reads it while it reads its own configuration, so that nothing of Airflow can be imported here.
+This package is separate because Airflow calls it while it reads its own configuration: it must import nothing of
+Airflow.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _SSL = {"label": "Use TLS", "schema": {"type": ["boolean", "null"], "default": F
 
 
 def get_provider_info() -> dict[str, Any]:
-    """The entry point ``apache_airflow_provider``."""
+    """Return the description of this provider. The entry point `apache_airflow_provider` names this function."""
     return {
         "package-name": "cairn-state",
         "name": "Cairn",
@@ -48,7 +49,10 @@ def get_provider_info() -> dict[str, Any]:
 
 
 def _has_spark_provider() -> bool:
-    """Apache's provider has both types, and Airflow warns of a type that two packages declare."""
+    """Return True if Apache's Spark provider is installed.
+
+    That provider declares both connection types itself, and Airflow warns if two packages declare the same type.
+    """
     try:
         return find_spec("airflow.providers.apache.spark") is not None
     except ModuleNotFoundError:

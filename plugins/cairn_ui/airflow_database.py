@@ -1,4 +1,4 @@
-"""What Airflow's database says: serialized DAGs, a DAG's runs, and the savepoints that its tasks returned. Reads only."""
+"""Read Airflow's database: serialized DAGs, runs, and the savepoints that tasks returned. Nothing is written."""
 
 from __future__ import annotations
 
@@ -30,7 +30,15 @@ _UNFINISHED = ("queued", "running")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A run of a DAG. ``start`` and ``end``: its data interval; None: it has none. ``due``: when it was to begin."""
+    """A run of a DAG.
+
+    Attributes:
+        run_id: Airflow's id of the run.
+        state: Airflow's state of the run.
+        start: Start of the data interval; None if the run has no data interval.
+        end: End of the data interval; None if the run has no data interval.
+        due: Time from which the run may start.
+    """
 
     run_id: str
     state: str
@@ -41,7 +49,14 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskTry:
-    """The last try of a task of a run."""
+    """The last try of one task of a run.
+
+    Attributes:
+        state: Airflow's state of the task; None before it is scheduled.
+        try_number: Number of the try.
+        began: Start of the try.
+        ended: End of the try.
+    """
 
     state: str | None
     try_number: int
@@ -50,14 +65,14 @@ class TaskTry:
 
 
 class DagsInDatabase:
-    """The pipelines of all DAGs that are not stale. A DAG is read again only after it changed."""
+    """A cache of the pipelines in all DAGs, except DAGs that Airflow calls stale. A changed DAG is read again."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._known: dict[str, tuple[Any, Mapping[str, Any]]] = {}
 
     def pipelines(self) -> list[PipelineRef]:
-        """All that there are, whoever may read them."""
+        """Return the pipelines of all DAGs and of the setting. The caller checks the user's rights."""
         with self._lock:
             self._read()
             dags = [(dag_id, data) for dag_id, (_, data) in sorted(self._known.items())]
@@ -86,21 +101,21 @@ class DagsInDatabase:
 
 
 def _slim(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Only tasks that the pages ask about: a DAG of a thousand others is not kept."""
+    """Keep only the tasks that the pages ask about, since a DAG may have a thousand other tasks."""
     tasks = data.get("dag", {}).get("tasks", [])
     ours = [t for t in tasks if {"root", "to"} & set(t.get("__var", t).get("template_fields", ()))]
     return {"dag": {"tasks": ours}}
 
 
 def configured_setting() -> str:
-    """``[cairn] ui_pipelines`` of Airflow's configuration, or the variable CAIRN_UI_PIPELINES."""
+    """Return the setting that lists pipelines: `CAIRN_UI_PIPELINES`, else `[cairn] ui_pipelines` of Airflow."""
     import os
 
     return os.environ.get("CAIRN_UI_PIPELINES") or conf.get("cairn", "ui_pipelines", fallback="") or ""
 
 
 def schedules_of(dag_ids: Collection[str]) -> dict[str, Schedule]:
-    """Of each DAG what says whether its pipeline is late."""
+    """Return the schedule of each DAG, from which the pages compute lateness."""
     found = {}
     with create_session() as session:
         last = (
@@ -127,7 +142,7 @@ def schedules_of(dag_ids: Collection[str]) -> dict[str, Schedule]:
 
 
 def run_of(dag_id: str, run_id: str) -> Run | None:
-    """A run by its id; None if there is none."""
+    """Return a run by its id, or None if Airflow does not have it."""
     with create_session() as session:
         run = session.scalar(select(DagRun).where(DagRun.dag_id == dag_id, DagRun.run_id == run_id))
         if run is None:
@@ -142,7 +157,7 @@ def run_of(dag_id: str, run_id: str) -> Run | None:
 
 
 def tries_of(dag_id: str, run_id: str) -> dict[str, TaskTry]:
-    """The last try of each task of a run, by the task's id."""
+    """Return the last try of each task of a run, by the task's id."""
     with create_session() as session:
         tasks = session.scalars(
             select(TaskInstance).where(TaskInstance.dag_id == dag_id, TaskInstance.run_id == run_id)
@@ -159,7 +174,10 @@ def tries_of(dag_id: str, run_id: str) -> dict[str, TaskTry]:
 
 
 def last_savepoint(dag_id: str, task_id: str) -> dict[str, Any] | None:
-    """What the newest savepoint task that took one returned: checkpoint, savepoint's folder, bytes. None: none is known here."""
+    """Return the result of the newest task that took a savepoint; None if Airflow's database has none.
+
+    It has the checkpoint's id, the savepoint's folder, its bytes, and the run's id.
+    """
     with create_session() as session:
         xcom = session.execute(
             select(XComModel.value, XComModel.run_id)
@@ -174,10 +192,13 @@ def last_savepoint(dag_id: str, task_id: str) -> dict[str, Any] | None:
 
 
 def json_object(value: Any) -> dict[str, Any] | None:
-    """Read an XCom as the database stores it: a JSON value, or a string that contains JSON. Return None unless it is a JSON object.
+    """Parse an XCom as the database stores it: a JSON value, or a string that contains JSON.
 
-    Airflow's own reader is not used. It creates an instance of any class that the JSON names, so the author of a task could run code
-    inside the API server.
+    Airflow's own reader is not used. It creates an instance of any class that the JSON names, so the author of a task
+    could run code inside the API server.
+
+    Returns:
+        The object; None if the value is not a JSON object, or if the object names a class.
     """
     if isinstance(value, str):
         try:
@@ -188,7 +209,10 @@ def json_object(value: Any) -> dict[str, Any] | None:
 
 
 def runs_there(dag_id: str | None, run_ids: Collection[str]) -> set[str]:
-    """Return those of the run ids that Airflow has for the DAG: runs are deleted, and `cairn run` makes checkpoints without any."""
+    """Return those of the run ids that Airflow has for the DAG.
+
+    Airflow's runs can be deleted, and `cairn run` makes checkpoints without a run.
+    """
     if dag_id is None or not run_ids:
         return set()
     with create_session() as session:
@@ -196,23 +220,30 @@ def runs_there(dag_id: str | None, run_ids: Collection[str]) -> set[str]:
 
 
 def airflow_url(request_url: str) -> str:
-    """Return the URL of this Airflow: ``[api] base_url``, else the URL that the page was asked by."""
+    """Return the URL of this Airflow: `[api] base_url`, else the URL of the request.
+
+    Args:
+        request_url: The URL, without a path, at which the browser asked.
+    """
     return (conf.get("api", "base_url", fallback="") or request_url).rstrip("/")
 
 
 def ui_prefix() -> str:
-    """The path below which Airflow's own pages lie: empty, or like ``/airflow``."""
+    """Return the path below which Airflow's own pages lie: empty, or for example `/airflow`."""
     from urllib.parse import urlsplit
 
     return urlsplit(conf.get("api", "base_url", fallback="") or "").path.rstrip("/")
 
 
 def open_folder(ref: PipelineRef) -> Storage:
-    """The storage of a pipeline's folder, as the DAG's Google connection. The key's file is read while it is there; it goes then."""
+    """Open the storage of a pipeline's folder, with the identity in the DAG's Google connection.
+
+    A temporary file with the key is read now, and is deleted when this function returns.
+    """
     return open_url(ref, join_url(ref.root, ref.name))
 
 
 def open_url(ref: PipelineRef, url: str) -> Storage:
-    """The storage of another folder, as the same."""
+    """Open the storage at a URL, with the identity in the Google connection of a pipeline's DAG."""
     with google_credentials(ref.gcp_conn_id) as environment:
         return open_storage(url, google_key_file=environment.get("GOOGLE_APPLICATION_CREDENTIALS"))

@@ -1,4 +1,4 @@
-"""One checkpoint in full, and the difference of two: what ``describe`` says, in the shape of a page. Pure."""
+"""The page of one checkpoint, and the comparison of two: the results of `describe` in the shape of a page. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,18 @@ _GROUPS = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """One shard. ``bytes_share`` and ``entries_share``: parts of the largest shard's, 0 to 1."""
+    """One shard of a checkpoint.
+
+    Attributes:
+        shard: Number of the shard.
+        first: First key group.
+        last: Last key group.
+        entries: Number of entries.
+        bytes: Bytes of its files.
+        files: Number of its files.
+        entries_share: Entries as a part of those of the largest shard, 0 to 1.
+        bytes_share: Bytes as a part of those of the largest shard, 0 to 1.
+    """
 
     shard: int
     first: int
@@ -42,7 +53,13 @@ class Shard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateVersion:
-    """One schema that a state's values were written with; ``fields`` in Spark's words."""
+    """One schema with which values of a state were written.
+
+    Attributes:
+        version: Number of the schema.
+        value: Fields of the value, as of `fields_of`.
+        user_key: Fields of a map's key; None for other kinds of state.
+    """
 
     version: int
     value: str
@@ -51,7 +68,14 @@ class StateVersion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """A state variable, with its newest schema last."""
+    """One state variable.
+
+    Attributes:
+        name: Name of the variable.
+        kind: Kind of the state: value, list, map or timers.
+        ttl_ms: Time to live in ms; None without expiry.
+        versions: Its schemas, newest last.
+    """
 
     name: str
     kind: str
@@ -61,8 +85,15 @@ class State:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """What can be done with a checkpoint: a command to copy, and the DAG that does the same, with the configuration that its trigger form
-    asks for."""
+    """An action on a checkpoint: a command to copy, or a DAG that does the same.
+
+    Attributes:
+        title: Name of the action.
+        why: What the action does, and when it is useful.
+        command: The command.
+        dag_id: The DAG that does the same; None without one.
+        conf: The configuration for the form of the DAG's trigger, as JSON.
+    """
 
     title: str
     why: str
@@ -73,7 +104,23 @@ class Action:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detail:
-    """One checkpoint. ``skew``: the largest shard against the mean, by bytes; None with one shard or none."""
+    """The page of one checkpoint.
+
+    Attributes:
+        row: The checkpoint as in the history.
+        source: Where its state came from, as of `lineage.source`.
+        reason: Why validation refused it, or the checkpoint that it descends from; None if it did not.
+        findings: What validation found.
+        shards: Its shards.
+        skew: Bytes of the largest shard divided by the mean of all shards; None with fewer than two shards.
+        states: Its state variables.
+        source_position: The source position as JSON.
+        outputs: Its output files, at most 200.
+        more_outputs: Number of output files that are not in `outputs`.
+        metadata: Names and values of other fields of the record.
+        totals: Names and values of the record's counts.
+        actions: What can be done with it.
+    """
 
     row: Row
     source: str | None
@@ -92,7 +139,14 @@ class Detail:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A figure in both checkpoints. ``by``: the second less the first; None of what is no number."""
+    """One figure in two checkpoints.
+
+    Attributes:
+        name: Name of the figure.
+        first: Value in the first checkpoint.
+        second: Value in the second checkpoint.
+        by: Second value minus first value; None if they are no numbers.
+    """
 
     name: str
     first: Any
@@ -102,8 +156,21 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """How the second checkpoint differs from the first. ``changes``: what differs stands first. ``groups``: key group, entries before and after; None: they can't be
-    compared, since the two have other numbers of them."""
+    """The difference between two checkpoints.
+
+    Attributes:
+        first: Id of the first checkpoint.
+        second: Id of the second checkpoint.
+        same_state: Their digests and the schemas of their states are equal.
+        same_code: Their code hashes are equal.
+        changes: Figures of both, those that differ first.
+        states: Names of the states that were added, removed or changed.
+        groups: Key group, entries in the first and entries in the second, for key groups that differ; None if the two
+            have different numbers of key groups.
+        more_groups: Number of key groups that differ and are not in `groups`.
+        files: Number and bytes of the files that both have, and that only the first or the second has.
+        command: The command that shows the same.
+    """
 
     first: int
     second: int
@@ -118,7 +185,13 @@ class Comparison:
 
 
 def manifests_of(record: Record, storage: Storage) -> list[ShardManifest]:
-    """The manifests of a checkpoint's shards, those that lie in files of their own included. Raises: as ``manifest_of``."""
+    """Return the manifests of a checkpoint's shards. Those in files of their own are read.
+
+    Raises:
+        NotFound: A manifest's file was deleted.
+        CorruptFile: A manifest's file is damaged.
+        CorruptRecord: A manifest can't be decoded.
+    """
     return [manifest_of(ref, storage) for ref in record.content.shards]
 
 
@@ -131,7 +204,17 @@ def detail_of(
     docs: str | None,
     airflow: str | None = None,
 ) -> Detail:
-    """One completed checkpoint. ``airflow``: as for `overview`."""
+    """Return the page of one completed checkpoint.
+
+    Args:
+        ref: The pipeline.
+        reading: The pipeline as it was read.
+        record: The checkpoint's record.
+        manifests: The manifests of its shards.
+        written_ms: Commit time in ms since the epoch; None if it is not known.
+        docs: Path of its page of Data Docs; None without one.
+        airflow: URL of Airflow in commands; None for the default of `cairn backfill`.
+    """
     said = describe_checkpoint(reading.log, record, manifests)
     shards = _shards(said["shards"])
     sizes = [s.bytes for s in shards]
@@ -169,7 +252,14 @@ def detail_of(
 
 
 def actions_of(ref: PipelineRef, log: Log, record: Record, airflow: str | None = None) -> tuple[Action, ...]:
-    """Return the commands that apply to a completed checkpoint. The page runs none of them."""
+    """Return the commands that apply to a completed checkpoint. The page runs none of them.
+
+    Args:
+        ref: The pipeline.
+        log: The pipeline's log.
+        record: The checkpoint's record.
+        airflow: URL of Airflow in commands; None for the default of `cairn backfill`.
+    """
     stale = log.retained[record.id].stale_by if record.id in log.retained else None
     unusable = stale is not None or log.quarantine_above(record.id) is not None
     return (
@@ -237,7 +327,15 @@ def comparison_of(
     second: Record,
     others: Sequence[ShardManifest],
 ) -> Comparison:
-    """The difference of two completed checkpoints, from their metadata: no state is read."""
+    """Compare two completed checkpoints by their metadata. No state is read.
+
+    Args:
+        ref: The pipeline.
+        first: Record of the first checkpoint.
+        manifests: Manifests of the first checkpoint's shards.
+        second: Record of the second checkpoint.
+        others: Manifests of the second checkpoint's shards.
+    """
     said = describe_difference(first, manifests, second, others)
     changes = [_change(name.replace("_", " "), *pair) for name, pair in said["totals"].items()]
     changes += [
@@ -264,7 +362,7 @@ def comparison_of(
 
 
 def parse_instant(text: str) -> datetime:
-    """An instant as ``describe`` writes it."""
+    """Parse an instant in the form that `describe` writes."""
     return datetime.fromisoformat(text)
 
 
@@ -308,7 +406,7 @@ def _state(said: dict[str, Any]) -> State:
 
 
 def fields_of(schema: dict[str, Any]) -> str:
-    """A StructType's JSON as ``name type, name type``, nested types in Spark's short words."""
+    """Format a StructType's JSON as `name type, name type`. Nested types have Spark's short form."""
     return ", ".join(f"{f['name']} {_type(f['type'])}" for f in schema.get("fields", ()))
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints in the order of their commits, a page at a time. Pure."""
+"""The history page: checkpoints in the order of their commits, a page at a time. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,13 @@ _ORDER = ("plan", "restore", "read", "process", "timers", "expire", "consolidate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """A part of an interval's time, of the slowest shard."""
+    """One phase of an interval, such as restore or upload.
+
+    Attributes:
+        name: Name of the phase.
+        seconds: Duration in the slowest shard.
+        share: The part of all phases' time, 0 to 1.
+    """
 
     name: str
     seconds: float
@@ -28,7 +34,34 @@ class Phase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One checkpoint. What a dropped one no longer says is None, as for a sweep. ``in_airflow``: Airflow has the run that made it."""
+    """One entry of the log as a table row. Values that a tombstone or a sweep does not have are None.
+
+    Attributes:
+        id: Id of the entry.
+        kind: Kind of the commit, such as interval, restore or consolidate; or sweep.
+        state: State in words, as of `state_word`.
+        tone: Colour of the state.
+        interval: The interval; None for a sweep.
+        base: Id of the base; None without one.
+        run: The run that committed; None for a sweep.
+        whole: The checkpoint is retained and its record is complete.
+        in_airflow: Airflow still has the run.
+        committed: Time of the commit; None if it is not known.
+        mode: Form of the checkpoint, as of `mode_of`.
+        new_bytes: Bytes that the interval uploaded.
+        full_bytes: Bytes of the whole state.
+        files_written: Number of files that the interval uploaded.
+        files_shared: Number of files that older checkpoints have too.
+        keys: Number of keys with state.
+        keys_touched: Number of keys that the interval processed.
+        input_rows: Number of input rows.
+        seconds: Sum of the phases' durations.
+        phases: Phases in the order in which they happen.
+        validated: Modes of the validations that the checkpoint passed.
+        docs: Path of its newest page of Data Docs.
+        code: Name of the code.
+        code_hash: Hash of the code.
+    """
 
     id: int
     kind: str
@@ -58,7 +91,14 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """Rows, newest first. ``newer`` and ``older``: the id to go on from, None at an end."""
+    """One page of the history.
+
+    Attributes:
+        rows: The checkpoints, newest first.
+        head: Id of the newest entry of the log.
+        newer: Value of `before` for the page with newer entries; None on the first page.
+        older: Value of `before` for the page with older entries; None on the last page.
+    """
 
     rows: tuple[Row, ...]
     head: int
@@ -67,7 +107,13 @@ class Page:
 
 
 def ids_of_page(head: int, before: int | None, size: int = PAGE) -> list[int]:
-    """The ids of the page that begins below ``before``, None: with the newest; descending. Ids are dense, so nothing is searched."""
+    """Return the ids of a page in descending order. Ids have no gaps, so nothing is searched.
+
+    Args:
+        head: Id of the newest entry of the log.
+        before: The page begins below this id; None begins with the newest.
+        size: Number of ids on a page.
+    """
     first = head if before is None else min(head, before - 1)
     return list(range(first, max(0, first - size), -1))
 
@@ -75,7 +121,15 @@ def ids_of_page(head: int, before: int | None, size: int = PAGE) -> list[int]:
 def page_of(
     reading: Reading, before: int | None, written_ms: Mapping[int, int], docs: Mapping[int, str], size: int = PAGE
 ) -> Page:
-    """A page of the history. ``written_ms`` and ``docs``: commit time and page of Data Docs, by id."""
+    """Return one page of the history.
+
+    Args:
+        reading: The pipeline as it was read.
+        before: The page begins below this id; None begins with the newest.
+        written_ms: Commit times in ms since the epoch, by id.
+        docs: Paths of pages of Data Docs, by id.
+        size: Number of entries on a page.
+    """
     log = reading.log
     ids = ids_of_page(log.head_id, before, size)
     prefetch(log, ids)
@@ -91,7 +145,14 @@ def page_of(
 
 
 def row_of(reading: Reading, checkpoint_id: int, written_ms: int | None = None, docs: str | None = None) -> Row:
-    """One entry of the log."""
+    """Return one entry of the log as a table row.
+
+    Args:
+        reading: The pipeline as it was read.
+        checkpoint_id: Id of the entry.
+        written_ms: Commit time in ms since the epoch; None if it is not known.
+        docs: Path of its page of Data Docs; None without one.
+    """
     log = reading.log
     entry = log.entries[checkpoint_id]
     kind, base = source_of(log, checkpoint_id)
@@ -137,7 +198,7 @@ def row_of(reading: Reading, checkpoint_id: int, written_ms: int | None = None, 
 
 
 def phases_of(durations_us: Mapping[str, int]) -> tuple[Phase, ...]:
-    """The phases in the order in which they happen; their shares sum to 1."""
+    """Return the phases in the order in which they happen. Their shares sum to 1."""
     whole = sum(durations_us.values())
     names = sorted(durations_us, key=lambda n: (_ORDER.index(n) if n in _ORDER else len(_ORDER), n))
     return tuple(
@@ -146,8 +207,12 @@ def phases_of(durations_us: Mapping[str, int]) -> tuple[Phase, ...]:
 
 
 def mode_of(record: Record) -> str:
-    """``changelog`` if shards have segments to replay; ``full`` if everything was written anew; else ``incremental``. The record does not
-    say it; this is what its files show."""
+    """Derive the form of a checkpoint from its files, since the record does not name it.
+
+    Returns:
+        `changelog` if a shard has segments to replay, `full` if all files were uploaded by this interval, else
+        `incremental`.
+    """
     content = record.content
     if any(_has_segments(ref) for ref in content.shards):
         return "changelog"
@@ -164,7 +229,15 @@ def _has_segments(ref: ShardRef) -> bool:
 
 
 def ids_of_run(log: Log, run_id: str, interval: Interval | None) -> list[int]:
-    """What a run committed, by id: looked for among the commits that overlap its interval, and the retained checkpoints."""
+    """Return the ids of the checkpoints that a run committed, ascending.
+
+    Only retained checkpoints and commits that overlap the run's interval are searched.
+
+    Args:
+        log: The pipeline's log.
+        run_id: Airflow's id of the run.
+        interval: The run's interval; None searches the retained checkpoints only.
+    """
     near = {e.id for e in log.commits_near(interval)} if interval is not None and log.head_id else set()
     found = []
     for n in sorted({*near, *log.retained}):

@@ -1,4 +1,4 @@
-"""Data Docs by checkpoint: which pages there are, and what they are of. The folder's names say it; no page is read."""
+"""List pages of Data Docs by pipeline and checkpoint, from the names of files and folders. No page is opened."""
 
 from __future__ import annotations
 
@@ -12,8 +12,16 @@ _LISTED = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocsPage:
-    """One page. ``path``: below the folder of all docs, with ``/``. ``of``: what was validated: ``checkpoint 3``, an attempt, a savepoint;
-    ``table``: the state or output that the expectations are about; ``at``: when, as Great Expectations writes it."""
+    """One page of Data Docs.
+
+    Attributes:
+        path: Path below the folder of all Data Docs, with `/`.
+        pipeline: Name of the pipeline.
+        of: The target of the validation: `checkpoint 3`, an attempt or a savepoint.
+        table: The state or output that the expectations are about.
+        at: Time of the validation, as Great Expectations writes it.
+        checkpoint: Id of the checkpoint; None for another target.
+    """
 
     path: str
     pipeline: str
@@ -24,7 +32,12 @@ class DocsPage:
 
 
 def pages_in(root: Path, pipeline: str | None = None) -> list[DocsPage]:
-    """The pages in the folder of all docs, newest first, 500 at most. ``pipeline``: only this one's."""
+    """Return the newest pages, at most 500, newest first.
+
+    Args:
+        root: The folder of all Data Docs.
+        pipeline: Name of the only pipeline to list; None lists all.
+    """
     folders = (
         [root / pipeline]
         if pipeline is not None
@@ -38,7 +51,12 @@ def pages_in(root: Path, pipeline: str | None = None) -> list[DocsPage]:
 
 
 def of_checkpoints(root: Path, pipeline: str) -> dict[int, str]:
-    """The path of each checkpoint's newest page."""
+    """Return the path of each checkpoint's newest page, by the checkpoint's id.
+
+    Args:
+        root: The folder of all Data Docs.
+        pipeline: Name of the pipeline.
+    """
     found: dict[int, str] = {}
     if "/" in pipeline or pipeline.startswith("."):
         return found
@@ -49,12 +67,12 @@ def of_checkpoints(root: Path, pipeline: str) -> dict[int, str]:
 
 
 def page_at(path: str) -> DocsPage | None:
-    """What a path below the folder of all docs is of, by its name."""
+    """Return the page at a path below the folder of all Data Docs; None if the path is no page of a validation."""
     return _page(Path(path))
 
 
 def _page(inside: Path) -> DocsPage | None:
-    # pipeline / validations / pipeline / table / run / time / file
+    # Parts of the path: pipeline / validations / pipeline / table / run / time / file.
     parts = inside.parts
     if len(parts) < 7 or parts[1] != "validations":
         return None

@@ -1,7 +1,7 @@
-"""Data Docs in Airflow's UI: the pages below ``docs_root()``, read-only, of pipelines that the user may read.
+"""Serve Data Docs in Airflow's UI: files below `docs_root()`, of pipelines that the user may read.
 
-Pages are sandboxed: what they show comes out of the data, and a script in it must not act
-with the session of who looks at it. The list of them is a page of the checkpoints' own frame.
+The pages run in a browser sandbox. Their content comes from data, and a script in it must not act with the user's
+session. The list of the pages is a page in the frame of the checkpoints' pages.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ app = FastAPI(
 
 @app.get("/", response_model=None)
 def listing(request: Request, rights: routes.Asks) -> Response:
-    """What was validated, by pipeline, newest first."""
+    """Show the list of Data Docs by pipeline, newest first."""
     pages, refs = pages_in(docs_root()), routes.dags.pipelines()
     keys = {ref.name: ref.key for ref in rights.readable(refs)}
     names = [name for name in sorted({page.pipeline for page in pages}) if rights.may_read_docs(name, refs)]
@@ -48,7 +48,11 @@ def listing(request: Request, rights: routes.Asks) -> Response:
 
 @app.get("/{path:path}", response_model=None)
 def page(path: str, rights: routes.Asks) -> Response:
-    """A file of the Data Docs; a folder's is its index.html."""
+    """Serve a file of the Data Docs. A folder stands for its `index.html`.
+
+    Raises:
+        HTTPException: 404 without such a file, 403 if the user may not read all pipelines of its name.
+    """
     root = docs_root()
     file = page_in(root, path)
     if file is None:

@@ -1,6 +1,6 @@
-"""Which pipelines there are: what the operators of serialized DAGs say, and a setting. Pure; no user code is imported.
+"""Find the pipelines that serialized DAGs and a setting name. Pure; no user code is imported.
 
-Operators are told by their template fields, so that subclasses count too.
+An operator is recognised by its template fields, so subclasses of Cairn's operators count too.
 """
 
 from __future__ import annotations
@@ -21,9 +21,20 @@ _NOT_SLUG = re.compile(r"[^A-Za-z0-9_.-]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineRef:
-    """A pipeline and who runs it. ``dag_id``: of the DAG that commits its checkpoints; None: the setting names it, and no DAG
-    does. ``code``: module:NAME of its declaration. ``process``, ``commit``, ``validate`` and ``savepoint`` are ids of that DAG's tasks, None where it has
-    none; ``restore_dags``: DAGs that restore it."""
+    """A pipeline, and the DAG and tasks that run it.
+
+    Attributes:
+        name: Name of the pipeline.
+        root: URL of the folder that holds the pipelines.
+        dag_id: The DAG that commits the checkpoints; None if only the setting names the pipeline.
+        gcp_conn_id: Connection with the key for a `gs://` root; None for application default credentials.
+        code: The `Pipeline`, as `module:NAME`; None if it is not known.
+        process: Id of the DAG's task that processes intervals; None if it has none.
+        commit: Id of the DAG's task that commits.
+        validate: Id of the DAG's task that validates; None if it has none.
+        savepoint: Id of the DAG's task that takes savepoints; None if it has none.
+        restore_dags: Ids of the DAGs that restore this pipeline.
+    """
 
     name: str
     root: str
@@ -38,19 +49,19 @@ class PipelineRef:
 
     @property
     def key(self) -> str:
-        """What stands for the pipeline in a URL: readable, and its own for every DAG, root and name."""
+        """The pipeline's part of a URL. It is readable, and different for each DAG, root and name."""
         text = "\n".join((self.dag_id or "", self.root, self.name))
         slug = _NOT_SLUG.sub("-", self.name).strip("-.")[:40] or "pipeline"
         return f"{slug}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
 
     @property
     def folder(self) -> str:
-        """The URL of its folder."""
+        """The URL of the pipeline's folder."""
         return f"{self.root.rstrip('/')}/{self.name}"
 
     @property
     def unreadable(self) -> str | None:
-        """Why its folder can't be known here; None: it is."""
+        """The reason why the pipeline's folder is not known, namely a template; None if it is known."""
         if "{{" in self.root or "{{" in self.name:
             return (
                 f"The DAG says where the pipeline lies by a template ({self.folder}), which is filled in only when a task runs.\n"
@@ -60,7 +71,7 @@ class PipelineRef:
 
 
 def pipelines_of(dag_id: str, serialized: Mapping[str, Any]) -> list[PipelineRef]:
-    """The pipelines that a serialized DAG commits, in the order of their tasks. Those it restores: ``restores_of``."""
+    """Return the pipelines that a serialized DAG commits, in the order of its tasks."""
     operators = [(o, set(o.get("template_fields", ()))) for o in _operators(serialized)]
     found = []
     for operator, fields in operators:
@@ -88,7 +99,7 @@ def pipelines_of(dag_id: str, serialized: Mapping[str, Any]) -> list[PipelineRef
 
 
 def restores_of(serialized: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Root and name of each pipeline that a serialized DAG restores."""
+    """Return root and name of each pipeline that a serialized DAG restores."""
     return [
         (_text(o, "root"), _text(o, "pipeline_name"))
         for o in _operators(serialized)
@@ -97,8 +108,13 @@ def restores_of(serialized: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def configured(setting: str) -> list[PipelineRef]:
-    """The folders that the setting lists, by white space: ``gs://bucket/state/clicks file:///state/rides``. The last part of each is
-    the pipeline's name; ``connection@`` before a URL is the Airflow connection to read it with."""
+    """Return the pipelines that the setting lists.
+
+    Args:
+        setting: URLs of pipelines' folders, separated by white space: `gs://bucket/state/clicks file:///state/rides`.
+            The last part of a URL is the pipeline's name. `connection@` before a URL names the Airflow connection to
+            read it with.
+    """
     found = []
     for word in setting.split():
         conn, at, url = word.rpartition("@") if "@" in word.partition("://")[0] else ("", "", word)
@@ -108,8 +124,14 @@ def configured(setting: str) -> list[PipelineRef]:
 
 
 def all_pipelines(dags: Iterable[tuple[str, Mapping[str, Any]]], setting: str) -> list[PipelineRef]:
-    """By name: every pipeline that a DAG commits or the setting names, each once, with the DAGs that restore it. One that is named in
-    both is the DAG's, so that the rights on the DAG count."""
+    """Return every pipeline that a DAG commits or the setting names, each once, ordered by name.
+
+    A pipeline that both name belongs to the DAG, so the rights on the DAG decide who may read it.
+
+    Args:
+        dags: Id and serialized form of each DAG.
+        setting: The setting, as for `configured`.
+    """
     every = list(dags)
     found = [ref for dag_id, data in every for ref in pipelines_of(dag_id, data)]
     owned = {ref.folder for ref in found}

@@ -1,4 +1,4 @@
-"""Sizes, spans and counts as people read them. Pure."""
+"""Format sizes, durations and counts for people. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ _SPANS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def size(count: int | None) -> str:
-    """Bytes in binary units with at most three digits, ``–`` for None: 1023 B, 1.5 KiB, 12 MiB."""
+    """Format bytes in binary units: 1023 B, 1.5 KiB, 12 MiB. None is `–`."""
     if count is None:
         return "–"
     value, unit = float(count), 0
@@ -19,7 +19,7 @@ def size(count: int | None) -> str:
 
 
 def span(seconds: float | None) -> str:
-    """A duration by its two largest units, ``–`` for None: 420 ms, 3.2 s, 2 h 5 min, 3 d 4 h."""
+    """Format a duration in seconds by its two largest units: 420 ms, 3.2 s, 2 h 5 min, 3 d 4 h. None is `–`."""
     if seconds is None:
         return "–"
     if seconds < 0:
@@ -39,10 +39,10 @@ def span(seconds: float | None) -> str:
 
 
 def count(number: int | None) -> str:
-    """With thousands apart, ``–`` for None."""
+    """Format a number with separators of thousands: 12,345. None is `–`."""
     return "–" if number is None else f"{number:,}"
 
 
 def plural(number: int, noun: str) -> str:
-    """``1 checkpoint``, ``2 checkpoints``."""
+    """Format a number with its noun: `1 checkpoint`, `2 checkpoints`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""Which checkpoint was made from which, as a graph that is drawn row by row, newest first. Pure."""
+"""The lineage page: a graph of checkpoints and their bases, drawn row by row, newest first. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,14 @@ PAGE = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A line through one row, from lane ``x1`` at ``y1`` to lane ``x2`` at ``y2``; heights are parts of the row, 0 at its top."""
+    """A line through one row of the drawing.
+
+    Attributes:
+        x1: Lane at the upper end.
+        y1: Height of the upper end: 0 is the row's top, 1 its bottom.
+        x2: Lane at the lower end.
+        y2: Height of the lower end.
+    """
 
     x1: int
     y1: float
@@ -26,7 +33,13 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """Where a checkpoint is drawn: its lane, from 0, and the lines through its row."""
+    """The place of one checkpoint in the drawing.
+
+    Attributes:
+        id: Id of the checkpoint.
+        lane: Lane of the checkpoint, from 0.
+        lines: All lines through its row.
+    """
 
     id: int
     lane: int
@@ -35,7 +48,13 @@ class Placed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One row of the drawing. ``source``: for a restore, where its state came from."""
+    """One row of the drawing.
+
+    Attributes:
+        placed: Lane and lines.
+        row: The checkpoint.
+        source: Where its state came from, as of `source`; None for a normal interval.
+    """
 
     placed: Placed
     row: Row
@@ -44,7 +63,14 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
-    """A part of the history. ``lanes``: how many there are side by side."""
+    """One page of the graph.
+
+    Attributes:
+        nodes: The rows, newest first.
+        lanes: Number of lanes side by side.
+        newer: Value of `before` for the page with newer checkpoints; None on the first page.
+        older: Value of `before` for the page with older checkpoints; None on the last page.
+    """
 
     nodes: tuple[Node, ...]
     lanes: int
@@ -53,9 +79,17 @@ class Graph:
 
 
 def place(edges: Iterable[tuple[int, int | None]]) -> tuple[tuple[Placed, ...], int]:
-    """Each id with its base, newest first, put into lanes so that a checkpoint stands above its base; and how many lanes that takes. A lane is
-    taken again once the line in it has ended."""
-    lanes: list[int | None] = []  # the id that each lane leads down to
+    """Put checkpoints into lanes, so that each checkpoint stands above its base.
+
+    A lane is used again when its line has ended.
+
+    Args:
+        edges: The id of each checkpoint and of its base, newest first.
+
+    Returns:
+        The places in the same order, and the number of lanes.
+    """
+    lanes: list[int | None] = []  # For each lane, the id of the base that its line leads to.
     placed, widest = [], 0
     for node, base in edges:
         here = [n for n, wanted in enumerate(lanes) if wanted == node]
@@ -85,7 +119,13 @@ def _free(lanes: list[int | None]) -> int:
 
 
 def graph_of(reading: Reading, before: int | None, size: int = PAGE) -> Graph:
-    """A page of the lineage, without sweeps, which are no checkpoints."""
+    """Return one page of the lineage. Sweeps are left out, since they are no checkpoints.
+
+    Args:
+        reading: The pipeline as it was read.
+        before: The page begins below this id; None begins with the newest.
+        size: Number of log entries on a page.
+    """
     log = reading.log
     ids = ids_of_page(log.head_id, before, size)
     prefetch(log, ids)
@@ -97,7 +137,10 @@ def graph_of(reading: Reading, before: int | None, size: int = PAGE) -> Graph:
 
 
 def source(log: Log, checkpoint_id: int) -> str | None:
-    """Where a restored checkpoint's state came from, in words; None for any other."""
+    """Return in words where the state of a checkpoint came from, such as a savepoint or an equal earlier result.
+
+    The result is None for an interval that was processed and gave a new result.
+    """
     entry = log.entries[checkpoint_id]
     if not isinstance(entry, Record):
         return "restored" if getattr(entry, "kind", None) == "restore" else None

@@ -1,4 +1,4 @@
-"""What one looks at first: how a pipeline does, and what would happen if its next interval ran now. Pure."""
+"""The list of pipelines and the overview of one: its health, and what its next interval would do now. Pure."""
 
 from __future__ import annotations
 
@@ -26,8 +26,14 @@ _COUNTED = ("completed", "stale", "replaced", "quarantined", "descends", "droppe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """What Airflow says of a DAG. ``asked_end``: the end of the furthest interval that has a run, whatever became of it; ``next_due``: when the next run is
-    to be made; ``running``: runs that have not ended."""
+    """The schedule of a DAG, as Airflow reports it.
+
+    Attributes:
+        paused: The DAG is paused.
+        asked_end: Latest end of a data interval that has a run in any state; None without runs.
+        next_due: When Airflow should create the next run; None if the schedule has no further run.
+        running: Number of runs that have not ended.
+    """
 
     paused: bool
     asked_end: datetime | None
@@ -37,7 +43,13 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chip:
-    """A word with a tone; ``title`` says it in full."""
+    """A short text with a colour.
+
+    Attributes:
+        tone: The colour's meaning.
+        text: The text.
+        title: The full explanation.
+    """
 
     tone: Tone
     text: str
@@ -46,7 +58,22 @@ class Chip:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverviewRow:
-    """One pipeline in the list."""
+    """One pipeline in the list of pipelines.
+
+    Attributes:
+        ref: The pipeline.
+        problem: Why it could not be read now; None if it could.
+        read: Time of the newest reading; None if it was never read.
+        last_id: Id of the checkpoint that `furthest` returns; None without checkpoints. The next fields describe it.
+        interval: Its interval.
+        committed: Time of its commit; None if it is not known.
+        age: Time since its commit, in words.
+        due: Lateness; None if Airflow has no schedule.
+        state_bytes: Bytes of its state.
+        keys: Number of its keys; None if they are not counted.
+        health: Problems, worst first.
+        stored: Size of the pipeline's folder; None before the first count.
+    """
 
     ref: PipelineRef
     problem: str | None
@@ -64,7 +91,15 @@ class OverviewRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pointer:
-    """A checkpoint that the overview names. ``checkpoint``: None: there is none, and ``nothing`` says so."""
+    """A checkpoint that the overview names.
+
+    Attributes:
+        title: The role of the checkpoint, such as "Latest validated".
+        checkpoint: Id of the checkpoint; None if no checkpoint has this role.
+        interval: Its interval; None if it is not known.
+        note: A remark about it.
+        nothing: Text for the case that no checkpoint has this role.
+    """
 
     title: str
     checkpoint: int | None
@@ -75,7 +110,14 @@ class Pointer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """A quarantined checkpoint, what validation found, and its page of Data Docs."""
+    """A quarantined checkpoint.
+
+    Attributes:
+        id: Id of the checkpoint.
+        reason: Why validation refused it.
+        findings: What validation found.
+        docs: Path of its page of Data Docs; None without one.
+    """
 
     id: int
     reason: str
@@ -85,7 +127,15 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Next:
-    """What would happen to the next interval now. ``problem``: why it can't start, its first line apart; ``command``: what repairs that."""
+    """What the next interval would do if it ran now.
+
+    Attributes:
+        interval: The next interval; None before the first checkpoint.
+        base: Id of the checkpoint that it would start from; None if it can't start.
+        headline: First line of the reason why it can't start; None if it can.
+        rest: The other lines of the reason.
+        command: The command that repairs this; None without one.
+    """
 
     interval: Interval | None
     base: int | None
@@ -96,7 +146,18 @@ class Next:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """The first page of a pipeline."""
+    """The first page of a pipeline.
+
+    Attributes:
+        next: What the next interval would do now.
+        pointers: The latest completed, validated and restored checkpoint, and the last savepoint.
+        counts: Number of checkpoints by state.
+        health: Problems, worst first.
+        due: Lateness; None if Airflow has no schedule.
+        unpublished: Intervals whose output no sink call has published, with the checkpoint's id.
+        quarantined: The newest quarantined checkpoints.
+        more_quarantined: Number of quarantined checkpoints that are not in `quarantined`.
+    """
 
     next: Next
     pointers: tuple[Pointer, ...]
@@ -109,7 +170,13 @@ class Overview:
 
 
 def lateness(furthest: datetime | None, schedule: Schedule | None, now: datetime) -> Chip | None:
-    """Whether the newest checkpoint is what the schedule asked for. None: nothing is known of a schedule."""
+    """Return a chip that says if the newest checkpoint is as new as the schedule asks for; None without a schedule.
+
+    Args:
+        furthest: End of the newest checkpoint's interval; None without checkpoints.
+        schedule: The DAG's schedule; None if Airflow has none.
+        now: The time of the page.
+    """
     if schedule is None:
         return None
     behind = schedule.asked_end if furthest is None or (schedule.asked_end or now) > furthest else None
@@ -133,7 +200,10 @@ def lateness(furthest: datetime | None, schedule: Schedule | None, now: datetime
 
 
 def health_of(reading: Reading) -> tuple[Chip, ...]:
-    """What is not as it should be, the worst first; ``sound`` if nothing."""
+    """Return the problems of a pipeline, worst first. Without problems the only chip is `sound`.
+
+    A pipeline without any commit and without problems has no chip.
+    """
     status, log = reading.status, reading.log
     found = []
     if status.problem is not None:
@@ -159,7 +229,7 @@ def health_of(reading: Reading) -> tuple[Chip, ...]:
 
 
 def unrepaired(reading: Reading) -> list[tuple[int, int]]:
-    """The stale checkpoints whose interval has no usable later one, with the id that made each stale."""
+    """Return each stale checkpoint whose interval has no newer usable checkpoint, and the id that made it stale."""
     log = reading.log
     usable = [c for c in log.completed() if log.retained[c.id].stale_by is None and log.quarantine_above(c.id) is None]
     newest = {c.content.interval: c.id for c in usable}
@@ -168,7 +238,10 @@ def unrepaired(reading: Reading) -> list[tuple[int, int]]:
 
 
 def unvalidated_since(reading: Reading) -> tuple[int, int | None] | None:
-    """How many completed checkpoints are newer than the last validated one, and that one; None for an empty log."""
+    """Return how many checkpoints are newer than the last validated one, and the id of the validated one.
+
+    The id is None if no retained checkpoint was validated. The whole result is None without retained checkpoints.
+    """
     done = reading.log.completed()
     if not done:
         return None
@@ -184,7 +257,16 @@ def overview_row(
     written_ms: int | None,
     now: datetime,
 ) -> OverviewRow:
-    """One pipeline as the list shows it. ``written_ms``: when its newest checkpoint was committed; None: not known."""
+    """Return one pipeline for the list of pipelines.
+
+    Args:
+        ref: The pipeline.
+        look: The answer of the log reader.
+        schedule: The DAG's schedule; None if Airflow has none.
+        stored: Size of the pipeline's folder; None if it is not known.
+        written_ms: Commit time of the pipeline's newest checkpoint, in ms since the epoch; None if it is not known.
+        now: The time of the page.
+    """
     reading = look.reading
     if reading is None:
         return OverviewRow(ref=ref, problem=look.problem, read=None)
@@ -208,24 +290,30 @@ def overview_row(
 
 
 def worst_first(rows: list[OverviewRow]) -> list[OverviewRow]:
-    """The pipelines in the order in which somebody has to look at them, then by name."""
+    """Sort pipelines by urgency, then by name: unreadable ones first, then those with errors, then with warnings."""
 
     def rank(row: OverviewRow) -> int:
         tones = {c.tone for c in (*row.health, *((row.due,) if row.due is not None else ()))}
         if row.problem is not None and row.read is None:
-            return 2 if row.ref.unreadable else 0  # what was never readable here is no event
+            return 2 if row.ref.unreadable else 0  # A template in the DAG hides this folder, which is no failure.
         return 1 if "bad" in tones else 2 if "warn" in tones or row.problem is not None else 3
 
     return sorted(rows, key=lambda row: (rank(row), row.ref.name))
 
 
 def keys_of(record: Record) -> int | None:
-    """Keys with state. They are counted by value states alone; None where a pipeline has none."""
+    """Return the number of keys with state; None without a value state, since only value states are counted."""
     return record.content.totals.keys if any(s.kind == "value" for s in record.content.states) else None
 
 
 def next_of(ref: PipelineRef, reading: Reading, airflow: str | None = None) -> Next:
-    """What the next interval would start from now, or why it can't, with the command that repairs it."""
+    """Return what the next interval would start from now, or why it can't start and the command that repairs this.
+
+    Args:
+        ref: The pipeline.
+        reading: The pipeline as it was read.
+        airflow: URL of Airflow in the command; None for the default of `cairn backfill`.
+    """
     status = reading.status
     headline, _, rest = (status.problem or "").partition("\n")
     command = None
@@ -244,9 +332,18 @@ def overview(
     now: datetime,
     airflow: str | None = None,
 ) -> Overview:
-    """The first page of a pipeline. ``savepoint``: what the task that took the last one returned. ``written_ms``: of the checkpoints that
-    it names, when they were committed; ``docs``: pages of Data Docs, by id. ``airflow``: the URL of Airflow in repair commands; None: the one
-    that `cairn backfill` has by default."""
+    """Return the first page of a pipeline.
+
+    Args:
+        ref: The pipeline.
+        reading: The pipeline as it was read.
+        schedule: The DAG's schedule; None if Airflow has none.
+        savepoint: Result of the task that took the last savepoint; None without one.
+        written_ms: Commit times of the checkpoints that the page names, in ms since the epoch, by id.
+        docs: Paths of pages of Data Docs, by the checkpoint's id.
+        now: The time of the page.
+        airflow: URL of Airflow in commands; None for the default of `cairn backfill`.
+    """
     log, newest = reading.log, furthest(reading)
     done = {c.id: c for c in log.completed()}
     validated = max((n for n in reading.validated if n in done), default=None)
@@ -290,12 +387,12 @@ def overview(
 
 
 def furthest(reading: Reading) -> Record | None:
-    """Return the checkpoint that both the list and the overview measure lateness by: the latest usable one, else the newest."""
+    """Return the checkpoint that lateness is measured by: the latest usable one, else the newest. None without any."""
     return latest_usable(reading) or reading.newest
 
 
 def latest_usable(reading: Reading) -> Record | None:
-    """The completed checkpoint that reaches furthest and that an interval may start from."""
+    """Return the usable checkpoint whose interval ends last; None if no interval may start from any checkpoint."""
     log = reading.log
     prefetch(log, [*log.retained])
     usable = [c for c in log.completed() if first_word(log, c.id) == "completed"]
@@ -327,8 +424,10 @@ def _savepoint(savepoint: Mapping[str, Any] | None, done: Mapping[int, Record]) 
 
 
 def counts_of(log: Log) -> tuple[tuple[str, int], ...]:
-    """How many checkpoints are in each state, those that there are none of left out. Dropped ones and sweeps are counted together, since
-    nothing of them is read."""
+    """Return the number of checkpoints in each state that occurs.
+
+    Dropped checkpoints and sweeps are counted together, since none of their records is read.
+    """
     prefetch(log, [*log.retained])
     known = sorted({*log.retained, *(n for n in log.quarantined if n <= log.head_id)})
     counts = Counter(first_word(log, n) for n in known)
@@ -337,7 +436,7 @@ def counts_of(log: Log) -> tuple[tuple[str, int], ...]:
 
 
 def prefetch(log: Log, ids: list[int]) -> None:
-    """Looks up all that ``state_of`` asks about these entries, many at a time."""
+    """Load all that `state_of` needs about these log entries, with many requests at a time."""
     log.entries.load(ids)
     intervals = [i for n in ids if (i := _interval(log, n)) is not None]
     if intervals:
@@ -351,18 +450,18 @@ def _interval(log: Log, checkpoint_id: int) -> Interval | None:
 
 
 def state_word(log: Log, checkpoint_id: int) -> str:
-    """As ``state_of``; ``sweep`` for one."""
+    """Return the state of a log entry in words, as `state_of` does, and `sweep` for a sweep."""
     entry = log.entries[checkpoint_id]
     return "sweep" if isinstance(entry, SweepRecord) else state_of(log, entry)
 
 
 def first_word(log: Log, checkpoint_id: int) -> str:
-    """The state without what it is by."""
+    """Return the state of a log entry as one word: `stale` for `stale by 12`."""
     return state_word(log, checkpoint_id).partition(" ")[0]
 
 
 def tone_of(word: str) -> Tone:
-    """The tone in which a state is shown."""
+    """Return the colour in which a state is shown."""
     first = word.partition(" ")[0]
     if first in ("quarantined", "descends"):
         return "bad"
@@ -372,7 +471,7 @@ def tone_of(word: str) -> Tone:
 
 
 def source_of(log: Log, checkpoint_id: int) -> tuple[str, int | None]:
-    """The kind of an entry and its base's id."""
+    """Return the kind of a log entry and the id of its base; None for an entry without a base."""
     entry = log.entries[checkpoint_id]
     if isinstance(entry, SweepRecord):
         return "sweep", None

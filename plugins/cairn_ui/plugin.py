@@ -1,7 +1,7 @@
-"""What Airflow loads: the pages below /cairn/checkpoints, under Browse and as tabs of a DAG, a run and a task instance; and Data Docs.
+"""Register Cairn's pages with Airflow: checkpoints under Browse and as tabs of a DAG, a run and a task, and Data Docs.
 
-Every process of Airflow loads plugins, tasks too, and only the API server serves pages. So what serves them is imported with their
-first request.
+Every process of Airflow loads plugins, also each task, but only the API server serves pages. So the code of the pages
+is imported with the first request.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ _CHECKPOINTS, _DOCS = "/cairn/checkpoints", "/cairn/docs"
 
 
 class Mounted:
-    """An ASGI application: ``app`` of a module, which is imported when somebody asks for a page."""
+    """An ASGI application that is imported with its first request.
+
+    Args:
+        module: Name of a module with the application `app`.
+    """
 
     def __init__(self, module: str) -> None:
         self._module = module
@@ -28,12 +32,13 @@ class Mounted:
     async def __call__(
         self, scope: Any, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]
     ) -> None:
-        """Passes the request on."""
+        """Import the application and pass the request on."""
         module = await asyncio.to_thread(import_module, self._module)
         await module.app(scope, receive, send)
 
 
-# What the tasks of every run import: half a second of CPU a run. No module of a pipeline, nothing that opens a connection or starts a thread.
+# Modules that the tasks of every run import, for half a second of CPU per run. None of them is a pipeline's module,
+# opens a connection or starts a thread.
 _NEEDED_BY_TASKS = (
     "cairn_operators.airflow_runs",
     "cairn_operators.predecessor",
@@ -47,12 +52,17 @@ _NEEDED_BY_TASKS = (
 
 
 class Preload:
-    """In a scheduler, before it forks the workers of a LocalExecutor: imports what their tasks would import one by one. Like Airflow's own
-    code, what is imported here is read anew when the scheduler is started again."""
+    """A listener that imports the modules of Cairn's tasks in the scheduler, before LocalExecutor forks its workers.
+
+    Changed code of these modules is read when the scheduler is restarted, like Airflow's own code.
+    """
 
     @hookimpl  # type: ignore[untyped-decorator]
     def on_starting(self, component: Any) -> None:
-        """Airflow calls this where a component starts, a task too."""
+        """Import the modules if this process is a scheduler with a LocalExecutor.
+
+        Airflow calls this when a component starts, also in each task.
+        """
         if sys.argv[1:2] == ["scheduler"] and "LocalExecutor" in conf.get("core", "executor"):
             for module in _NEEDED_BY_TASKS:
                 import_module(module)
@@ -68,7 +78,7 @@ def _view(destination: str, path: str) -> dict[str, str]:
 
 
 class CairnCheckpointsPlugin(AirflowPlugin):  # type: ignore[misc]  # Airflow is not type-checked here
-    """Checkpoints in Airflow's UI; reads only."""
+    """The plugin with the pages about checkpoints. They only read."""
 
     name = "cairn_checkpoints"
     listeners = [Preload()]  # noqa: RUF012
@@ -84,7 +94,7 @@ class CairnCheckpointsPlugin(AirflowPlugin):  # type: ignore[misc]  # Airflow is
 
 
 class CairnDocsPlugin(AirflowPlugin):  # type: ignore[misc]  # Airflow is not type-checked here
-    """Serves Data Docs, and lists them under Browse."""
+    """The plugin that serves Data Docs and lists them under Browse."""
 
     name = "cairn_data_docs"
     fastapi_apps = [  # noqa: RUF012

@@ -1,7 +1,7 @@
-"""Reads the logs of pipelines for pages: keeps what was read, reads on from there, and gives up in time.
+"""Read and cache the logs of pipelines for pages, with a limit on the time that a page waits.
 
-Every read runs in a thread of its own. A page waits for it so long and no longer; the read goes on, and the next page gets what it
-found. A root that never answers costs one thread per pipeline, not one per page.
+Every read runs in a thread of its own. A page waits for the thread for a limited time. The read goes on after that, and
+the next page gets its result. A root that never answers costs one thread per pipeline, not one per page.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ COUNT_AGAIN_S = 600.0
 
 
 class NotAnswered(Exception):
-    """The storage did not answer in the time that a page has."""
+    """The error that the storage did not answer within the time that a page waits."""
 
 
 @dataclass
 class _Call(Generic[T]):
-    """One read that is under way, or over. ``done`` is set when ``result`` or ``error`` is."""
+    """One read in a thread. `done` is set as soon as `result` or `error` is set."""
 
     done: threading.Event = field(default_factory=threading.Event)
     result: T | None = None
@@ -49,10 +49,15 @@ class _Call(Generic[T]):
 
 
 class Reader:
-    """All readings of this process. Safe to use from several threads."""
+    """A cache of all pipelines that this process has read. Safe to use from several threads."""
 
     def __init__(self, opened: Callable[[PipelineRef], Storage], *, clock: Callable[[], float] = time.time) -> None:
-        """``opened``: gives the storage of a pipeline's folder."""
+        """Create an empty cache.
+
+        Args:
+            opened: Opens the storage of a pipeline's folder.
+            clock: Returns the time in seconds since the epoch.
+        """
         self._open = opened
         self._clock = clock
         self._lock = threading.Lock()
@@ -63,7 +68,14 @@ class Reader:
         self._stored: dict[str, Stored] = {}
 
     def look(self, ref: PipelineRef, wait_s: float = WAIT_S) -> Look:
-        """The pipeline as it is now. If its storage does not answer in time: as it was when it last did, and a word about it."""
+        """Return the pipeline as it is now, or its last reading and a problem if the storage does not answer in time.
+
+        A reading that is less than `FRESH_S` old is returned without a read.
+
+        Args:
+            ref: The pipeline.
+            wait_s: Longest wait in seconds.
+        """
         if ref.unreadable:
             return Look(reading=None, problem=ref.unreadable)
         known = self._readings.get(ref.key)
@@ -78,7 +90,12 @@ class Reader:
             return Look(reading=known, problem=f"{type(error).__name__}: {error}\nThe API server's log has more.")
 
     def look_at_all(self, refs: Collection[PipelineRef], wait_s: float = WAIT_S / 2) -> dict[str, Look]:
-        """Each pipeline by its key; all are read at once, and the wait is for all of them together."""
+        """Return all pipelines as they are now, by key. They are read at the same time.
+
+        Args:
+            refs: The pipelines.
+            wait_s: Longest wait for all of them together, in seconds.
+        """
         until_s = time.monotonic() + wait_s
         for ref in refs:
             known = self._readings.get(ref.key)
@@ -87,14 +104,27 @@ class Reader:
         return {ref.key: self.look(ref, max(0.0, until_s - time.monotonic())) for ref in refs}
 
     def ask(self, ref: PipelineRef, what: str, work: Callable[[Storage], T], wait_s: float = WAIT_S) -> T:
-        """What ``work`` finds in the pipeline's folder. ``what`` names the question: while one is under way, the same one waits for it.
+        """Return the result of `work`, which reads the pipeline's folder in a thread.
 
-        Raises: NotAnswered; what ``work`` raises.
+        Args:
+            ref: The pipeline.
+            what: Name of the question. While a question runs, another one with the same name waits for the same result.
+            work: Reads the storage of the pipeline's folder.
+            wait_s: Longest wait in seconds.
+
+        Raises:
+            NotAnswered: `work` has not ended within `wait_s`.
+            CairnError: `work` raised it. Any other exception of `work` is raised too.
         """
         return self._run(ref, what, lambda: work(self._storage(ref)), wait_s)
 
     def written(self, ref: PipelineRef, log: Log, ids: Collection[int]) -> dict[int, int]:
-        """When these records were written, in ms since the epoch, by id; only of those that are whole. Raises: as ``ask``."""
+        """Return when records were written, in ms since the epoch, by id. Tombstones and sweeps are left out.
+
+        Raises:
+            NotAnswered: The storage did not answer in time.
+            CairnError: The storage failed.
+        """
         known = self._written.setdefault(ref.key, {})
         whole = [n for n in ids if n not in known and isinstance(log.entry(n), Record)]
         if whole:
@@ -105,7 +135,10 @@ class Reader:
         return {n: known[n] for n in ids if n in known}
 
     def stored(self, ref: PipelineRef) -> Stored | None:
-        """The bytes in the pipeline's folder, as last counted; None: they are being counted. Never waits."""
+        """Return the size of the pipeline's folder as it was last counted; None before the first count.
+
+        This never waits. A count that is older than `COUNT_AGAIN_S` is repeated in a thread.
+        """
         known = self._stored.get(ref.key)
         if ref.unreadable is None and (known is None or self._clock() - known.counted_s > COUNT_AGAIN_S):
             self._begin(ref, "bytes", lambda: self._count(ref))
@@ -140,7 +173,7 @@ class Reader:
                 del self._calls[(ref.key, what)]
             call.done.set()
 
-        # A daemon: a storage that never answers must not keep the API server from ending.
+        # A daemon thread, since a storage that never answers must not keep the API server from ending.
         threading.Thread(target=run, name=f"cairn-ui {ref.name} {what}", daemon=True).start()
         return call
 
@@ -158,7 +191,7 @@ class Reader:
         known = before.log if before is not None and _is_there(storage, before.log) else None
         log = read_log(storage, known)
         if known is not None and (log.head_id, log.quarantined) == (known.head_id, known.quarantined):
-            log = known  # with what was looked up of its past
+            log = known  # Nothing is new, and `known` has earlier records in memory.
         validated: dict[int, set[str]] = {}
         for info in storage.list(paths.VALIDATED):
             if (found := paths.validated_id(info.path)) is not None:
@@ -175,14 +208,17 @@ class Reader:
 
     def _count(self, ref: PipelineRef) -> None:
         total = files = 0
-        with contextlib.suppress(CairnError):  # the page says what its own reads found
+        with contextlib.suppress(CairnError):  # The page's own reads show the problem.
             for info in self._storage(ref).list(""):
                 total, files = total + info.size_bytes, files + 1
             self._stored[ref.key] = Stored(total=total, files=files, counted_s=self._clock())
 
 
 def _is_there(storage: Storage, log: Log) -> bool:
-    """Whether the log still goes on from what was read: a folder that was emptied and filled again has another record by that id."""
+    """Return True if the log that was read is still the storage's log.
+
+    In a folder that was emptied and filled again, the record with the newest known id differs.
+    """
     if not log.head_id:
         return False
     with contextlib.suppress(CorruptRecord):

@@ -1,4 +1,4 @@
-"""Templates: HTML comes from the folder ``templates`` and from nowhere else. Every value is escaped there."""
+"""Render pages from the folder `templates`, the only place for HTML. Templates escape every value."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HEADERS = {
 
 @cache
 def environment() -> Environment:
-    """Jinja with what the templates need. A name that is not given is an error, not an empty text."""
+    """Return Jinja's environment with the filters of the templates. A missing value raises an error."""
     found = Environment(
         loader=FileSystemLoader(_HERE / "templates"),
         autoescape=True,
@@ -52,7 +52,12 @@ def environment() -> Environment:
 
 
 def render(template: str, **values: Any) -> str:
-    """The page."""
+    """Return the HTML of a page.
+
+    Args:
+        template: Name of the template's file.
+        **values: The names that the template uses.
+    """
     return environment().get_template(template).render(**values)
 
 
@@ -61,12 +66,12 @@ def _iso(instant: datetime) -> str:
 
 
 def _utc(instant: datetime) -> str:
-    """As the page says it until its script puts it into the UI's time zone."""
+    """Format a time in UTC. The page's script replaces it by the time in the time zone of Airflow's UI."""
     at = instant.astimezone(UTC)
     return f"{at:%Y-%m-%d %H:%M} UTC" if not at.second else f"{at:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _version() -> str:
-    """Changes with the static files, so that a browser asks for new ones."""
+    """Return a hash of the static files. It is part of their URLs, so that a browser loads changed files."""
     data = b"".join(path.read_bytes() for path in sorted(STATIC.iterdir()))
     return hashlib.sha256(data).hexdigest()[:12]

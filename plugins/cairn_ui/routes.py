@@ -1,10 +1,10 @@
-"""The pages' routes: ask for the rights, read, make a view, render. Nothing here decides or writes.
+"""Routes of the pages: check the user's rights, read, build the page's values, render. They write nothing.
 
 /                                   the pipelines that the user may read
-/dag/<dag>                          those of a DAG; of one pipeline its overview
+/dag/<dag>                          the pipelines of a DAG; of a single pipeline its overview
 /run/<dag>/<run>, /task/<dag>/<task>/<run>      what a run restored and committed
-/p/<key>/…                          overview, history, lineage, trends, compare, trials, trials/<name>, trials/<name>/rows,
-                                    checkpoint/<id>, docs/<path> of one pipeline
+/p/<key>/…                          overview, history, lineage, trends, compare, trials, trials/<name>,
+                                    trials/<name>/rows, checkpoint/<id>, docs/<path> of one pipeline
 /static/<file>
 """
 
@@ -52,18 +52,18 @@ reader = Reader(airflow_side.open_folder)
 dags = airflow_side.DagsInDatabase()
 comparisons = trial_rows.Comparisons()
 
-# The static files show nothing of anybody; the rest asks for the user first.
+# Static files hold no data and need no user. All other routes ask for the user first.
 app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
 
 
 def rights_of(user: Annotated[Any, Depends(get_user)]) -> Rights:
-    """Of who asks; 401 for nobody."""
+    """Return the rights of the user of the request. `get_user` answers 401 without a user."""
     return Rights(user)
 
 
 @app.exception_handler(HTTPException)
 def refused(request: Request, error: HTTPException) -> Response:
-    """An error as a page, in the words of who raised it."""
+    """Show an HTTP error as a page."""
     page = _page(
         request, "error.html", status=error.status_code, detail=str(error.detail), running=False, now=datetime.now(UTC)
     )
@@ -80,7 +80,7 @@ _PAGE: dict[str, Any] = {
 
 @app.get("/static/{name}", response_model=None)
 def static(name: str) -> Response:
-    """A style sheet or a script."""
+    """Serve a style sheet or a script."""
     file = STATIC / name
     if "/" in name or file.suffix not in CONTENT_TYPES or not file.is_file():
         raise HTTPException(404, "no such file")
@@ -93,13 +93,13 @@ def static(name: str) -> Response:
 
 @app.get("/", **_PAGE)
 def pipelines(request: Request, rights: Asks) -> Response:
-    """All pipelines that the user may read."""
+    """Show all pipelines that the user may read."""
     return _list(request, rights.readable(dags.pipelines()), None)
 
 
 @app.get("/dag/{dag_id}", **_PAGE)
 def of_dag(request: Request, rights: Asks, dag_id: str) -> Response:
-    """The pipelines of a DAG, or that it restores."""
+    """Show the pipelines that a DAG commits or restores. A single pipeline is shown by its overview."""
     refs = [r for r in rights.readable(dags.pipelines()) if dag_id == r.dag_id or dag_id in r.restore_dags]
     if len(refs) == 1:
         return RedirectResponse(f"{_base(request)}/p/{quote(refs[0].key)}/", headers=HEADERS)
@@ -126,7 +126,7 @@ def _row(
     stored = reader.stored(ref)
     if look.reading is None:
         return pipeline_overview.overview_row(ref, look, schedule, stored, written, now)
-    try:  # what becomes of a checkpoint may have to be looked up
+    try:  # The state of a checkpoint may need reads of earlier records.
         return _asked(
             ref, "overview row", lambda _: pipeline_overview.overview_row(ref, look, schedule, stored, written, now)
         )
@@ -139,7 +139,7 @@ def _row(
 
 @app.get("/p/{key}/", **_PAGE)
 def of_overview(request: Request, rights: Asks, key: str) -> Response:
-    """How a pipeline does, and what its next interval would do."""
+    """Show the health of a pipeline, and what its next interval would do."""
     ref, look = _look(rights, key)
     schedule = _schedule(ref)
 
@@ -163,7 +163,14 @@ def of_overview(request: Request, rights: Asks, key: str) -> Response:
 
 @app.get("/p/{key}/history", **_PAGE)
 def of_history(request: Request, rights: Asks, key: str, before: Annotated[int | None, Query(ge=1)] = None) -> Response:
-    """Checkpoints, newest first."""
+    """Show checkpoints, newest first.
+
+    Args:
+        request: The request.
+        rights: Rights of the user.
+        key: The pipeline's part of the URL.
+        before: The page begins below this id; None begins with the newest.
+    """
     ref, look = _look(rights, key)
 
     def view(reading: Reading) -> history.Page:
@@ -182,7 +189,14 @@ def of_history(request: Request, rights: Asks, key: str, before: Annotated[int |
 
 @app.get("/p/{key}/lineage", **_PAGE)
 def of_lineage(request: Request, rights: Asks, key: str, before: Annotated[int | None, Query(ge=1)] = None) -> Response:
-    """Which checkpoint was made from which."""
+    """Show checkpoints and their bases as a graph, newest first.
+
+    Args:
+        request: The request.
+        rights: Rights of the user.
+        key: The pipeline's part of the URL.
+        before: The page begins below this id; None begins with the newest.
+    """
     ref, look = _look(rights, key)
     return _of_pipeline(
         request,
@@ -201,7 +215,15 @@ def of_trends(
     first: Annotated[int | None, Query(ge=1)] = None,
     last: Annotated[int | None, Query(ge=1)] = None,
 ) -> Response:
-    """Charts over the retained checkpoints, or some of them."""
+    """Show charts of the retained checkpoints.
+
+    Args:
+        request: The request.
+        rights: Rights of the user.
+        key: The pipeline's part of the URL.
+        first: Lowest id to draw; None for no limit.
+        last: Highest id to draw; None for no limit.
+    """
     ref, look = _look(rights, key)
     return _of_pipeline(
         request,
@@ -216,7 +238,7 @@ def of_trends(
 
 @app.get("/p/{key}/checkpoint/{number}", **_PAGE)
 def of_checkpoint(request: Request, rights: Asks, key: str, number: int) -> Response:
-    """One checkpoint in full, as far as retention left it."""
+    """Show one checkpoint. A dropped checkpoint or a sweep has only the fields of the history."""
     ref, look = _look(rights, key)
 
     def view(reading: Reading) -> Any:
@@ -247,7 +269,7 @@ def compare(
     first: Annotated[int | None, Query(ge=1)] = None,
     second: Annotated[int | None, Query(ge=1)] = None,
 ) -> Response:
-    """The difference of two checkpoints; without them, those that can be chosen."""
+    """Show the difference between two checkpoints. Without two ids, show a form to choose them."""
     ref, look = _look(rights, key)
 
     def view(reading: Reading) -> Any:
@@ -275,7 +297,7 @@ def compare(
 
 @app.get("/p/{key}/trials", **_PAGE)
 def of_trials(request: Request, rights: Asks, key: str) -> Response:
-    """Changes of the pipeline's code that are tried beside production."""
+    """Show the trials of the pipeline: other code that runs beside production."""
     ref, look = _look(rights, key)
 
     def read(_: Storage) -> list[trials.TrialRow]:
@@ -286,7 +308,7 @@ def of_trials(request: Request, rights: Asks, key: str) -> Response:
 
 @app.get("/p/{key}/trials/{name}", **_PAGE)
 def of_trial(request: Request, rights: Asks, key: str, name: str) -> Response:
-    """One of them beside production, interval by interval."""
+    """Show one trial beside production, interval by interval."""
     ref, look = _look(rights, key)
 
     def view(reading: Reading) -> trials.TrialPage:
@@ -305,7 +327,16 @@ def of_trial_rows(
     start: datetime,
     by: Annotated[str, Query(max_length=2000)] = "",
 ) -> Response:
-    """The rows and entries of one interval that differ. ``by``: columns that tell rows apart, with commas between them."""
+    """Show the rows and entries that differ in one interval of a trial.
+
+    Args:
+        request: The request.
+        rights: Rights of the user.
+        key: The pipeline's part of the URL.
+        name: Name of the trial.
+        start: Start of the interval.
+        by: Columns that identify a row, separated by commas; empty compares whole rows.
+    """
     ref, look = _look(rights, key)
     columns = [column for column in map(str.strip, by.split(",")) if column]
 
@@ -349,7 +380,7 @@ def _compare(ref: PipelineRef, asked: tuple[Any, ...], words: list[str]) -> tria
 
 @app.get("/p/{key}/docs/{path:path}", **_PAGE)
 def of_docs(request: Request, rights: Asks, key: str, path: str) -> Response:
-    """A page of Data Docs in the frame of its pipeline."""
+    """Show a page of Data Docs in the frame of its pipeline."""
     ref = _ref(rights, key)
     page = docs.page_at(path) if rights.may_read_docs(ref.name, dags.pipelines()) else None
     if page is None or page.pipeline != ref.name or page_in(docs_root(), path) is None:
@@ -362,13 +393,13 @@ def of_docs(request: Request, rights: Asks, key: str, path: str) -> Response:
 
 @app.get("/run/{dag_id}/{run_id:path}", **_PAGE)
 def of_run(request: Request, rights: Asks, dag_id: str, run_id: str) -> Response:
-    """What a run of a DAG restored and committed."""
+    """Show what a run of a DAG restored and committed."""
     return _run(request, rights, dag_id, run_id, None)
 
 
 @app.get("/task/{dag_id}/{task_id}/{run_id:path}", **_PAGE)
 def of_task(request: Request, rights: Asks, dag_id: str, task_id: str, run_id: str) -> Response:
-    """The same, for the tab of a task instance."""
+    """Show what the run of a task instance restored and committed, as a tab of the task instance."""
     return _run(request, rights, dag_id, run_id, task_id)
 
 
@@ -423,7 +454,7 @@ def _commits_of(reading: Reading, run_id: str, interval: Interval | None) -> lis
 
 
 def _would(log: Log, name: str, interval: Interval) -> dict[str, Any]:
-    """What the interval would start from now."""
+    """Return the base that the interval would start from now, or the reason why it can't start."""
     done = log.completed()
     if not done:
         return {"base": None, "problem": None}
@@ -438,7 +469,12 @@ def _would(log: Log, name: str, interval: Interval) -> dict[str, Any]:
 
 
 def _ref(rights: Rights, key: str) -> PipelineRef:
-    """Who may not read a pipeline is told the same as of one that does not exist."""
+    """Return the pipeline with this key.
+
+    Raises:
+        HTTPException: 404 if there is no such pipeline, or if the user may not read it. The two cases have one answer,
+            so it does not reveal that a pipeline exists.
+    """
     ref = next((r for r in dags.pipelines() if r.key == key), None)
     if ref is None or not rights.may_read(ref):
         raise HTTPException(404, "no such pipeline, or its DAG is not yours to read")
@@ -459,7 +495,11 @@ def _trials(ref: PipelineRef) -> list[Trial]:
 
 
 def _tried(ref: PipelineRef, reading: Reading, name: str) -> tuple[Trial, list[IntervalDifference]]:
-    """A trial and how each of its intervals compares; 404 if it is not there."""
+    """Return a trial, and how its result of each interval compares with production's.
+
+    Raises:
+        HTTPException: 404 without such a trial.
+    """
 
     def read(_: Storage) -> tuple[Trial, list[IntervalDifference]] | None:
         trial = next((trial for trial in _trials(ref) if trial.name == name), None)
@@ -479,7 +519,10 @@ def _asked(ref: PipelineRef, what: str, work: Callable[[Storage], T]) -> T:
 
 
 def _written(ref: PipelineRef, log: Log, ids: Collection[int]) -> dict[int, int]:
-    """When checkpoints were committed; nothing if the storage does not say, which is no reason to show nothing else."""
+    """Return commit times by checkpoint, in ms since the epoch. Return none if the storage does not answer.
+
+    The page shows everything else in that case.
+    """
     try:
         return reader.written(ref, log, ids)
     except (CairnError, NotAnswered):
@@ -496,7 +539,7 @@ def _of_pipeline(
     schedule: pipeline_overview.Schedule | None = None,
     **values: Any,
 ) -> Response:
-    """A page of one pipeline; what can't be read is said in its place."""
+    """Render a page of one pipeline. If the pipeline can't be read, the page shows the problem."""
     view, problem = None, look.problem
     if make is not None and look.reading is not None:
         try:
@@ -529,7 +572,7 @@ def _page(request: Request, template: str, **values: Any) -> Response:
 
 
 def _with_runs(ref: PipelineRef, rows: Sequence[history.Row]) -> tuple[history.Row, ...]:
-    """Mark the rows whose run Airflow has: a link to another one would lead to an error page."""
+    """Mark the rows whose run Airflow still has. Only these get a link: the link of a deleted run shows an error."""
     there = airflow_side.runs_there(ref.dag_id, {row.run.run_id for row in rows if row.run is not None})
     return tuple(replace(row, in_airflow=row.run is not None and row.run.run_id in there) for row in rows)
 
@@ -539,5 +582,5 @@ def _airflow(request: Request) -> str:
 
 
 def _base(request: Request) -> str:
-    """The path that this application is mounted at, also behind a proxy."""
+    """Return the path at which this application is mounted, also behind a proxy."""
     return str(request.scope.get("root_path", "")).rstrip("/")

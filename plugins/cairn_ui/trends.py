@@ -1,4 +1,4 @@
-"""How a pipeline changed over its intervals: series, and where a chart draws them. Pure; a template writes the SVG."""
+"""The trends page: series over a pipeline's intervals, as charts. Pure; a template writes the SVG."""
 
 from __future__ import annotations
 
@@ -21,7 +21,12 @@ _MOST_POINTS = 600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """Values by point, None where there is none."""
+    """One series of a chart.
+
+    Attributes:
+        name: Name of the series.
+        values: One value for each checkpoint; None if the checkpoint has no value.
+    """
 
     name: str
     values: tuple[float | None, ...]
@@ -29,7 +34,12 @@ class Series:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
-    """A mark at an axis: where, and what it says."""
+    """A mark at an axis.
+
+    Attributes:
+        at: Position in the drawing.
+        text: Label.
+    """
 
     at: float
     text: str
@@ -37,7 +47,13 @@ class Tick:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """A series in the drawing. ``path``: an SVG path, broken where values are missing; ``dots``: x and y of each value."""
+    """A series in the drawing.
+
+    Attributes:
+        name: Name of the series.
+        path: An SVG path, with gaps where values are missing.
+        dots: x and y of each value.
+    """
 
     name: str
     path: str
@@ -46,7 +62,15 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spot:
-    """The strip of the drawing that belongs to one checkpoint, and what hovering there says."""
+    """The vertical strip of the drawing that belongs to one checkpoint.
+
+    Attributes:
+        id: Id of the checkpoint.
+        x: Middle of the strip.
+        left: Left edge of the strip.
+        width: Width of the strip.
+        text: Text that the page shows when the pointer is over the strip.
+    """
 
     id: int
     x: float
@@ -57,7 +81,19 @@ class Spot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """One chart. ``legend``: the newest figure of each series, as text; ``first`` and ``last``: what the horizontal axis says at its ends."""
+    """One chart.
+
+    Attributes:
+        key: Name of the chart in the page.
+        title: Title of the chart.
+        drawn: The series.
+        ticks: Marks at the vertical axis.
+        spots: One strip for each checkpoint.
+        legend: Name and newest value of each series, as text.
+        logarithmic: The vertical axis is logarithmic.
+        first: Label at the left end of the horizontal axis.
+        last: Label at the right end of the horizontal axis.
+    """
 
     key: str
     title: str
@@ -72,8 +108,16 @@ class Chart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trends:
-    """All charts over the same checkpoints, oldest first. ``table``: the figures, for who reads no charts: a heading, and a line per
-    checkpoint. ``left_out``: retained checkpoints that are not drawn, as there are too many."""
+    """All charts over the same checkpoints, oldest first.
+
+    Attributes:
+        charts: The charts.
+        points: Id and interval of each checkpoint.
+        heading: Heading of the table.
+        table: The same values as text, one line for each checkpoint, for users who can't read charts.
+        left_out: Number of retained checkpoints that are not drawn, because there are more than 600.
+        dropped: Number of log entries that are not retained and so have no values.
+    """
 
     charts: tuple[Chart, ...]
     points: tuple[tuple[int, Interval], ...]
@@ -84,8 +128,13 @@ class Trends:
 
 
 def trends_of(reading: Reading, first: int | None = None, last: int | None = None) -> Trends:
-    """The charts of the retained checkpoints from id ``first`` to ``last``, in the order of their intervals. What retention dropped has no figures
-    any more."""
+    """Return the charts of the retained checkpoints, in the order of their intervals.
+
+    Args:
+        reading: The pipeline as it was read.
+        first: Lowest id to draw; None for no limit.
+        last: Highest id to draw; None for no limit.
+    """
     log = reading.log
     kept = [c for c in log.completed() if (first or 0) <= c.id <= (last or log.head_id)]
     kept.sort(key=lambda c: (c.content.interval.end, c.id))
@@ -164,7 +213,16 @@ def _charts(records: Sequence[Record]) -> list[tuple[str, str, list[Series], Wor
 def chart_of(
     key: str, title: str, records: Sequence[Record], series: Sequence[Series], words: Words, scale: Scale
 ) -> Chart:
-    """Where a chart draws its series."""
+    """Compute one chart.
+
+    Args:
+        key: Name of the chart in the page.
+        title: Title of the chart.
+        records: The checkpoints, oldest first.
+        series: The series, with one value for each checkpoint.
+        words: Formats a value.
+        scale: Scale of the vertical axis.
+    """
     every = [v for s in series for v in s.values if v is not None]
     height = _heights(every, scale)
     step = (WIDTH - LEFT - 12) / max(1, len(records) - 1)
@@ -214,7 +272,11 @@ def _drawn(series: Series, xs: Sequence[float], height: Callable[[float], float]
 
 
 def _heights(values: Sequence[float], scale: Scale) -> Callable[[float], float]:
-    """The y of a value; 0, or the least on a logarithmic scale, is at the bottom."""
+    """Return a function from a value to its y in the drawing.
+
+    The bottom is 0 on a linear scale. On a logarithmic scale it is the highest power of two that is not above the least
+    value.
+    """
     floor, room = HEIGHT - BOTTOM, HEIGHT - BOTTOM - TOP
     if scale == "log":
         low, high = _powers(values)
@@ -238,7 +300,7 @@ def _powers(values: Sequence[float]) -> tuple[int, int]:
 
 
 def _linear_ticks(values: Sequence[float]) -> list[float]:
-    """From 0 on, three to six round numbers of which the last is at least the highest value."""
+    """Return three to six round numbers from 0 upwards. The last one is at least the highest value."""
     most = max(values, default=0) or 1.0
     magnitude = 10 ** math.floor(math.log10(most / 4))
     step = next(m * magnitude for m in (1, 2, 2.5, 5, 10) if m * magnitude * 5 >= most)

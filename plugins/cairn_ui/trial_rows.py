@@ -1,9 +1,10 @@
-"""The rows and entries in which one interval of a trial differs from production's, read on demand by ``cairn compare`` in a process of its
-own: what it needs of memory and time is bounded there, and the API server opens no store.
+"""Compare the rows and entries of one interval of a trial with production's, in a process of its own.
 
-    plan        what is too much by the records alone is not begun
-    run         one at a time; a process that takes too long, needs too much memory or says too much is ended
-    keep        what was found, by the digests and checksums of both sides: the same question reads nothing again
+The process runs `cairn compare`. Its memory and time are limited, and the API server opens no store.
+
+    plan        a comparison that is too large by the records alone does not begin
+    run         one comparison at a time; a process that exceeds its time, memory or answer is ended
+    keep        results, by the digests and checksums of both sides: the same question reads nothing again
 """
 
 from __future__ import annotations
@@ -45,8 +46,16 @@ _ASKED_AGAIN_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one comparison may take. ``rows``, ``entries``: of both sides together. ``memory_bytes``: of the process's data.
-    ``said_bytes``: of its answer."""
+    """The limits of one comparison.
+
+    Attributes:
+        rows: Rows of both sides together.
+        entries: Entries of both sides' states together.
+        output_bytes: Bytes of both sides' output files together.
+        seconds: Time of the process.
+        memory_bytes: Memory for the data of the process (RLIMIT_DATA).
+        said_bytes: Size of the answer.
+    """
 
     rows: int = 1_000_000
     entries: int = 1_000_000
@@ -58,8 +67,14 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """What was found, as ``cairn compare --json`` says it; None with ``problem`` if nothing was. ``too_much``: by a limit, so that the
-    command line is the place for it."""
+    """The result of one comparison.
+
+    Attributes:
+        found: The answer of `cairn compare --json`; None without a result.
+        problem: Why there is no result.
+        too_much: A limit was exceeded, so the comparison belongs on the command line.
+        seconds: Duration of the process.
+    """
 
     found: Mapping[str, Any] | None
     problem: str | None = None
@@ -68,17 +83,27 @@ class Compared:
 
 
 class Busy(Exception):
-    """Another comparison is under way."""
+    """The error that another comparison is already running."""
 
 
 def command_of(ref: PipelineRef, trial: str, start: Any, key: Sequence[str]) -> list[str]:
-    """The words of the command that compares this one interval, as a person types it."""
+    """Return the words of the command that compares one interval, as a person types it.
+
+    Args:
+        ref: The pipeline.
+        trial: Name of the trial.
+        start: Start of the interval.
+        key: Columns that identify a row.
+    """
     words = ["cairn", "compare", trial, "--root", ref.root, "--pipeline", ref.name, "--interval", format_instant(start)]
     return words + [word for name in key for word in ("--key", name)]
 
 
 def too_much(found: IntervalDifference, limits: Limits) -> str | None:
-    """Why an interval is not compared here, by what its records say; None: it is. A pure function."""
+    """Return why an interval exceeds the limits, by its records alone; None if it does not. Pure.
+
+    Only output and states that differ by checksum or digest count.
+    """
     sides = [made for made in (found.old, found.new) if made is not None]
     files = [f for made in sides for f in made.outputs if (found.late if f.late else found.output) == "other"]
     rows, written = sum(f.rows for f in files), sum(f.handle.size_bytes for f in files)
@@ -93,7 +118,13 @@ def too_much(found: IntervalDifference, limits: Limits) -> str | None:
 
 
 class Comparisons:
-    """All comparisons of this process. Safe to use from several threads."""
+    """A cache of the comparisons of this process, which runs one comparison at a time. Safe for several threads.
+
+    Args:
+        limits: Limits of each comparison; None for the defaults.
+        run: Runs the command; None for `run_limited`.
+        clock: Returns seconds.
+    """
 
     def __init__(
         self,
@@ -111,7 +142,16 @@ class Comparisons:
     def known(
         self, ref: PipelineRef, trial: str, found: IntervalDifference, key: Sequence[str]
     ) -> tuple[tuple[Any, ...], Compared | None]:
-        """What stands for the question, and its answer if it was found before or needs no reading."""
+        """Return the key of a question in the cache, and its answer.
+
+        The answer is None if the comparison has to run. A failure is forgotten after 60 s, unless a limit was exceeded.
+
+        Args:
+            ref: The pipeline.
+            trial: Name of the trial.
+            found: How the interval's results compare by digests and checksums.
+            key: Columns that identify a row.
+        """
         asked = (ref.folder, trial, found.interval, tuple(key), _mark(found.old), _mark(found.new))
         why = too_much(found, self.limits)
         if why is not None:
@@ -125,7 +165,16 @@ class Comparisons:
             return asked, compared
 
     def compare(self, asked: tuple[Any, ...], words: Sequence[str], environment: Mapping[str, str]) -> Compared:
-        """Runs the command and keeps what it found. Raises: Busy if another one is under way."""
+        """Run the command of a comparison, and keep its result.
+
+        Args:
+            asked: The key of the question, from `known`.
+            words: The command.
+            environment: Variables to add to the environment of the process.
+
+        Raises:
+            Busy: Another comparison is running.
+        """
         if not self._running.acquire(blocking=False):
             raise Busy
         try:
@@ -146,12 +195,19 @@ def _mark(made: Made | None) -> tuple[Any, ...] | None:
 
 
 def run_limited(words: Sequence[str], environment: Mapping[str, str], limits: Limits) -> Compared:
-    """Runs ``words``, a ``cairn`` command, with ``--json`` and within the limits."""
+    """Run a `cairn` command with `--json` in a process that keeps within the limits.
+
+    Args:
+        words: The command.
+        environment: Variables to add to the environment of the process.
+        limits: The limits.
+    """
     root, began_s = repo_root(), time.monotonic()
     path = os.pathsep.join(filter(None, [str(root / "jobs"), str(root), os.environ.get("PYTHONPATH")]))
-    # One thread and one heap of each library, so that what is counted is what is used.
+    # Each library gets one thread and the common heap. Otherwise reserved but unused memory would count against the
+    # limit.
     slim = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"}
-    # Files, since a pipe is read into this process however much comes.
+    # The output goes to files. A pipe would bring all of it into this process, however much it is.
     with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
             [sys.executable, "-m", "cairn.command.cli", *words[1:], "--limit", str(EXAMPLES), "--json"],
@@ -177,14 +233,22 @@ def run_limited(words: Sequence[str], environment: Mapping[str, str], limits: Li
 
 
 def answer_of(code: int, said: bytes, errors: str, took_s: float, limits: Limits) -> Compared:
-    """What the process's end means. ``said``: the beginning of what it wrote, a byte more than the limit at most. A pure function."""
+    """Return the result of a process that has ended. Pure.
+
+    Args:
+        code: Exit code of the process; negative for the signal that killed it.
+        said: Beginning of its output: at most one byte more than the limit.
+        errors: Its error output.
+        took_s: Its duration in seconds.
+        limits: The limits.
+    """
     if code == 0 and len(said) <= limits.said_bytes:
         return Compared(found=json.loads(said), seconds=took_s)
     if code == 0:
         problem = f"the examples take more than {size(limits.said_bytes)}"
         return Compared(found=None, problem=problem, too_much=True)
     if code < 0 or any(words in errors for words in _OUT_OF_MEMORY):
-        # Where an allocation is refused, native code ends the process.
+        # Native code ends the process when the memory limit refuses an allocation.
         return Compared(found=None, problem=f"it needed more than {size(limits.memory_bytes)} of memory", too_much=True)
     return Compared(found=None, problem=errors.strip()[-2000:] or f"the command ended with code {code}")
 

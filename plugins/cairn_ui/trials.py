@@ -1,5 +1,7 @@
-"""Trials of other code: which there are, what each came to beside production, interval by interval, by the logs alone; and what was found where an
-interval's rows and entries were read. Pure."""
+"""The pages about trials: the list, one trial beside production, and the rows that differ in one interval. Pure.
+
+The first two pages come from the logs alone.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,18 @@ _WORDS: dict[Same, tuple[str, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRow:
-    """A trial. ``base``: the checkpoint of production that it began from; None: another start, which ``began`` says in words. ``over``: its time
-    is over, and a sweep removes it."""
+    """One trial in the list.
+
+    Attributes:
+        name: Name of the trial.
+        code: The `Pipeline` with the other code, as `module:NAME`.
+        version: Version of the code; None without one.
+        span: From the start of the first interval to the end of the last.
+        base: Id of production's checkpoint that the trial began from; None for another start.
+        began: The other start in words; empty with a `base`.
+        ends: Time after which a sweep removes the trial.
+        over: That time has passed.
+    """
 
     name: str
     code: str
@@ -39,7 +51,15 @@ class TrialRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """What one of the two came to. Figures are None where the record was shrunk."""
+    """The result of one interval in production or in the trial.
+
+    Attributes:
+        checkpoint: Id of the checkpoint.
+        rows: Number of output rows.
+        late_rows: Number of late rows.
+        seconds: Duration of the interval; None if the record is a tombstone.
+        uploaded_bytes: Uploaded bytes; None if the record is a tombstone.
+    """
 
     checkpoint: int
     rows: int
@@ -50,7 +70,12 @@ class Side:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Whether one thing is the same, in words and by a colour's name."""
+    """The comparison of one thing, such as the state.
+
+    Attributes:
+        text: The result in words.
+        tone: Name of the colour.
+    """
 
     text: str
     tone: str
@@ -58,7 +83,18 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalRow:
-    """An interval of a trial; None for a side that has no result. ``differs``: by digest or checksum."""
+    """One interval of a trial, compared by digests and checksums.
+
+    Attributes:
+        interval: The interval.
+        old: Production's result; None without one.
+        new: The trial's result; None without one.
+        state: Comparison of the states.
+        output: Comparison of the outputs.
+        late: Comparison of the late rows.
+        other_input: The two results have different source positions.
+        differs: State, output or late rows differ.
+    """
 
     interval: Interval
     old: Side | None
@@ -72,7 +108,15 @@ class IntervalRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialPage:
-    """One trial beside production. ``commands``: what for, and the command."""
+    """One trial beside production.
+
+    Attributes:
+        trial: The trial.
+        headline: The result in one line.
+        tone: Colour of the headline.
+        rows: The intervals.
+        commands: The purpose of each command, and the command.
+    """
 
     trial: TrialRow
     headline: str
@@ -83,7 +127,14 @@ class TrialPage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnRow:
-    """A column or a field: in how many rows or entries it changed, and by how much, where it is a number."""
+    """One column of the output, or one field of a state.
+
+    Attributes:
+        name: Name of the column or field.
+        changed: Number of rows or entries in which it differs.
+        mean: Mean of the absolute differences of numbers, or of times in seconds; None for other values.
+        largest: The largest of these differences; None for other values.
+    """
 
     name: str
     changed: int
@@ -93,8 +144,14 @@ class ColumnRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """A row or an entry that differs. ``tone``: as of a chip. ``what``: its key, or all of it. ``values``: name, before and after of each part
-    that changed."""
+    """One row or entry that differs.
+
+    Attributes:
+        change: The kind of difference in words.
+        tone: Colour of the kind.
+        what: The key of the row or entry, or the whole row.
+        values: Name, value before and value after of each part that differs.
+    """
 
     change: str
     tone: str
@@ -104,7 +161,15 @@ class Example:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What differs in the output, in the late rows or in one state. ``counts``: in words; ``notes``: what else is to be said of it."""
+    """The differences in the output, in the late rows or in one state.
+
+    Attributes:
+        title: Name of the part.
+        counts: Number of differences by kind, in words.
+        notes: Remarks, such as the columns that only one side has.
+        columns: Columns or fields that differ.
+        examples: Some rows or entries that differ.
+    """
 
     title: str
     counts: str
@@ -115,8 +180,20 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsPage:
-    """One interval of a trial, read. ``parts``: None if it was not read; then ``problem`` says why, or ``pending`` that it is under way.
-    ``key``: the columns that tell rows apart, as they were typed. ``command``: the same on the command line."""
+    """The differences in one interval of a trial.
+
+    Attributes:
+        trial: The trial.
+        row: The interval.
+        key: The columns that identify a row, as the user typed them.
+        command: The command that shows the same.
+        parts: The differences; None if they were not read.
+        notes: Remarks that belong to no part.
+        problem: Why nothing was read; None without a problem.
+        too_much: The comparison exceeds a limit of the page.
+        pending: A text if the comparison is still running; None otherwise.
+        seconds: Duration of the comparison.
+    """
 
     trial: TrialRow
     row: IntervalRow
@@ -131,14 +208,17 @@ class RowsPage:
 
 
 def parts_of(found: Mapping[str, Any]) -> tuple[Part, ...]:
-    """What `describe_comparison` says of one interval, part by part."""
+    """Return the parts of a page from the answer of `describe_comparison` for one interval."""
     parts = [_rows_part("Output", rows) for rows in found["outputs"]]
     parts += [_rows_part("Late rows", rows) for rows in found["late"]]
     return tuple(parts + [_state_part(state) for state in found["states"]])
 
 
 def notes_of(row: IntervalRow, found: Mapping[str, Any]) -> tuple[str, ...]:
-    """What the parts do not say: a state that can't be read, and output that is only cut otherwise."""
+    """Return remarks about a difference that no part shows.
+
+    These are a state that retention has dropped, and an output with the same rows in other files.
+    """
     notes = []
     if row.state.text == _WORDS["other"][0] and found["states_at"] is None:
         notes.append("The states differ, and retention has dropped one of them: their entries can't be read any more.")
@@ -219,7 +299,12 @@ def _text(value: Any) -> str:
 
 
 def row_of(trial: Trial, now: datetime) -> TrialRow:
-    """A trial in a list."""
+    """Return a trial for the list.
+
+    Args:
+        trial: The trial's record.
+        now: The time of the page.
+    """
     if trial.base is None:
         began = "empty state"
     elif trial.base.savepoint is not None:
@@ -239,7 +324,14 @@ def row_of(trial: Trial, now: datetime) -> TrialRow:
 
 
 def page_of(ref: PipelineRef, trial: Trial, found: Sequence[IntervalDifference], now: datetime) -> TrialPage:
-    """One trial; ``found`` as `compare_intervals` gives it."""
+    """Return the page of one trial.
+
+    Args:
+        ref: The pipeline.
+        trial: The trial's record.
+        found: The result of `compare_intervals`.
+        now: The time of the page.
+    """
     rows = tuple(interval_row(one) for one in found)
     differing, missing = sum(row.differs for row in rows), sum(row.old is None or row.new is None for row in rows)
     root, name, pipeline, code = (shlex.quote(part) for part in (ref.root, trial.name, ref.name, trial.code))
@@ -257,7 +349,13 @@ def page_of(ref: PipelineRef, trial: Trial, found: Sequence[IntervalDifference],
 
 
 def headline(intervals: int, differing: int, missing: int) -> str:
-    """What a trial came to in all. ``missing``: intervals of which one side has no result."""
+    """Return the result of a whole trial in one line.
+
+    Args:
+        intervals: Number of intervals.
+        differing: Number of intervals that differ.
+        missing: Number of intervals in which production or the trial has no result.
+    """
     if missing == intervals:
         return "nothing to compare yet"
     compared = intervals - missing
@@ -266,7 +364,7 @@ def headline(intervals: int, differing: int, missing: int) -> str:
 
 
 def interval_row(found: IntervalDifference) -> IntervalRow:
-    """One interval of a trial, by its digests."""
+    """Return one interval of a trial, compared by digests and checksums."""
     state, output, late = (
         Verdict(text=_WORDS[s][0], tone=_WORDS[s][1]) for s in (found.state, found.output, found.late)
     )

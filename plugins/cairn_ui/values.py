@@ -1,4 +1,4 @@
-"""What was read of a pipeline, as values that pages are made of."""
+"""Values that the reader of logs hands to pages."""
 
 from __future__ import annotations
 
@@ -11,8 +11,15 @@ from state_backend.values.records import Record
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """A pipeline as it was read at ``read_s`` (of ``time.time``), in ``took_s``. ``validated``: the modes (fast, full) that each checkpoint
-    passed, by id."""
+    """A pipeline as it was read.
+
+    Attributes:
+        log: The pipeline's log.
+        status: The state of the next interval, and problems.
+        validated: Modes (fast, full) of the validations that a checkpoint passed, by its id.
+        read_s: Time of the read, in seconds since the epoch.
+        took_s: Duration of the read in seconds.
+    """
 
     log: Log
     status: Status
@@ -22,14 +29,19 @@ class Reading:
 
     @property
     def newest(self) -> Record | None:
-        """The completed checkpoint that reaches furthest, of several the last one; None without any."""
+        """The retained checkpoint whose interval ends last; of several, the newest. None without checkpoints."""
         done = self.log.completed()
         return max(done, key=lambda c: (c.content.interval.end, c.id)) if done else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What a page got: a reading, perhaps an older one, and what is wrong, if something is."""
+    """The answer to a page about one pipeline.
+
+    Attributes:
+        reading: The newest reading, which may be an old one; None if the pipeline was never read.
+        problem: Why the pipeline could not be read now; None if it could.
+    """
 
     reading: Reading | None
     problem: str | None = None
@@ -37,7 +49,13 @@ class Look:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """The bytes and files of a pipeline's folder, as listed at ``counted_s``."""
+    """The size of a pipeline's folder.
+
+    Attributes:
+        total: Bytes of all files.
+        files: Number of files.
+        counted_s: Time of the count, in seconds since the epoch.
+    """
 
     total: int
     files: int

@@ -1,4 +1,4 @@
-"""What was written to a store since some moment, as net effects: of each key the last write, whatever came before it."""
+"""Recorder of a store's writes as net changes: only the last write of each key is kept."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from state_backend.adapters.rocks import MIB, EngineOptions, RocksStore
 from state_backend.formats.changelog import Pair, content_bytes
 
 _MEMORY_BYTES = 16 * MIB
-# Two Python objects and a place in a dictionary.
+# Python's overhead for one change: two objects and a place in a dictionary.
 _ENTRY_BYTES = 160
 _SPILL = EngineOptions(write_buffer_bytes=8 * MIB, block_cache_bytes=MIB, bloom_bits_per_key=1)
 
 
 class ChangeRecorder:
-    """Told of every write by the ``RocksStore`` whose ``recorder`` it is.
+    """Net changes of the `RocksStore` that has this object as its `recorder`.
 
-    Deleted ranges come before entries in a replay, so an entry is forgotten when a range that holds it is deleted. Memory
-    is bounded: from 16 MiB on, changes lie in a store of their own in ``folder``, which need not exist. Past about
-    ``limit_bytes`` nothing more is kept: so much will not become a segment.
+    A replay of the changes deletes ranges before it writes entries. So the recorder forgets each entry that a later
+    range deletion covers. Above 16 MiB, entries move from memory to a RocksDB in `folder`, which need not exist. Beyond
+    about `limit_bytes` the recorder gives up: so many changes do not become a segment.
     """
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
@@ -29,14 +29,15 @@ class ChangeRecorder:
         self._net: dict[bytes, bytes | None] = {}
         self._ranges: list[tuple[bytes, bytes]] = []
         self._new_ranges: list[tuple[bytes, bytes]] = []
-        # At least what the entries in memory take; brought down to what they do when it goes past a bound.
+        # Upper bound of the bytes of entries in memory: repeated writes of a key add up. `write` counts exactly when
+        # the bound exceeds 16 MiB.
         self._held_bytes = 0
         self._spilled: RocksStore | None = None
         self._spilled_bytes = 0
         self._given_up = False
 
     def write(self, changes: Sequence[Pair]) -> None:
-        """Takes writes over, a value of None for a deletion."""
+        """Record puts, and deletions (value None)."""
         if self._given_up:
             return
         self._forget_deleted()
@@ -44,24 +45,28 @@ class ChangeRecorder:
         self._held_bytes += content_bytes(changes) + _ENTRY_BYTES * len(changes)
         if self._held_bytes > _MEMORY_BYTES:
             self._held_bytes = content_bytes(self._net.items()) + _ENTRY_BYTES * len(self._net)
-            # Half, so that the next look is not at the next write.
+            # With more than half kept in memory, one of the next writes would count all entries again.
             if self._held_bytes > _MEMORY_BYTES // 2:
                 self._spill()
 
     def delete_range(self, start: bytes, end: bytes) -> None:
-        """Takes over that every key from ``start`` on and before ``end`` was deleted."""
+        """Record the deletion of all keys with start <= key < end."""
         if not self._given_up and start < end:
             self._ranges.append((start, end))
             self._new_ranges.append((start, end))
 
     def content_bytes(self) -> int | None:
-        """Bytes of keys and values to replay, an upper bound once they were spilled; None: more than the limit."""
+        """Return the bytes of keys and values in the changes.
+
+        Returns:
+            The bytes; an upper bound if entries have moved to disk. None if the changes exceed `limit_bytes`.
+        """
         self._forget_deleted()
         total = self._spilled_bytes + content_bytes(self._net.items()) + content_bytes(self._ranges)
         return None if self._given_up or total > self._limit_bytes else total
 
     def changes(self) -> tuple[list[tuple[bytes, bytes]], Iterator[Pair]]:
-        """Deleted ranges in their order, then entries to put or delete, ascending by key."""
+        """Return the deleted ranges in their order, and the entries to put or delete, ascending by key."""
         self._forget_deleted()
         if self._spilled is None:
             return self._ranges, iter(sorted(self._net.items()))
@@ -69,15 +74,18 @@ class ChangeRecorder:
         return self._ranges, ((key, held[1:] if held else None) for key, held in self._spilled.scan(b"", None))
 
     def close(self) -> None:
-        """Gives up: what changed is forgotten, and nothing more is recorded. The folder stays; its owner deletes it."""
+        """Forget all changes and record no more. The folder stays; its owner deletes it."""
         self._given_up = True
         self._net.clear()
         if self._spilled is not None:
             self._spilled.close()
 
     def _forget_deleted(self) -> None:
-        """Drops the entries that later deletions of ranges have removed. This happens once for all new ranges, since it sorts the
-        entries, and a dropped state deletes one range in each key group."""
+        """Remove the recorded entries that new range deletions cover.
+
+        All new ranges are applied at once, because each time sorts the entries. A dropped state deletes one range in
+        each key group.
+        """
         if not self._new_ranges:
             return
         keys = sorted(self._net)
@@ -89,8 +97,11 @@ class ChangeRecorder:
         self._new_ranges.clear()
 
     def _spill(self) -> None:
-        """Moves the entries from memory into a RocksDB in the folder, which sorts them and lets the last write of a key win. Gives
-        up beyond the limit."""
+        """Move the entries from memory to a RocksDB in the folder.
+
+        The RocksDB sorts the entries and keeps the last write of each key. The recorder gives up if the entries exceed
+        `limit_bytes`.
+        """
         if self._spilled is None:
             self._spilled = RocksStore(self._folder, _SPILL)
         self._spilled.write((key, b"" if value is None else b"\x01" + value) for key, value in self._net.items())

@@ -1,4 +1,4 @@
-"""Let the kernel end a child whose parent is gone, also when the parent was killed with -9 and could not do it."""
+"""Let the kernel end a child process when its parent dies, even if the parent was killed with SIGKILL."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(signal_number: int) -> Callable[[], None] | None:
-    """A ``preexec_fn`` for ``Popen``: the child gets the signal when the thread that started it ends. None where the
-    system has no such thing; the caller's own clean-up has to do there.
+    """Return a `preexec_fn` for `Popen` that lets the kernel signal the child when its parent ends.
 
-    libc is loaded here, before the fork: the child of a threaded process must not take locks. The check of the parent
-    closes the gap in which the parent dies before the child has asked for the signal.
+    The kernel sends the signal when the thread that started the child ends. This function loads libc before the fork,
+    because the child of a threaded process must not take locks. The child exits if its parent died before the child
+    could ask the kernel for the signal.
+
+    Returns:
+        The function; None if the system is not Linux or has no `prctl`. The caller must then end the child itself.
     """
     if sys.platform != "linux":
         return None

@@ -1,8 +1,9 @@
-"""Folders that are locked (flock) as long as their process lives, so that others can tell which ones a killed process left.
+"""Folders that are locked (flock) while their process lives, so that other processes can recognise abandoned folders.
 
-Processes are not asked for by their ids, since containers may share a disk or memory and not the ids. The kernel drops a lock with
-the last process that holds its descriptor, and there is no lock between making a folder and locking it: whoever looks meanwhile
-takes it for an abandoned one. Therefore a lock counts only if the folder is still there under its name.
+Process ids can't tell this: containers may share a disk or memory without sharing process ids. The kernel releases a
+lock when the last process with the lock's descriptor ends. Between the creation of a folder and its lock, another
+process may take the folder for abandoned and delete it. Therefore a lock counts only if the folder still exists under
+its name.
 """
 
 from __future__ import annotations
@@ -16,9 +17,13 @@ from pathlib import Path
 
 
 def make_locked_folder(parent: str, prefix: str) -> tuple[Path, int]:
-    """A new folder and the descriptor that holds its lock; closing that gives it up.
+    """Make a new locked folder.
 
-    Raises: OSError if nothing can be locked there: no folder is left then.
+    Returns:
+        The folder, and the descriptor that holds the lock. Closing the descriptor releases the lock.
+
+    Raises:
+        OSError: The folder can't be made or locked. No folder is left then.
     """
     while True:
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
@@ -27,15 +32,22 @@ def make_locked_folder(parent: str, prefix: str) -> tuple[Path, int]:
         except OSError:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        if lock is not None:  # else somebody took it for an abandoned one: it had no lock yet
+        if lock is not None:  # None: another process took the folder, not locked yet, for abandoned. Then try again.
             return folder, lock
 
 
 def lock_folder(folder: Path | str, above: int | None = None) -> int | None:
-    """The descriptor that holds the lock, which other processes that we start do not get; None if another has it, or
-    the folder went meanwhile. ``above``: the descriptor of the folder that a name is of.
+    """Lock a folder. Programs that this process starts do not inherit the lock.
 
-    Raises: OSError if it can't be locked at all.
+    Args:
+        folder: The folder's path, or its name in `above`.
+        above: The descriptor of the folder that holds it.
+
+    Returns:
+        The descriptor that holds the lock; None if another process has the lock or the folder was deleted.
+
+    Raises:
+        OSError: The disk can't lock the folder.
     """
     descriptor, held = -1, False
     try:
@@ -51,7 +63,18 @@ def lock_folder(folder: Path | str, above: int | None = None) -> int | None:
 
 
 def remove_unlocked(folder: Path | str, above: int | None = None) -> bool:
-    """Removes a folder that nobody has locked; whether it did. ``above`` as `lock_folder`. Raises: OSError if it can't be locked at all."""
+    """Delete a folder that no process has locked.
+
+    Args:
+        folder: The folder's path, or its name in `above`.
+        above: The descriptor of the folder that holds it.
+
+    Returns:
+        True if the folder was deleted; False if another process has the lock.
+
+    Raises:
+        OSError: The disk can't lock the folder.
+    """
     lock = lock_folder(folder, above)
     if lock is None:
         return False

@@ -1,14 +1,13 @@
-"""Storage on Google Cloud Storage: ``gs://bucket/prefix``, or a server named by STORAGE_EMULATOR_HOST.
+"""Storage on Google Cloud Storage: `gs://bucket/prefix`, or a server that STORAGE_EMULATOR_HOST names.
 
-    gs://<bucket>/<prefix>/<path>     one object per file; its metadata holds `cairn-write`, the uuid of the write
-                                      that made this generation
+    <bucket>/<prefix>/<path>    one object per file; its metadata `cairn-write` is the uuid of the write that made it
 
-Every write carries a precondition on the generation (0: absent), so it can be sent again without overwriting. The
-server's answer may be lost though, and then the repeated request finds what the first one wrote, and is refused. The
-uuid tells that from somebody else's file. If neither can be shown, the outcome is unknown, and said to be.
+Every write has a precondition on the generation (0: the file is absent), so a repeated request overwrites nothing. If
+the server's answer to a write is lost, the repeat is refused, because the file is there now. Then the uuid shows
+whether this write or another process made the file. If neither can be shown, the write raises `UnknownOutcome`.
 
-A step is a request, or `STEP_BYTES` of an upload, or `CHUNK_BYTES` of a download, with all its repeats; see `Patience`.
-Errors are told without URLs: that of an upload session is a credential.
+A step is one request, `STEP_BYTES` of an upload, or `CHUNK_BYTES` of a download, with all repeats (see `Patience`).
+Error messages contain no URLs, because the URL of an upload session is a credential.
 """
 
 from __future__ import annotations
@@ -83,10 +82,16 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long to wait, in seconds. A step is given up ``deadline_s`` after its beginning; one request of it after
-    ``request_s``, or what is left of the deadline. Before the n-th repeat it waits a random time, up to
-    ``first_delay_s * 2**(n-1)`` and never more than ``longest_delay_s``. A refused permission is asked for again for
-    ``permission_s``: what was granted a moment ago is not known to all servers yet."""
+    """Time limits of requests and their repeats, in seconds.
+
+    Attributes:
+        deadline_s: A step is given up this long after its beginning.
+        permission_s: A request is repeated for this long if permission is refused. Google's servers learn of a new
+            permission with delay.
+        request_s: Timeout of one request, or the rest of the deadline if that is shorter.
+        first_delay_s: The n-th repeat waits for a random time of at most `first_delay_s * 2**(n-1)`.
+        longest_delay_s: Upper limit of this delay.
+    """
 
     deadline_s: float = 180.0
     permission_s: float = 30.0
@@ -97,7 +102,12 @@ class Patience:
 
 @dataclass(slots=True)
 class _Write:
-    """One write with its repeats. ``uncertain``: one of them may have taken effect though it failed."""
+    """A write and its repeats.
+
+    Attributes:
+        nonce: The uuid that the file's metadata gets.
+        uncertain: A request has failed that may still have taken effect.
+    """
 
     nonce: str = field(default_factory=lambda: uuid4().hex)
     uncertain: bool = False
@@ -105,7 +115,7 @@ class _Write:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """What the server says that a write made."""
+    """A file as the server describes it after a write."""
 
     size_bytes: int
     crc32c: int | None
@@ -117,8 +127,10 @@ class _Stored:
 
 
 class _Session(AuthorizedSession):  # type: ignore[misc]
-    """Reads an answer within the timeout of its request; of its own, requests lets the timeout begin again with every
-    byte that comes."""
+    """HTTP session that reads a whole answer within the timeout of its request.
+
+    The timeout of the requests library begins again with every byte that arrives.
+    """
 
     def send(
         self, request: requests.PreparedRequest, *, timeout: float, stream: bool = False, **options: Any
@@ -136,7 +148,20 @@ class _Session(AuthorizedSession):  # type: ignore[misc]
 
 
 def _received(response: requests.Response, at_most: int, until_s: float, *, decode: bool) -> bytes:
-    """What has come meanwhile, at least a byte; none if that was all."""
+    """Wait for bytes of an answer, and return them.
+
+    Args:
+        response: The answer.
+        at_most: The most bytes to return.
+        until_s: The deadline, by the monotonic clock.
+        decode: Decode the Content-Encoding.
+
+    Returns:
+        At least one byte; empty at the end of the answer.
+
+    Raises:
+        requests.ReadTimeout: The deadline is over.
+    """
     data: bytes = response.raw.read1(at_most, decode_content=decode)
     if time.monotonic() > until_s:
         raise requests.ReadTimeout("the answer comes too slowly")
@@ -150,21 +175,24 @@ class _Connection:
 
 
 class _Connections:
-    """Connections to one endpoint as one identity, lent to one thread at a time. A forked process begins without any:
-    two processes can't speak over one socket."""
+    """Pool of connections to one endpoint with one identity.
+
+    A connection is lent to one thread at a time. A forked process opens its own connections, because two processes
+    can't share a socket.
+    """
 
     def __init__(self, emulator: str | None, credentials: Credentials | None) -> None:
         self._emulator = emulator
         self._credentials = credentials
-        self._idle: dict[int, list[_Connection]] = {}  # by process
+        self._idle: dict[int, list[_Connection]] = {}  # by process id
         weakref.finalize(self, _close_all, self._idle)
 
     @contextmanager
     def lent(self) -> Iterator[_Connection]:
-        """A connection that no other thread uses meanwhile."""
+        """Yield a connection that no other thread uses during the block."""
         process = os.getpid()
         for parent in self._idle.keys() - {process}:
-            _close_all({parent: self._idle.pop(parent, [])})  # this process's ends only
+            _close_all({parent: self._idle.pop(parent, [])})  # closes this process's sockets; the parent's stay open
         idle = self._idle.setdefault(process, [])
         try:
             connection = idle.pop()
@@ -213,7 +241,10 @@ def _close_all(idle: dict[int, list[_Connection]]) -> None:
 
 @functools.cache
 def _of_environment(emulator: str | None, key_file: str | None) -> _Connections:
-    """One identity per key file that the environment names: a process may be another later."""
+    """Return the connections with the environment's default credentials.
+
+    A process may change the environment later. So each emulator and each key file have connections of their own.
+    """
     return _Connections(emulator, None)
 
 
@@ -224,8 +255,14 @@ _KEYS: dict[str, Callable[..., Credentials]] = {
 
 
 def credentials_in(key_file: str) -> Credentials:
-    """The identity that a key file gives, without a look at the environment. Raises: UsageError for another type of key than a service
-    account's or a user's, and for a file that can't be read."""
+    """Return the credentials in a key file, independent of the environment.
+
+    Args:
+        key_file: Path of a JSON key of a service account or a user.
+
+    Raises:
+        UsageError: The file can't be read, or has another type of key.
+    """
     try:
         key = json.loads(Path(key_file).read_bytes())
         return _KEYS[key["type"]](key, scopes=_SCOPES)
@@ -237,17 +274,25 @@ def credentials_in(key_file: str) -> Credentials:
 
 
 def open_url(url: str, *, google_key_file: str | None = None) -> GcsStorage:
-    """Open ``gs://bucket/prefix`` with the key in a file, or with application default credentials."""
+    """Open `gs://bucket/prefix` with the key in a file, or with application default credentials."""
     bucket, _, prefix = url.removeprefix("gs://").rstrip("/").partition("/")
     return GcsStorage(bucket, prefix, credentials=credentials_in(google_key_file) if google_key_file else None)
 
 
 class GcsStorage:
-    """Files below ``gs://<bucket>/<prefix>``; the prefix may be empty.
+    """Storage below `gs://<bucket>/<prefix>`; the prefix may be empty.
 
-    ``credentials`` (of google.auth) default to the application's; with STORAGE_EMULATOR_HOST set they are anonymous
-    unless given. ``project`` pays for the requests, which a bucket may demand. UsageError if there are no credentials,
-    they are refused, or the bucket does not exist.
+    Methods raise `UsageError` if there are no credentials, the server refuses them, or the bucket does not exist.
+
+    Args:
+        credentials: Credentials of google.auth. None: application default credentials, or anonymous ones if
+            STORAGE_EMULATOR_HOST is set.
+        project: The project that pays for requests, if the bucket demands one.
+        patience: Time limits of requests.
+
+    Attributes:
+        url: The root, for messages.
+        lists_what_is_there: Listings are always current (see `lists_late`).
     """
 
     lists_what_is_there = True
@@ -280,7 +325,7 @@ class GcsStorage:
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def read(self, path: str, *, offset: int = 0) -> bytes:
-        """See `Storage.read`."""
+        """Return the bytes of a file from `offset` on, as `Storage.read` specifies."""
         with self._body(path, f"read {path!r} of {self.url}", offset) as body:
             data = b"".join(body)
             if body.crc32c not in (None, google_crc32c.value(data)):
@@ -291,18 +336,21 @@ class GcsStorage:
             return data
 
     def download(self, handle: Handle, destination: Path) -> None:
-        """See `Storage.download`."""
+        """Copy a file to a local path and check its bytes, as `Storage.download` specifies."""
         with self._body(handle.path, f"download {handle.path!r} of {self.url}") as body:
             write_verified(body, handle, destination, url=self.url)
 
     def stat(self, path: str) -> FileInfo | None:
-        """See `Storage.stat`."""
+        """Return the metadata of a file, or None if it is absent, as `Storage.stat` specifies."""
         with self._connections.lent() as google:
             blob = self._look(google, path, f"stat {path!r} of {self.url}")
         return None if blob is None else self._info(blob)
 
     def list(self, prefix: str) -> Iterator[FileInfo]:
-        """See `Storage.list`. Names that end in ``/`` are folders of the console, not files."""
+        """Return the files whose path begins with a prefix, sorted by path, as `Storage.list` specifies.
+
+        Objects whose names end in `/` are left out: Google's console creates them as folders.
+        """
         return self._walk(self._root + check_prefix(prefix), f"list {prefix!r} of {self.url}")
 
     def _walk(self, start: str, doing: str) -> Iterator[FileInfo]:
@@ -341,7 +389,11 @@ class GcsStorage:
         return blob
 
     def _require_bucket(self, google: _Connection, doing: str) -> None:
-        """The server answers 404 for a file that is absent and for a bucket that is; only the first is no error."""
+        """Raise `UsageError` if the bucket does not exist.
+
+        The server answers 404 for an absent file and for an absent bucket. Only the absent bucket is an error of the
+        user.
+        """
         if not self._bucket_seen:
             self._page(google, self._root, None, doing, size=1)
 
@@ -364,26 +416,31 @@ class GcsStorage:
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def create(self, path: str, data: bytes) -> Handle:
-        """See `Storage.create`."""
+        """Write a new file, as `Storage.create` specifies."""
         return self._write(path, (data,), 0, f"create {path!r} of {self.url}")
 
     def upload(self, path: str, local: Path) -> Handle:
-        """See `Storage.upload`. More than `STEP_BYTES` go through an upload session, which goes on after a failure."""
+        """Write a new file from a local file, as `Storage.upload` specifies.
+
+        A file of more than `STEP_BYTES` is sent through an upload session, which continues after a failure.
+        """
         check_path(path)
         chunks = read_chunks(local, f"read {local} to upload it to {self.url}")
         return self._write(path, chunks, 0, f"create {path!r} of {self.url}")
 
     def replace(self, path: str, data: bytes, *, generation: int) -> Handle:
-        """See `Storage.replace`."""
+        """Rewrite a file that still has the given generation, as `Storage.replace` specifies."""
         doing = f"replace {path!r} of {self.url}"
-        if generation <= 0:  # to the server, generation 0 means absent
+        if generation <= 0:  # To the server, generation 0 means that the file is absent.
             with self._connections.lent() as google:
                 raise self._mismatch(self._look(google, path, doing), doing)
         return self._write(path, (data,), generation, doing)
 
     def delete(self, path: str, *, generation: int | None = None) -> bool:
-        """As `Storage.delete`. Without a generation, the file is looked at first: a delete that
-        is sent again must not meet a newer file."""
+        """Delete one file; return False if it is absent. See `Storage.delete`.
+
+        Without a generation, the file's generation is read first, so that a repeated request can't delete a newer file.
+        """
         doing = f"delete {path!r} of {self.url}"
         with self._connections.lent() as google:
             if generation is not None and generation > 0:
@@ -391,13 +448,19 @@ class GcsStorage:
             while (found := self._look(google, path, doing)) is not None:
                 if generation is not None:
                     raise self._mismatch(found, doing)
-                with suppress(PreconditionFailed):  # rewritten since the look
+                # The file was rewritten after its generation was read: read the generation again.
+                with suppress(PreconditionFailed):
                     return self._delete(google, path, found.generation, doing)
             return False
 
     def delete_many(self, paths: Sequence[str]) -> int:
-        """As `DeletesMany.delete_many`, `BATCH` files by one request. Without a look before and without a generation: there is no newer
-        file of such a name."""
+        """Delete files, `BATCH` of them by one request, as `DeletesMany.delete_many` specifies.
+
+        The requests have no generation, because no process ever writes files of these names again.
+
+        Returns:
+            The number of files that existed.
+        """
         doing, gone = f"delete {len(paths)} files of {self.url}", set[str]()
         with self._connections.lent() as google:
             for first in range(0, len(paths), BATCH):
@@ -406,7 +469,14 @@ class GcsStorage:
         return len(gone)
 
     def _delete_batch(self, google: _Connection, waiting: set[str], gone: set[str], timeout_s: float) -> None:
-        """Takes out of ``waiting`` what is not there any more, so that a repeat asks for the others only; ``gone``: what was there.
+        """Send one batch request that deletes files.
+
+        Args:
+            google: The connection.
+            waiting: Paths to delete. Deleted and absent files are removed from this set, so that a repeat asks only for
+                the others.
+            gone: The paths of deleted files are added to this set.
+            timeout_s: Timeout of the request, in seconds.
 
         Source: https://cloud.google.com/storage/docs/batch
         """
@@ -446,7 +516,7 @@ class GcsStorage:
                 self._require_bucket(google, doing)
             return write.uncertain
         except PreconditionFailed:
-            if write.uncertain:  # the file may be gone, and another in its place
+            if write.uncertain:  # An earlier request may have deleted the file before another process wrote a new one.
                 raise _unknown(doing) from None
             if (found := self._look(google, path, doing)) is None:
                 return False
@@ -454,7 +524,11 @@ class GcsStorage:
         return True
 
     def copy_from(self, source: Storage, handle: Handle, path: str) -> Handle:
-        """See `Storage.copy_from`. By the server, if both are on it with the same credentials."""
+        """Copy a file of another storage to a new file, as `Storage.copy_from` specifies.
+
+        The server copies the file if both storages share their connections, that is, have the same default credentials.
+        Otherwise the file goes through a local folder.
+        """
         check_path(path)
         if not (isinstance(source, GcsStorage) and source._connections is self._connections):
             with work_folder("copy") as folder:
@@ -471,7 +545,8 @@ class GcsStorage:
                     f"{handle.crc32c:08x}, found {original.size or 0} bytes with crc32c {_crc32c(original.crc32c) or 0:08x}; "
                     f"restore an older checkpoint, or put the file back from a copy"
                 )
-            # Pinned: a source that is rewritten meanwhile is not found, and a refusal can only mean the destination.
+            # The generation of the source is pinned. A source that is rewritten meanwhile is then not found (404), and
+            # a failed precondition (412) can only concern the destination.
             pinned = source._bucket_of(google).blob(original.name, generation=original.generation)
             copy, token = self._blob(google, path, write), None
 
@@ -494,7 +569,14 @@ class GcsStorage:
             return self._compared(google, _Stored.of(copy), changed(handle, path=path), 0, doing)
 
     def _write(self, path: str, chunks: Iterable[bytes], generation: int, doing: str) -> Handle:
-        """Writes a file whose generation is the given one, or 0: absent."""
+        """Write a file.
+
+        Args:
+            path: The file's path.
+            chunks: The bytes.
+            generation: The generation that the file must have now; 0 if it must be absent.
+            doing: Completes "can't ..." in messages.
+        """
         self._name(path)
         steps, write = _steps(chunks), _Write()
         data, whole = next(steps)
@@ -512,7 +594,7 @@ class GcsStorage:
                         stored = self._push(google, session, data, at, handle if last else None, write, doing)
             except PreconditionFailed:
                 stored = self._settled(google, path, generation, write, doing)
-            except NotFound:  # what could be absent is the bucket, or the upload session
+            except NotFound:  # 404: the bucket or the upload session does not exist.
                 if write.uncertain:
                     stored = self._settled(google, path, generation, write, doing)
                 else:
@@ -534,7 +616,10 @@ class GcsStorage:
         return self._send(doing, insert, write)
 
     def _begin(self, google: _Connection, path: str, generation: int, write: _Write, doing: str) -> str:
-        """The URL of an upload session. One that is not finished leaves nothing, and the server forgets it."""
+        """Begin an upload session, and return its URL.
+
+        A session that is never completed leaves no file, and the server forgets it.
+        """
 
         def begin(timeout_s: float) -> str:
             url: str = self._blob(google, path, write).create_resumable_upload_session(
@@ -548,8 +633,21 @@ class GcsStorage:
     def _push(
         self, google: _Connection, session: str, data: bytes, at: int, whole: Handle | None, write: _Write, doing: str
     ) -> _Stored:
-        """Sends bytes of an upload session, from offset ``at``. ``whole``, with the last of them, tells what the file
-        is to be; only then the answer means something. Asks first, where a repeat has to go on.
+        """Send one piece of an upload session.
+
+        A repeat first asks the server how many bytes it has, and continues from there.
+
+        Args:
+            google: The connection.
+            session: The URL of the session.
+            data: The piece.
+            at: The offset of the piece in the file, in bytes.
+            whole: With the last piece, the size and checksum of the whole file; otherwise None.
+            write: The write that the piece belongs to.
+            doing: Completes "can't ..." in messages.
+
+        Returns:
+            The stored file after the last piece. After other pieces the result has no meaning.
 
         Source: https://cloud.google.com/storage/docs/performing-resumable-uploads
         """
@@ -558,7 +656,7 @@ class GcsStorage:
         tried = False
 
         def put(body: bytes, content_range: str, timeout_s: float) -> tuple[_Stored | None, int]:
-            """The file, if it is done; how many bytes the server has."""
+            """Send bytes. Return the file, or None before the last byte, and the number of bytes on the server."""
             response = google.session.put(
                 session, data=body, headers={**headers, "Content-Range": content_range}, timeout=timeout_s,
                 allow_redirects=False,
@@ -591,8 +689,17 @@ class GcsStorage:
         return self._send(doing, push, None if whole is None else write)
 
     def _settled(self, google: _Connection, path: str, generation: int, write: _Write, doing: str) -> _Stored:
-        """What a write made whose repeat was refused: the file with its uuid. Otherwise raises what that means: only
-        without an uncertain try before it, the refusal proves that nothing was changed."""
+        """Find out what a write did whose request failed its precondition.
+
+        Returns:
+            The file, if its metadata has the uuid of this write: an earlier request took effect.
+
+        Raises:
+            AlreadyExists: The file was to be absent, and no earlier request may have taken effect.
+            PreconditionFailed: The file has another generation, and no earlier request may have taken effect.
+            NotFound: The file is absent, and no earlier request may have taken effect.
+            UnknownOutcome: An earlier request may have taken effect, and the file does not have this write's uuid.
+        """
         if not write.uncertain:
             if generation == 0:
                 raise AlreadyExists(f"can't {doing}: it exists")
@@ -606,7 +713,12 @@ class GcsStorage:
         return _Stored.of(found)
 
     def _compared(self, google: _Connection, stored: _Stored, handle: Handle, generation: int, doing: str) -> Handle:
-        """The handle, if the server has these bytes. Otherwise what was created is removed."""
+        """Return the handle if the server stored its size and checksum. Otherwise delete the created file.
+
+        Raises:
+            StorageUnavailable: The server stored other bytes. The file was deleted.
+            UnknownOutcome: The server stored other bytes in place of an existing file, or the deletion is uncertain.
+        """
         self._bucket_seen = True
         if (stored.size_bytes, stored.crc32c) == (handle.size_bytes, handle.crc32c):
             return handle
@@ -632,10 +744,23 @@ class GcsStorage:
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def _send(self, doing: str, request: Callable[[float], R], write: _Write | None = None) -> R:
-        """One step: the request, given its timeout in seconds, repeated while that may help.
+        """Send a request, and repeat it while a repeat may help.
 
-        Raises: NotFound and PreconditionFailed, which the caller judges; UnknownOutcome for any other failure of a write
-        whose fate is uncertain.
+        Args:
+            doing: Completes "can't ..." in messages.
+            request: Sends the request; gets its timeout in seconds.
+            write: The write that the request belongs to; None for requests without effect.
+
+        Returns:
+            The result of `request`.
+
+        Raises:
+            NotFound: The server answers 404 or 410. The caller decides what is absent.
+            PreconditionFailed: The server answers 412. The caller decides what that means.
+            UnknownOutcome: Any other failure of a write that may have taken effect.
+            UsageError: The credentials are refused.
+            PermissionRefused: The identity lacks a permission.
+            StorageUnavailable: The request failed for another reason, or until the deadline.
         """
         patience, began = self._patience, time.monotonic()
         deadline = began + patience.deadline_s
@@ -666,7 +791,7 @@ class GcsStorage:
             failure = error.cause or error
         except Exception as error:
             failure = error
-        # Raised here, where nothing is being handled: a traceback would show the URLs of the cause.
+        # The error is raised outside the except blocks: otherwise its traceback would show the cause with its URLs.
         raise self._translated(doing, failure, write)
 
     def _translated(self, doing: str, error: BaseException, write: _Write | None) -> BaseException:
@@ -714,7 +839,7 @@ class GcsStorage:
         created: datetime = blob.time_created
         return FileInfo(
             path=blob.name.removeprefix(self._root),
-            size_bytes=blob.size or 0,  # some servers leave out what is 0
+            size_bytes=blob.size or 0,  # Some servers leave out a size of 0.
             generation=blob.generation,
             modified_ms=int(created.timestamp() * 1000),
             crc32c=_crc32c(blob.crc32c),
@@ -727,9 +852,14 @@ class GcsStorage:
 
 
 class _Body:
-    """The bytes of a file as they come, in pieces of `CHUNK_BYTES`. Where a connection breaks, the next one goes on
-    from there, with the same generation. ``crc32c`` is what the server says of the whole file, if it does; None from an
-    ``offset`` on."""
+    """The bytes of a file as they arrive, in pieces of `CHUNK_BYTES`.
+
+    If a connection breaks, a new request continues where it broke, with the same generation.
+
+    Attributes:
+        crc32c: The checksum of the whole file as the server reports it. None before the first piece, if the server
+            reports none, or if the read began at an offset.
+    """
 
     def __init__(
         self, session: AuthorizedSession, url: str, send: Callable[[Callable[[float], bytes]], bytes], offset: int = 0
@@ -750,7 +880,7 @@ class _Body:
             yield piece
 
     def close(self) -> None:
-        """Gives the connection up; it is used again if nothing was left to read."""
+        """Close the answer. Its connection is used again if nothing was left to read."""
         if self._response is not None:
             self._response.close()
             self._response = None
@@ -793,7 +923,11 @@ class _Body:
 
 
 def _answers_of(batch: requests.Response) -> Iterator[tuple[int, int, str]]:
-    """Of each part that was answered, in any order: the number in its Content-ID, the status, and the body."""
+    """Parse the answer to a batch request.
+
+    Yields:
+        For each answered part, in any order: the number in its Content-ID, its HTTP status, and its body.
+    """
     head = f"Content-Type: {batch.headers.get('Content-Type', '')}\r\n\r\n"
     for part in message_from_bytes(head.encode() + batch.content).walk():
         number = re.search(r"(\d+)>?$", part.get("Content-ID", ""))
@@ -803,7 +937,7 @@ def _answers_of(batch: requests.Response) -> Iterator[tuple[int, int, str]]:
 
 
 def _failure(status: int, body: str) -> GoogleAPICallError:
-    """As `from_http_response`, of a part of a batch."""
+    """Return the exception for a failed part of a batch, like `from_http_response` for a whole answer."""
     try:
         told = json.loads(body)["error"]
         return from_http_status(status, str(told.get("message", "")), errors=told.get("errors", ()))
@@ -812,7 +946,7 @@ def _failure(status: int, body: str) -> GoogleAPICallError:
 
 
 def _steps(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
-    """The bytes in pieces of `STEP_BYTES`, each with whether it is the last one; at least one."""
+    """Yield the bytes in pieces of `STEP_BYTES`, at least one piece. True marks the last piece."""
     waiting = bytearray()
     for chunk in chunks:
         waiting += chunk
@@ -823,7 +957,7 @@ def _steps(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
 
 
 def _is_transient(error: BaseException) -> bool:
-    """Whether the same request may succeed a moment later."""
+    """Return True if a repeat of the same request may succeed."""
     if isinstance(error, GoogleAPICallError):
         return error.code in _TRANSIENT or (error.code == 403 and not _is_refusal(error))
     if isinstance(error, GoogleAuthError):
@@ -834,14 +968,14 @@ def _is_transient(error: BaseException) -> bool:
 
 
 def _is_refusal(error: BaseException) -> bool:
-    """Whether a permission is missing. The server says 403 for some kinds of overload too."""
+    """Return True if a permission is missing. The server answers 403 for some kinds of overload too."""
     if not isinstance(error, GoogleAPICallError) or error.code != 403:
         return False
     return not any(isinstance(e, dict) and e.get("reason") in _OVERLOAD for e in error.errors)
 
 
 def _without_effect(error: Exception) -> bool:
-    """Whether the request that failed surely changed nothing: it was refused, or never sent."""
+    """Return True if the failed request certainly changed nothing, because it was refused or never sent."""
     if isinstance(error, GoogleAPICallError):
         return error.code is not None and error.code < 500 and error.code != 408
     if isinstance(error, requests.ConnectionError) and error.args:
@@ -851,7 +985,7 @@ def _without_effect(error: Exception) -> bool:
 
 
 def _said(error: BaseException) -> str:
-    """What failed, without the URL."""
+    """Return a short reason for the failure, without URLs."""
     if not isinstance(error, GoogleAPICallError):
         return str(error) if isinstance(error, CairnError) else type(error).__name__
     told = next((str(e["message"]) for e in error.errors if isinstance(e, dict) and e.get("message")), "")

@@ -1,16 +1,23 @@
-"""Storage on a local or shared POSIX file system, and the local end of every adapter's transfers.
+"""Storage on a local or shared POSIX file system, and file transfers that other adapters use too.
 
     <root>/a/b.sst            a file
-    <root>/.tmp/<uuid>.part   being written, or left behind by a crash
-    <root>/.tmp/room          room for a sweep of a full disk, in the root of a pipeline
-    <root>/.tmp/lock          held (flock) while a file is replaced or deleted
+    <root>/.tmp/<uuid>.part   a file that is being written, or that a crash left behind
+    <root>/.tmp/room          2 MiB that a sweep frees if the disk is full; only in the root of a pipeline
+    <root>/.tmp/lock          locked (flock) while a file is replaced or deleted
 
-A new file is written to `.tmp`, synced, hard-linked to its name (the link fails if the name is taken, which makes it
-the one step that decides a race), and the folder is synced. So the file system must support hard links. The lock is
-the root's: who replaces or deletes the same files must open the same root, not one above or below it.
+A new file is created in three steps:
+1. Write the file to `.tmp` and sync it.
+2. Hard-link it to its name. The link fails if the name is taken, so this step decides which of several writers wins.
+   The file system must support hard links.
+3. Sync the folder.
 
-The root may be a symbolic link. Below the root, links are read through, but nothing is created, replaced or deleted behind one
-(`no_follow`). A link in the place of a file is replaced or deleted itself. The folder of trials in a root counts as below it.
+The lock belongs to the root. Processes that replace or delete the same files must open the same root, not a folder
+above or below it.
+
+The root may be a symbolic link. Reads follow links below the root. Writes and deletions raise `BehindLink` where a link
+stands in the place of a folder (`no_follow`). A link in the place of a file is replaced or deleted itself. In a root
+inside the folder of trials, links are followed only above that folder, because Cairn made the folder and all of its
+content.
 """
 
 from __future__ import annotations
@@ -49,8 +56,8 @@ from state_backend.values.handles import FileInfo, Handle
 
 CHUNK_BYTES = 1 << 20
 
-# What a sweep writes before it has deleted much: a record of 64 KiB at most, small files and folders of a block each, and one
-# tombstone at a time.
+# Name and size of the file that reserves disk space for a sweep. Before it has deleted much, a sweep writes a record of
+# at most 64 KiB, small files and folders of one block each, and one tombstone at a time.
 _ROOM, _ROOM_BYTES = "room", 2 << 20
 
 _ADVICE = {
@@ -65,23 +72,33 @@ _ADVICE = {
     errno.ENOENT: "something removed its directory meanwhile; check what else uses it",
 }
 
-# Of a file that a storage delivers: the disk is that of the host at work.
+# Advice for downloads: the full disk is that of this host, not the storage.
 _HERE = {errno.ENOSPC: FULL_DISK, errno.EDQUOT: FULL_DISK}
 
-# Where the system makes no hard link, a copy serves.
+# Errors after which `copy_from` copies a file, because the system refuses the hard link.
 _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.EOPNOTSUPP, errno.ELOOP)
 
-# A network file system may have done what it failed to confirm.
+# Errors after which a network file system may still have done the operation.
 _UNCONFIRMED = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
 
 
 @contextmanager
 def os_errors(doing: str, *, may_be_absent: bool = True, advice: Mapping[int, str] | None = None) -> Iterator[None]:
-    """The one place that turns an OSError into an answer of the storage port. ``doing`` completes "can't ..." and names
-    the file. ``advice``, by errno, is the message for a root.
+    """Turn an OSError in the block into an error of the storage port.
 
-    Raises: NotFound for a missing file that may be absent; StorageUnavailable for one that may not, since then its folder is gone;
-        BehindLink for `LinkInPath`.
+    Args:
+        doing: Completes "can't ..." and names the file.
+        may_be_absent: A missing file raises `NotFound`. False: it raises `StorageUnavailable`, because the file's
+            folder was deleted.
+        advice: The next action for the user, by errno. Other errnos get the advice for a root.
+
+    Raises:
+        AlreadyExists: The file exists.
+        NotFound: The file is missing, and `may_be_absent` is true.
+        BehindLink: A symbolic link stands in the place of a folder (`LinkInPath`).
+        UsageError: The name is too long.
+        PermissionRefused: The system refuses permission, or the file system is read-only.
+        StorageUnavailable: Any other error.
     """
     try:
         yield
@@ -104,14 +121,18 @@ def os_errors(doing: str, *, may_be_absent: bool = True, advice: Mapping[int, st
 
 
 def read_chunks(local: Path, doing: str) -> Iterator[bytes]:
-    """The bytes of a file in pieces of at most `CHUNK_BYTES`. Errors as `os_errors`."""
+    """Yield the bytes of a local file in pieces of at most `CHUNK_BYTES`. Raises what `os_errors` raises."""
     with os_errors(doing), local.open("rb") as file:
         while chunk := file.read(CHUNK_BYTES):
             yield chunk
 
 
 def verified(chunks: Iterable[bytes], handle: Handle, *, url: str) -> Iterator[bytes]:
-    """The chunks. Raises: CorruptFile, behind the last chunk, if they were not what the handle says."""
+    """Yield the chunks, and compare their size and checksum with a handle after the last one.
+
+    Raises:
+        CorruptFile: Size or checksum differ from the handle. Raised after the last chunk.
+    """
     size_bytes = crc32c = 0
     for chunk in chunks:
         size_bytes += len(chunk)
@@ -128,10 +149,18 @@ def verified(chunks: Iterable[bytes], handle: Handle, *, url: str) -> Iterator[b
 def write_verified(
     chunks: Iterable[bytes], handle: Handle, destination: Path, *, url: str, room_bytes: int = 0
 ) -> None:
-    """Writes what a storage at ``url`` yields for a handle to a local path, or, if it is not what the handle says,
-    nothing. ``room_bytes`` are allocated first: piece by piece takes a fifth longer.
+    """Write the bytes of a file to a local path. The path appears only if the bytes match the handle.
 
-    Raises: CorruptFile if it is not what the handle says.
+    Args:
+        chunks: The bytes.
+        handle: The expected size and checksum.
+        destination: The local path. An existing file is replaced.
+        url: The storage that the bytes come from, for messages.
+        room_bytes: Bytes to allocate first. Without this, the write takes a fifth longer.
+
+    Raises:
+        CorruptFile: The bytes do not match the handle.
+        StorageUnavailable: The local disk is full or fails.
     """
     temp = destination.with_name(f".{uuid4().hex}.part")
     with os_errors(f"download {handle.path!r} of {url} to {destination}", may_be_absent=False, advice=_HERE):
@@ -139,26 +168,30 @@ def write_verified(
         try:
             with temp.open("xb") as file:
                 if room_bytes:
-                    with suppress(OSError, AttributeError):  # not on every system; a full disk is told by the write
+                    # Not every system can allocate. On a full disk, the write below raises.
+                    with suppress(OSError, AttributeError):
                         os.posix_fallocate(file.fileno(), 0, room_bytes)
                 for chunk in verified(chunks, handle, url=url):
                     file.write(chunk)
             temp.replace(destination)
         finally:
-            with suppress(OSError):  # already renamed, or the disk fails: then that error is the one to tell
+            with suppress(OSError):  # The file is renamed already, or the disk fails and the earlier error counts.
                 temp.unlink()
 
 
 def open_url(url: str, *, google_key_file: str | None = None) -> LocalStorage:
-    """Open ``file:///absolute/path`` or the path alone. The path stays as it is, without %-decoding."""
+    """Open `file:///absolute/path` or an absolute path. The path is taken as it is, without %-decoding."""
     return LocalStorage(Path(url.removeprefix("file://")))
 
 
 class LocalStorage:
-    """Files under an absolute directory, which the first write creates.
+    """Storage in an absolute directory, which the first write creates.
 
-    What crashed writers left in `.tmp` is removed by the first write after ``leftover_min_age_s`` seconds without
-    change; a file in the making changes all the time.
+    The first write of an instance also deletes files that crashed writers left in `.tmp`: those whose mtime is older
+    than `leftover_min_age_s` seconds. The mtime of a file that is being written changes all the time.
+
+    Attributes:
+        url: The root, for messages.
     """
 
     def __init__(self, root: Path, *, leftover_min_age_s: float = 86_400.0) -> None:
@@ -166,7 +199,7 @@ class LocalStorage:
             raise UsageError(f"a local storage root must be an absolute path without '..'; got {str(root)!r}")
         self.url = f"file://{root}"
         self._root = root
-        # A root below .trials was made by Cairn, never by a user: links are followed up to there only.
+        # Cairn made every root below .trials. So links are followed only up to the folder above .trials.
         parts = root.parts.index(TRIALS) if TRIALS in root.parts else len(root.parts)
         self._linkable, self._own = Path(*root.parts[:parts]), root.parts[parts:]
         self._leftover_min_age_s = leftover_min_age_s
@@ -174,20 +207,20 @@ class LocalStorage:
         self._durable: set[str] = set()
 
     def read(self, path: str, *, offset: int = 0) -> bytes:
-        """See `Storage.read`."""
+        """Return the bytes of a file from `offset` on, as `Storage.read` specifies."""
         with os_errors(self._doing("read", path)), self._file(path).open("rb") as file:
             file.seek(offset)
             return file.read()
 
     def create(self, path: str, data: bytes) -> Handle:
-        """See `Storage.create`."""
+        """Write a new file, as `Storage.create` specifies."""
         return self._create(path, (data,))
 
     def replace(self, path: str, data: bytes, *, generation: int) -> Handle:
-        """See `Storage.replace`."""
+        """Rewrite a file that still has the given generation, as `Storage.replace` specifies."""
         folder, _, name = check_path(path).rpartition("/")
         doing = self._doing("replace", path)
-        self._expect(path, generation)  # refuses early; what counts is the look under the lock
+        self._expect(path, generation)  # An early refusal. Only the check under the lock decides.
         with self._written(path, (data,), doing) as (temps, temp, handle), self._locked():
             self._expect(path, generation)
             with self._folder(folder) as into:
@@ -195,18 +228,21 @@ class LocalStorage:
         return handle
 
     def upload(self, path: str, local: Path) -> Handle:
-        """See `Storage.upload`."""
+        """Write a new file from a local file, as `Storage.upload` specifies."""
         return self._create(path, read_chunks(local, f"read {local} to upload it to {self.url}"))
 
     def download(self, handle: Handle, destination: Path) -> None:
-        """See `Storage.download`."""
+        """Copy a file to a local path and check its bytes, as `Storage.download` specifies."""
         file, doing = self._file(handle.path), self._doing("download", handle.path)
         with os_errors(doing):
-            room_bytes = file.stat().st_size  # not what the handle says, which may be anything
+            room_bytes = file.stat().st_size  # the size on disk: a damaged handle may claim any size
         write_verified(read_chunks(file, doing), handle, destination, url=self.url, room_bytes=room_bytes)
 
     def copy_from(self, source: Storage, handle: Handle, path: str) -> Handle:
-        """See `Storage.copy_from`. A hard link within one file system, if the system allows it."""
+        """Copy a file of another storage to a new file, as `Storage.copy_from` specifies.
+
+        Makes a hard link if both files are on one file system and the system allows it.
+        """
         folder, _, name = check_path(path).rpartition("/")
         doing = self._doing(f"copy {handle.path!r} of {source.url} to", path)
         with os_errors(doing, may_be_absent=False), self._folder(folder, make=True) as into:
@@ -224,12 +260,19 @@ class LocalStorage:
         return replace(handle, path=path)
 
     def _linked(self, source: LocalStorage, handle: Handle, into: int, name: str, doing: str) -> bool:
-        """Links a file of another root; False where the system makes no such link, or if the file is or lies behind a symbolic
-        link: the file may go with whatever the link leads to."""
+        """Hard-link a file of another root to a new name here.
+
+        Returns:
+            True if the link was made. False if the system refuses it, or if the file is a symbolic link or lies behind
+            one: such a file may be deleted with the target of the symbolic link.
+
+        Raises:
+            CorruptFile: The file does not match the handle.
+        """
         file = source._file(handle.path)
         for _ in verified(read_chunks(file, source._doing("read", handle.path)), handle, url=source.url):
             pass
-        _sync(file)  # whoever copied the folder there may not have
+        _sync(file)  # The file may have been copied there without a sync.
         folder, _, own = handle.path.rpartition("/")
         try:
             with source._folder(folder) as there:
@@ -243,7 +286,7 @@ class LocalStorage:
         return True
 
     def stat(self, path: str) -> FileInfo | None:
-        """See `Storage.stat`."""
+        """Return the metadata of a file, or None if it is absent, as `Storage.stat` specifies."""
         with os_errors(self._doing("stat", path)):
             try:
                 found = self._file(path).stat()
@@ -252,7 +295,11 @@ class LocalStorage:
         return _info(path, found) if S_ISREG(found.st_mode) else None
 
     def folders(self, path: str) -> tuple[str, ...]:
-        """The names of the folders in a folder, sorted, without links; none if the folder is absent."""
+        """Return the sorted names of the folders in a folder, without symbolic links.
+
+        Returns:
+            The names; an empty tuple if the folder does not exist.
+        """
         with os_errors(self._doing("list", path)):
             try:
                 with self._folder(check_path(path)) as descriptor, os.scandir(descriptor) as entries:
@@ -261,13 +308,16 @@ class LocalStorage:
                 return ()
 
     def list(self, prefix: str) -> Iterator[FileInfo]:
-        """See `Storage.list`."""
+        """Return the files whose path begins with a prefix, sorted by path, as `Storage.list` specifies."""
         folder, slash, name = check_prefix(prefix).rpartition("/")
         return self._walk(folder + slash, name, None)
 
     def delete(self, path: str, *, generation: int | None = None) -> bool:
-        """See `Storage.delete`. Not synced: a file that a power loss brings back is an orphan for the sweeper. Empty
-        directories stay, because removing one could race with a creator that has just found it."""
+        """Delete one file; return False if it is absent. See `Storage.delete`.
+
+        The deletion is not synced: a sweep deletes a file that a power loss brings back. Empty folders stay, because
+        another process may be about to create a file there.
+        """
         if self.stat(path) is None:
             return False
         folder, _, name = path.rpartition("/")
@@ -288,13 +338,19 @@ class LocalStorage:
         return True
 
     def remove_all(self) -> None:
-        """Removes the root with every file and folder in it, or its link if the root is one. What can't be removed stays."""
+        """Delete the root with all files and folders in it. If the root is a symbolic link, delete the link.
+
+        Files that can't be deleted stay.
+        """
         with os_errors(f"remove {self.url}"), suppress(FileNotFoundError), self._above() as above:
             no_follow.remove_tree(above, self._root.name)
 
     def remove_empty(self, up_to: LocalStorage) -> None:
-        """Removes folders without files at and below the root, and above it those up to another root, which stays. With any file
-        below the root, nothing is removed."""
+        """Delete the root and its folders, and the empty folders above it, unless a file exists below the root.
+
+        Args:
+            up_to: A storage whose root is above this root. Its root stays.
+        """
         if next(iter(self.list("")), None) is not None:
             return
         with suppress(OSError):
@@ -310,14 +366,15 @@ class LocalStorage:
                 folder = folder.parent
 
     def keep_room(self) -> None:
-        """See `KeepsRoom.keep_room`."""
+        """Write the file that reserves disk space for a sweep, unless it exists. See `KeepsRoom.keep_room`."""
         with suppress(OSError), self._folder(TEMP_FOLDER) as temps:
             if _ROOM in no_follow.names_in(temps):
                 return
             part = f"{uuid4().hex}.part"
             try:
                 with _new_file(temps, part) as file:
-                    file.write(os.urandom(_ROOM_BYTES))  # which no file system compresses, nor leaves out
+                    # Random bytes: a file system can neither compress nor skip them.
+                    file.write(os.urandom(_ROOM_BYTES))
                     os.fsync(file.fileno())
                 os.rename(part, _ROOM, src_dir_fd=temps, dst_dir_fd=temps)
             finally:
@@ -325,7 +382,7 @@ class LocalStorage:
                     os.unlink(part, dir_fd=temps)
 
     def free_room(self) -> bool:
-        """See `KeepsRoom.free_room`."""
+        """Delete the file that reserves disk space; return False if it is absent. See `KeepsRoom.free_room`."""
         try:
             with self._folder(TEMP_FOLDER) as temps:
                 os.unlink(_ROOM, dir_fd=temps)
@@ -348,8 +405,11 @@ class LocalStorage:
 
     @contextmanager
     def _written(self, path: str, chunks: Iterable[bytes], doing: str) -> Iterator[tuple[int, str, Handle]]:
-        """A synced temp file, as its folder's descriptor, its name there and its handle; gone when the block ends. Maps the errors
-        of the block too."""
+        """Yield a synced temp file, and delete it after the block. `os_errors` maps errors of the block too.
+
+        Yields:
+            The descriptor of the temp file's folder, the temp file's name, and its handle.
+        """
         with os_errors(doing, may_be_absent=False), self._folder(TEMP_FOLDER, make=True) as temps:
             self._remove_leftovers(temps)
             temp = f"{uuid4().hex}.part"
@@ -361,15 +421,17 @@ class LocalStorage:
                         size_bytes += len(chunk)
                         crc32c = google_crc32c.extend(crc32c, chunk)
                     file.flush()
-                    # File systems stamp by ticks of some ms, and reuse inodes at once: without a time of its own, a
-                    # file that is deleted and written again within a tick could come back as the same generation.
-                    # The time stays that of the file system, less a second at most: the clock of this host may be wrong.
+                    # File systems set the mtime in ticks of some milliseconds, and reuse inodes at once. A file that is
+                    # deleted and written again within a tick could get the same generation. So each file gets an mtime
+                    # of its own: the file system's time less a random part of a second. The clock of this host is not
+                    # used, because it may be wrong.
                     stamped_ns = os.fstat(file.fileno()).st_mtime_ns - secrets.randbelow(1_000_000_000)
                     os.utime(file.fileno(), ns=(stamped_ns, stamped_ns))
                     os.fsync(file.fileno())
                 yield temps, temp, Handle(path=path, size_bytes=size_bytes, crc32c=crc32c)
             finally:
-                with suppress(OSError):  # a leftover is invisible, and the outcome of the write is decided already
+                # A leftover in `.tmp` is invisible, and the write has already succeeded or failed.
+                with suppress(OSError):
                     os.unlink(temp, dir_fd=temps)
 
     def _publish(self, step: Callable[[], object], folder: int, doing: str) -> None:
@@ -392,8 +454,10 @@ class LocalStorage:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Excludes every other replace and delete under this root, by threads and processes. The system frees the
-        lock of a process that dies."""
+        """Hold the root's lock during the block, against every other replace and delete by threads and processes.
+
+        The system releases the lock of a process that dies.
+        """
         with ExitStack() as stack:
             temps = stack.enter_context(self._folder(TEMP_FOLDER, make=True))
             lock = stack.enter_context(no_follow.closing(no_follow.open_lock(temps, "lock", f"{TEMP_FOLDER}/lock")))
@@ -402,11 +466,20 @@ class LocalStorage:
 
     @contextmanager
     def _folder(self, folder: str, *, make: bool = False) -> Iterator[int]:
-        """The descriptor of a folder of the root; "" is the root itself. ``make``: missing folders are created and
-        synced. A folder that is found may have been made a moment ago by another process
-        that has not synced it yet; so each one is synced once per instance.
+        """Open a folder of the root for the block.
 
-        Raises: LinkInPath if a folder below the root is a symbolic link.
+        Another process may have created an existing folder without having synced it yet. So with `make`, each folder is
+        synced once per instance.
+
+        Args:
+            folder: The folder's path; "" for the root.
+            make: Create and sync missing folders.
+
+        Yields:
+            The folder's descriptor.
+
+        Raises:
+            LinkInPath: A folder below the root is a symbolic link.
         """
         with no_follow.closing(
             self._open((*self._own, *folder.split("/")) if folder else self._own, make)
@@ -415,7 +488,11 @@ class LocalStorage:
 
     @contextmanager
     def _above(self) -> Iterator[int]:
-        """The descriptor of the folder that the root lies in. Raises: as `_folder`."""
+        """Open the folder that holds the root, for the block.
+
+        Raises:
+            LinkInPath: A folder that Cairn made is a symbolic link.
+        """
         descriptor = self._open(self._own[:-1], False) if self._own else no_follow.open_root(self._root.parent)
         with no_follow.closing(descriptor):
             yield descriptor
@@ -454,24 +531,32 @@ class LocalStorage:
             os.utime(temps)
             oldest_s = os.fstat(temps).st_mtime - self._leftover_min_age_s
             for name in no_follow.names_in(temps):
-                # Another cleaner was faster, or it is another user's: no reason to fail a write.
+                # Another process may have deleted the file, or another user may own it. Neither is a reason to fail a
+                # write.
                 with suppress(OSError):
                     found = os.stat(name, dir_fd=temps, follow_symlinks=False)
                     if name.endswith(".part") and found.st_mtime < oldest_s:
                         os.unlink(name, dir_fd=temps)
 
     def _is_behind_link(self, folder: str) -> bool:
-        """True if the way from the root to a folder ("" or ending in "/") leads through a link."""
+        """Return True if the path from the root to a folder ("" or ending in "/") leads through a symbolic link."""
         path = self._linkable
         return any((path := path / name).is_symlink() for name in (*self._own, *folder.split("/")[:-1]))
 
     def _walk(self, folder: str, start: str, behind_link: bool | None) -> Iterator[FileInfo]:
-        """Files below ``folder`` ("" or ending in "/") whose next segment begins with ``start``. Symbolic links are followed, but
-        for those that lead nowhere, to themselves, or back to a directory that the walk came through."""
+        """Yield the files below a folder, sorted by path.
+
+        Symbolic links are followed, except links without a target, links to themselves, and links to a folder above.
+
+        Args:
+            folder: "" or a path that ends in "/".
+            start: Only files and folders whose name begins with this.
+            behind_link: True if the folder is behind a symbolic link; None if unknown.
+        """
         with os_errors(self._doing("list", folder)):
             try:
                 with os.scandir(self._root / folder) as entries:
-                    # With its '/', a directory sorts among its siblings as the paths of its files do.
+                    # A folder's name gets a '/', so that it sorts among its siblings as the paths of its files do.
                     names = sorted(
                         (f"{entry.name}/" if self._is_folder(folder, entry) else entry.name, entry.is_symlink())
                         for entry in entries
@@ -499,7 +584,10 @@ class LocalStorage:
                 yield _info(folder + name, found, behind_link)
 
     def _is_folder(self, folder: str, entry: os.DirEntry[str]) -> bool:
-        """True for a directory that a walk may enter. A link to one above it would be entered again and again."""
+        """Return True for a folder that a listing may enter.
+
+        A link to a folder above is not entered, because the listing would never end.
+        """
         if not entry.is_symlink():
             return entry.is_dir()
         try:
@@ -514,9 +602,9 @@ class LocalStorage:
 
 
 def _info(path: str, found: os.stat_result, behind_link: bool = False) -> FileInfo:
-    # Only the file system sets the ctime, by its own clock. Anybody may set the mtime: a host whose clock is wrong, a copy of a
-    # folder. A hard link to an old file has that file's mtime, and a sweep would take what a fork links now for a leftover. A chown
-    # sets the ctime too, which delays a sweep.
+    # The age of a file is its ctime, because only the file system sets the ctime, by its own clock. The mtime can be
+    # wrong: users, copies, and hosts with a wrong clock set it. A hard link to an old file has the old mtime, so a
+    # sweep would delete a file that a fork has just linked. A chown sets the ctime too, which only delays a sweep.
     return FileInfo(
         path=path,
         size_bytes=found.st_size,
@@ -530,16 +618,19 @@ def _info(path: str, found: os.stat_result, behind_link: bool = False) -> FileIn
 def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except FileExistsError as error:  # a file; EEXIST would read as the answer to a create
+    except FileExistsError as error:  # The path is a file. EEXIST would look like the answer to a create.
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from error
 
 
 def _make_root(root: Path) -> None:
-    """Create the root folder and its missing parents, and sync them: they survive a crash of the machine. Links in the path are followed."""
+    """Create the root folder and its missing parents, and sync them, so that they survive a crash of the machine.
+
+    Links in the path are followed.
+    """
     missing = [folder for folder in (root, *root.parents) if not folder.is_dir()]
     for folder in reversed(missing or [root]):
         _make_folder(folder)
-        # The parent of the root may be closed to us.
+        # This user may lack permission to open the parent of the root.
         with suppress(PermissionError), no_follow.closing(no_follow.open_root(folder.parent)) as parent:
             _sync_folder(parent)
 
@@ -553,7 +644,7 @@ def _sync_folder(descriptor: int) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        # Some file systems can't sync a directory, and need not. Source: restic, internal/backend/local.
+        # Some file systems can't sync a directory, and do not need it. Source: restic, internal/backend/local.
         if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
             raise
 
@@ -563,11 +654,15 @@ def _new_file(folder: int, name: str) -> BinaryIO:
 
 
 def _link(from_: int, name: str, to: int, new_name: str) -> None:
-    """Makes a hard link. It fails if the new name is taken, by a symbolic link too."""
+    """Make a hard link. It fails if the new name is taken, also by a symbolic link."""
     os.link(name, new_name, src_dir_fd=from_, dst_dir_fd=to, follow_symlinks=False)
 
 
 def _path_of(descriptor: int, folder: Path) -> Path:
-    """A path that leads to an open folder even if its name leads elsewhere by now; where the system has none, the folder's."""
+    """Return a path to an open folder that stays right if the folder's name leads elsewhere.
+
+    Returns:
+        A path under /proc; `folder` on systems without /proc.
+    """
     path = Path(f"/proc/self/fd/{descriptor}")
     return path if path.exists() else folder

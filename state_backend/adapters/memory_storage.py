@@ -1,4 +1,4 @@
-"""Storage in memory: as strict as the durable ones, for tests and for trying things out in one process."""
+"""Storage in memory, as strict as storage on disk, for tests and trials within one process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _memories_lock = threading.Lock()
 
 
 def open_url(url: str, *, google_key_file: str | None = None) -> MemoryStorage:
-    """Open ``memory://name/folder``: files of this process, the same files at every call."""
+    """Open `memory://name/folder`. Within a process, each call with the same name opens the same files."""
     name, slash, folder = check_path(url.removeprefix("memory://").rstrip("/")).partition("/")
     with _memories_lock:
         memory = _memories.setdefault(name, MemoryStorage(f"memory://{name}"))
@@ -40,7 +40,7 @@ def open_url(url: str, *, google_key_file: str | None = None) -> MemoryStorage:
 
 
 def forget_memory(url: str) -> None:
-    """Drop the files of ``memory://name``. A process that has the storage open keeps the files."""
+    """Forget the files of `memory://name`. Storages that are open already keep them."""
     name = url.removeprefix("memory://").partition("/")[0]
     with _memories_lock:
         _memories.pop(name, None)
@@ -51,7 +51,12 @@ def _system_ms() -> int:
 
 
 class MemoryStorage:
-    """Files in a dictionary. ``now_ms`` is the clock that stamps them, in milliseconds since the epoch."""
+    """Storage that holds files in a dictionary.
+
+    Attributes:
+        url: The root, for messages.
+        lists_what_is_there: Listings are always current (see `lists_late`).
+    """
 
     lists_what_is_there = True
 
@@ -64,18 +69,18 @@ class MemoryStorage:
         self._lock = threading.Lock()
 
     def below(self, folder: str) -> MemoryStorage:
-        """The same files, rooted at one of the folders."""
+        """Return a storage of the same files whose root is the given folder."""
         view = copy.copy(self)
         view._prefix = f"{self._prefix}{check_path(folder)}/"
         view.url = f"{self.url.rstrip('/')}/{folder}"
         return view
 
     def read(self, path: str, *, offset: int = 0) -> bytes:
-        """See `Storage.read`."""
+        """Return the bytes of a file from `offset` on, as `Storage.read` specifies."""
         return self._get(path).data[offset:]
 
     def create(self, path: str, data: bytes) -> Handle:
-        """See `Storage.create`."""
+        """Write a new file, as `Storage.create` specifies."""
         key = self._key(path)
         with self._lock:
             if key in self._files:
@@ -83,43 +88,43 @@ class MemoryStorage:
             return self._put(path, data)
 
     def replace(self, path: str, data: bytes, *, generation: int) -> Handle:
-        """See `Storage.replace`."""
+        """Rewrite a file that still has the given generation, as `Storage.replace` specifies."""
         with self._lock:
             self._expect(path, self._get(path), generation)
             return self._put(path, data)
 
     def upload(self, path: str, local: Path) -> Handle:
-        """See `Storage.upload`."""
+        """Write a new file from a local file, as `Storage.upload` specifies."""
         check_path(path)
         return self.create(path, b"".join(read_chunks(local, f"read {local} to upload it to {self.url}")))
 
     def download(self, handle: Handle, destination: Path) -> None:
-        """See `Storage.download`."""
+        """Copy a file to a local path and check its bytes, as `Storage.download` specifies."""
         data = self._get(handle.path).data
         chunks = (data[at : at + CHUNK_BYTES] for at in range(0, len(data), CHUNK_BYTES))
         write_verified(chunks, handle, destination, url=self.url)
 
     def copy_from(self, source: Storage, handle: Handle, path: str) -> Handle:
-        """See `Storage.copy_from`."""
+        """Copy a file of another storage to a new file, as `Storage.copy_from` specifies."""
         check_path(path)
         with TemporaryDirectory(prefix="cairn-copy-") as folder:
             source.download(handle, Path(folder, "file"))
             return self.upload(path, Path(folder, "file"))
 
     def stat(self, path: str) -> FileInfo | None:
-        """See `Storage.stat`."""
+        """Return the metadata of a file, or None if it is absent, as `Storage.stat` specifies."""
         file = self._files.get(self._key(path))
         return None if file is None else _info(path, file)
 
     def list(self, prefix: str) -> Iterator[FileInfo]:
-        """See `Storage.list`."""
+        """Return the files whose path begins with a prefix, sorted by path, as `Storage.list` specifies."""
         start = self._prefix + check_prefix(prefix)
         with self._lock:
             found = [(key, self._files[key]) for key in sorted(self._files) if key.startswith(start)]
         return (_info(key.removeprefix(self._prefix), file) for key, file in found)
 
     def delete(self, path: str, *, generation: int | None = None) -> bool:
-        """See `Storage.delete`."""
+        """Delete one file; return False if it is absent. See `Storage.delete`."""
         key = self._key(path)
         with self._lock:
             if key not in self._files:

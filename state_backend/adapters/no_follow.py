@@ -1,8 +1,8 @@
-"""Folders that are opened, emptied and removed without following a symbolic link.
+"""Functions that open, empty and delete folders without following symbolic links.
 
-A path that was checked a moment ago may lead elsewhere now: another user of a shared disk can put a link in the place of a folder.
-So each segment is opened relative to the descriptor of the folder above it (openat with O_NOFOLLOW), and files are made, renamed
-and removed relative to such a descriptor. A descriptor stays on its folder, whatever happens to the folder's name.
+A path can change after a check: another user of a shared disk can put a link in the place of a folder. So these
+functions open each segment relative to the descriptor of the folder above (openat with O_NOFOLLOW). They create, rename
+and delete files relative to such a descriptor too. A descriptor stays on its folder, even if the folder is renamed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class LinkInPath(OSError):
-    """A symbolic link stands where a folder or a lock is expected. ``link``: its name, with the folders that it was reached by."""
+    """A symbolic link stands where a folder or a lock file is expected.
+
+    Attributes:
+        link: The path of the link.
+    """
 
     def __init__(self, link: str) -> None:
         super().__init__(errno.ELOOP, "a symbolic link stands in the way", link)
@@ -27,19 +31,29 @@ class LinkInPath(OSError):
 
 
 def open_folder(folder: Path) -> int:
-    """Opens a folder by its path. The last segment must be no link; links above it are followed."""
+    """Open a folder by its path, following links above the last segment only.
+
+    Raises:
+        LinkInPath: The last segment is a symbolic link.
+    """
     return _open(str(folder), None)
 
 
 def open_root(root: Path) -> int:
-    """Opens a folder by its path, through links."""
+    """Open a folder by its path. All links in the path are followed."""
     return os.open(root, _FOLDER)
 
 
 def open_below(above: int, name: str, path: str) -> int:
-    """Opens a folder of an open one. ``path``: its name in an error.
+    """Open a folder inside an open folder.
 
-    Raises: LinkInPath if the name is a symbolic link.
+    Args:
+        above: The descriptor of the open folder.
+        name: The name of the folder to open.
+        path: The path that an error names.
+
+    Raises:
+        LinkInPath: The name is a symbolic link.
     """
     try:
         return _open(name, above)
@@ -48,7 +62,16 @@ def open_below(above: int, name: str, path: str) -> int:
 
 
 def open_lock(above: int, name: str, path: str) -> int:
-    """Opens a file of an open folder to lock it; creates it if it is missing. ``path`` and errors as `open_below`."""
+    """Open a lock file in an open folder, and create it if it is missing.
+
+    Args:
+        above: The descriptor of the open folder.
+        name: The name of the file.
+        path: The path that an error names.
+
+    Raises:
+        LinkInPath: The name is a symbolic link.
+    """
     try:
         return os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=above)
     except OSError as error:
@@ -58,14 +81,14 @@ def open_lock(above: int, name: str, path: str) -> int:
 
 
 def names_in(folder: int) -> list[str]:
-    """The names in an open folder."""
+    """Return the names of all files and folders in an open folder."""
     with os.scandir(folder) as entries:
         return [entry.name for entry in entries]
 
 
 @contextmanager
 def closing(descriptor: int) -> Iterator[int]:
-    """Closes a descriptor behind the block."""
+    """Yield a descriptor, and close it after the block."""
     try:
         yield descriptor
     finally:
@@ -73,17 +96,24 @@ def closing(descriptor: int) -> Iterator[int]:
 
 
 def remove_tree(above: int, name: str) -> None:
-    """Removes a folder of an open one with all that is in it, and links in it as links. A name that is a link is removed alone.
-    Files that can't be removed stay, without an error."""
+    """Delete a folder with everything in it. Links are deleted themselves, never the files behind them.
+
+    Files that can't be deleted stay, without an error.
+
+    Args:
+        above: The descriptor of the folder that holds the folder.
+        name: The name of the folder. A link or file of this name is deleted too.
+    """
     with suppress(FileNotFoundError):
         if S_ISDIR(os.stat(name, dir_fd=above, follow_symlinks=False).st_mode):
-            shutil.rmtree(name, ignore_errors=True, dir_fd=above)  # follows no link, and refuses a name that became one
+            # `rmtree` follows no link, and refuses a name that has become a link.
+            shutil.rmtree(name, ignore_errors=True, dir_fd=above)
         else:
             os.unlink(name, dir_fd=above)
 
 
 def remove_empty_folders(above: int, name: str) -> None:
-    """Removes a folder of an open one if no file lies below it; otherwise the folders in it without files."""
+    """Delete every folder without files at and below `name` in an open folder."""
     for _, names, _, folder in os.fwalk(name, topdown=False, dir_fd=above):
         for empty in names:
             with suppress(OSError):
@@ -96,7 +126,7 @@ def _open(name: str, above: int | None) -> int:
     try:
         return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=above)
     except OSError as error:
-        # Linux says ENOTDIR of a link, macOS ELOOP. A file is ENOTDIR too.
+        # For a link, Linux reports ENOTDIR and macOS ELOOP. ENOTDIR is reported for a file too.
         if error.errno in (errno.ENOTDIR, errno.ELOOP):
             with suppress(FileNotFoundError):
                 if S_ISLNK(os.stat(name, dir_fd=above, follow_symlinks=False).st_mode):

@@ -1,4 +1,4 @@
-"""Opens the storage of a URL."""
+"""Open the storage that a URL names, and delete or list folders below a URL."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def open_storage(url: str, *, google_key_file: str | None = None) -> Storage:
     if scheme is None:
         raise UsageError(f"not a storage URL: {url!r}; expected {ACCEPTED}")
     try:
-        # Only users of a kind wait for the import of its libraries.
+        # The import happens here, so that only users of a kind of storage wait for its libraries.
         adapter = import_module(scheme.module)
     except ModuleNotFoundError as error:
         if scheme.needs is None or (error.name or "").partition(".")[0] != scheme.needs[0]:
@@ -41,28 +41,52 @@ def open_storage(url: str, *, google_key_file: str | None = None) -> Storage:
 
 
 def remove_all(url: str, *, dry_run: bool = False) -> tuple[int, int]:
-    """Deletes every file below a URL, and on a local disk the folder too; how many files there were, and their bytes. A symbolic
-    link is removed, and what lies behind it is neither removed nor counted."""
+    """Delete all files below a URL, and on a local disk the folders too.
+
+    A symbolic link is deleted itself. Files behind a link are neither deleted nor counted.
+
+    Args:
+        url: URL of a folder, or an absolute path.
+        dry_run: Only count.
+
+    Returns:
+        The number of files before the deletion, and their bytes.
+    """
     storage = open_storage(url)
     files = _own_files(storage)
     if dry_run:
         return len(files), sum(f.size_bytes for f in files)
     if isinstance(storage, LocalStorage):
         storage.remove_all()
-    with ThreadPoolExecutor(8) as pool:  # on a disk those that the call above could not delete, which says why
+    # On a disk, only files that `remove_all` could not delete are left, and `delete` raises the reason.
+    with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda f: storage.delete(f.path), _own_files(storage)))
     return len(files), sum(f.size_bytes for f in files)
 
 
 def remove_empty(url: str, *, up_to: str) -> None:
-    """Removes folders without files at and below a local URL, and above it those up to ``up_to``, which stays. Elsewhere there are none."""
+    """Delete empty folders of a local storage, unless a file exists below the URL.
+
+    Object stores have no folders, so nothing happens there.
+
+    Args:
+        url: Folders without files at and below this URL are deleted.
+        up_to: URL of a folder above. Empty folders between it and `url` are deleted; the folder itself stays.
+    """
     storage, last = open_storage(url), open_storage(up_to)
     if isinstance(storage, LocalStorage) and isinstance(last, LocalStorage):
         storage.remove_empty(last)
 
 
 def folders_in(url: str, path: str) -> list[str]:
-    """The names of the folders in a folder below a URL, sorted. On a local disk those without files too, but no symbolic links."""
+    """Return the sorted names of the folders in a folder.
+
+    On a local disk this includes folders without files, but no symbolic links.
+
+    Args:
+        url: URL of the storage.
+        path: Path of the folder, relative to the URL.
+    """
     storage = open_storage(url)
     if isinstance(storage, LocalStorage):
         return list(storage.folders(path))
@@ -74,7 +98,11 @@ def _own_files(storage: Storage) -> list[FileInfo]:
 
 
 def join_url(url: str, *segments: str) -> str:
-    """The URL of a folder below a root. Raises: UsageError for segments that `check_path` refuses."""
+    """Return the URL of a folder below a root.
+
+    Raises:
+        UsageError: `check_path` refuses a segment.
+    """
     for segment in segments:
         url = f"{url if url.endswith('/') else url + '/'}{check_path(segment)}"
     return url

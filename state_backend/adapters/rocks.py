@@ -1,7 +1,7 @@
-"""The RocksDB engine of one shard. The only module that imports rocksdict.
+"""RocksDB store of one shard. This is the only module that imports rocksdict.
 
-rocksdict raises every failure as a plain ``Exception``. This module turns these into errors of this project. Every iteration ends with a
-status check, because an iterator ends without an error at a corrupt block, as if no more keys followed.
+rocksdict raises every failure as a plain `Exception`. This module turns each into an error of this project. Every
+iteration ends with a status check: at a corrupt block, an iterator ends without an error, as if no more keys followed.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ SST_SUFFIX = ".sst"
 # Size of a block before compression. RocksDB reads and unpacks a whole block for one key.
 BLOCK_BYTES = 16 * 1024
 _SCAN_ROWS, _SCAN_BYTES = 4096, 16 * MIB
-# Runs are merged on purpose when a shard is captured. RocksDB itself merges only during an interval that fills this many write buffers,
-# because reads would become slow.
+# A capture merges sorted runs where that pays off. RocksDB itself merges only in an interval that fills this many write
+# buffers, because more runs would make reads slow.
 RUNS_WITHIN_INTERVAL, _RUNS_PER_MERGE = 32, 8
-# After this many unwanted keys in a row, a scan seeks the next wanted key.
+# After this many unwanted keys in a row, `read_wanted` seeks the next wanted key instead of passing more keys.
 _UNWANTED_KEYS = 32
 _ANY_RATIO = 1_000_000_000
 _ANY_BYTES = 1 << 60
@@ -48,18 +48,21 @@ _TABLE_PROPERTIES = re.compile(r"(# entries|# deletions|# range deletions|raw ke
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """Memory, files and upkeep of one shard's RocksDB.
+    """Settings of one shard's RocksDB: memory, files, compaction and the host's file cache.
 
     Attributes:
-        compression: Compression of new files. Files of both kinds can be read under either setting.
-        most_sorted_runs: A capture of a shard with more sorted runs merges the newest runs.
-        most_obsolete_percent: Obsolete bytes in a shard's files, in percent of the live state's bytes. A shard with more is rewritten when
-            its turn comes.
-        consolidation_bytes: The most bytes that all shards together rewrite in one interval because of ``most_obsolete_percent``.
-        cache_dir: The folder where a host keeps files for later intervals; None: no cache. The host fills in ``{temp}`` and ``{uid}``.
+        compression: Compression of new files. Either setting can read the files of both.
+        most_sorted_runs: If a shard has more sorted runs than this, its capture merges the newest runs.
+        most_obsolete_percent: A shard whose files have more obsolete bytes than this percentage of its live bytes is
+            rewritten when its turn comes.
+        consolidation_bytes: The most bytes that all shards together rewrite in one interval because of
+            `most_obsolete_percent`.
+        cache_dir: The folder where a host keeps files for later intervals; None for no cache. The host fills in
+            `{temp}` and `{uid}`.
         cache_bytes: The most bytes that the cache keeps. The cache also leaves half of the disk's free space unused.
-        metadata_dir: A folder in memory for the small files that RocksDB syncs about ten times at each open, less than 1 MB per store. The
-            small files are beside the state if this is None, the folder does not exist, or it has too little room.
+        metadata_dir: A folder in memory for small files, less than 1 MB per store, that RocksDB syncs about ten times
+            at each open. The small files are stored beside the state if this is None, or if the folder does not exist
+            or is too full.
     """
 
     write_buffer_bytes: int = 64 * MIB
@@ -85,13 +88,13 @@ class EngineOptions:
             )
 
     def cache_folder(self) -> Path | None:
-        """Return ``cache_dir`` on this host."""
+        """Return `cache_dir` with this host's temp folder and user id filled in; None for no cache."""
         if self.cache_dir is None:
             return None
         return Path(self.cache_dir.replace("{temp}", tempfile.gettempdir()).replace("{uid}", str(os.getuid())))
 
     def to_options(self) -> rocksdict.Options:
-        """Return rocksdict's own options."""
+        """Return these settings as options of rocksdict."""
         table = rocksdict.BlockBasedOptions()
         table.set_bloom_filter(self.bloom_bits_per_key, False)
         table.set_block_cache(rocksdict.Cache(self.block_cache_bytes))
@@ -99,7 +102,7 @@ class EngineOptions:
         table.set_format_version(6)
         universal = rocksdict.UniversalCompactOptions()
         universal.max_size_amplification_percent = _ANY_RATIO
-        # A merge holds a block of every run, and a block is as large as the largest entry.
+        # A merge holds one block of every run in memory, and a block is as large as the largest entry.
         universal.max_merge_width = _RUNS_PER_MERGE
         options = rocksdict.Options(raw_mode=True)
         options.create_if_missing(True)
@@ -109,7 +112,7 @@ class EngineOptions:
         options.set_level_zero_slowdown_writes_trigger(2 * RUNS_WITHIN_INTERVAL)
         options.set_level_zero_stop_writes_trigger(4 * RUNS_WITHIN_INTERVAL)
         if self.compression == "zstd":
-            # Level 3, RocksDB's default, compacted 15 % slower and saved 1.4 % more.
+            # zstd level 1. Level 3, RocksDB's default, compacted 15 % slower and saved 1.4 % more.
             options.set_compression_type(rocksdict.DBCompressionType.zstd())
             options.set_compression_options(-14, 1, 0, 0)
         else:
@@ -119,14 +122,15 @@ class EngineOptions:
         options.set_target_file_size_base(self.target_file_bytes)
         options.set_max_background_jobs(self.background_jobs)
         options.set_keep_log_file_num(1)
-        options.set_manifest_preallocation_size(64 * 1024)  # 4 MiB otherwise, in memory if the metadata are in memory
+        # RocksDB would allocate 4 MiB, of memory if the metadata are in memory.
+        options.set_manifest_preallocation_size(64 * 1024)
         options.set_stats_dump_period_sec(0)
         options.set_stats_persist_period_sec(0)
         return options
 
 
 class Recorder(Protocol):
-    """Record of the changes of a store."""
+    """Object that a store reports its changes to."""
 
     def write(self, changes: Sequence[tuple[bytes, bytes | None]]) -> None:
         """Record puts and deletions (value None) that the store has written."""
@@ -135,17 +139,17 @@ class Recorder(Protocol):
         """Record that the store has deleted all keys with start <= key < end."""
 
     def close(self) -> None:
-        """End the record; the store closes."""
+        """Stop recording, because the store closes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SortedRun:
-    """A file of level 0, or all files of a deeper level: no key is in two files of a run.
+    """A sorted run: one file of level 0, or all files of a deeper level. No key is in two files of a run.
 
     Attributes:
-        entries: Puts and deletions, deleted ranges included.
-        raw_bytes: Keys and values before compression, and 8 bytes for each. RocksDB gives one sum for all runs of level 0; each run gets
-            a share by its size.
+        entries: The number of puts and deletions, range deletions included.
+        raw_bytes: Bytes of keys and values before compression, and 8 for each entry. RocksDB knows only the sum for all
+            runs of level 0; each run gets a share by its size.
     """
 
     size_bytes: int
@@ -155,14 +159,16 @@ class SortedRun:
 
 
 class RocksStore:
-    """A sorted map of bytes to bytes in one directory. Not thread-safe. Nothing is durable before ``capture``.
+    """A sorted map of bytes to bytes in one directory. Not thread-safe.
+
+    Nothing survives a crash of the process before `capture`.
 
     Attributes:
-        recorder: Records each write after the write; the store closes it. None: no record.
+        recorder: Gets each change after the store has written it. The store closes it. None for no recording.
     """
 
     def __init__(self, directory: Path, options: EngineOptions = EngineOptions()) -> None:
-        """Open the store in ``directory``, or an empty store.
+        """Open the store in `directory`, or create an empty store there.
 
         Raises:
             CorruptFile: The store is damaged.
@@ -176,7 +182,8 @@ class RocksStore:
         files = len(list(directory.glob(f"*{SST_SUFFIX}")))
         if files and not (directory / "CURRENT").exists():
             raise CorruptFile(f"can't open the state in {directory}: {files} files and no CURRENT; is it open already?")
-        # By default RocksDB starts 16 threads, which takes longer than to open a few files.
+        # By default, RocksDB starts 16 threads to open files. For a few files, starting the threads takes longer than
+        # opening.
         opened.set_max_file_opening_threads(min(16, 1 + files // 32))
         self._metadata = borrow_metadata(directory, options.metadata_dir)
         if self._metadata is not None:
@@ -187,7 +194,8 @@ class RocksStore:
             self._return_metadata()
             raise _translated(error, f"can't open the state in {directory}") from error
         unlogged = rocksdict.WriteOptions()
-        unlogged.disable_wal = True  # an interval is captured as a whole or thrown away: nothing would read a log
+        # No log: an interval is captured as a whole or thrown away, so a log would never be read.
+        unlogged.disable_wal = True
         self._db.set_write_options(unlogged)
 
     def __enter__(self) -> RocksStore:
@@ -199,7 +207,7 @@ class RocksStore:
         self.close()
 
     def get(self, key: bytes) -> bytes | None:
-        """Read the value of a key; None if the store does not have the key.
+        """Return the value of a key; None if the store does not have the key.
 
         Raises:
             CorruptFile: A file is damaged or missing. All read methods raise this.
@@ -210,18 +218,18 @@ class RocksStore:
         return value
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Read the values of the keys in one multi-get, in the order of the keys. Ascending keys are read fastest."""
+        """Return the value of each key by one multi-get, None for an absent key. Ascending keys are fastest."""
         with self._reading:
             values: list[bytes | None] = self._db.get(list(keys))
         return values
 
     def write(self, changes: Iterable[tuple[bytes, bytes | None]]) -> None:
-        """Apply puts and deletions (value None) together."""
+        """Write puts and deletions (value None) as one atomic batch."""
         pairs = list(changes)
         self.write_columns([key for key, _ in pairs], [value for _, value in pairs])
 
     def write_columns(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
-        """Apply puts and deletions (value None) together: of each key the value at the same place."""
+        """Write one value for each key as one atomic batch. The value None deletes the key."""
         batch = rocksdict.WriteBatch(raw_mode=True)
         deletions = values.count(None)
         if deletions == len(values):
@@ -240,10 +248,10 @@ class RocksStore:
             self.recorder.write(list(zip(keys, values, strict=True)))
 
     def scan(self, start: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the entries with start <= key < end, ascending; ``end`` None: to the last key.
+        """Yield the entries with start <= key < end, ascending. `end` None means the last key of the store.
 
-        Entries are read in chunks. Each chunk sees the store as the store is when the chunk is read. No iterator stays open between
-        chunks, because an open iterator keeps the store locked after ``close``.
+        Entries are read in chunks. Each chunk shows the store at the time when the chunk is read. No iterator stays
+        open between chunks, because an open iterator keeps the store locked after `close`.
         """
         ended = False
         while not ended:
@@ -258,13 +266,14 @@ class RocksStore:
         """Read the first entries with start <= key < end, ascending.
 
         Args:
-            end: None: to the last key.
+            start: The smallest key to read.
+            end: The end of the range (exclusive); None for the last key of the store.
             rows: The most entries to read.
             most_bytes: No entry is read after keys and values have this many bytes.
 
         Returns:
-            The keys, their values, and whether no entry of the range follows. Lists of keys and values take half the time of pairs that
-            are taken apart again.
+            The keys, their values, and whether no entry of the range follows. Two lists take half the time of a list of
+            pairs.
         """
         keys: list[bytes] = []
         values: list[bytes] = []
@@ -276,7 +285,7 @@ class RocksStore:
             iterator.seek(start)
             key, value, next_ = iterator.key, iterator.value, iterator.next
             add_key, add_value = keys.append, values.append
-            # key() returns None behind the last key: one call less for each entry than to ask valid() first.
+            # key() returns None after the last key. Without a call of valid(), each entry costs one call less.
             while (at := key()) is not None:
                 if len(keys) >= rows or most_bytes <= 0:
                     return keys, values, False
@@ -289,17 +298,23 @@ class RocksStore:
         return keys, values, True
 
     def read_keys(self, start: bytes, end: bytes, *, rows: int = sys.maxsize) -> tuple[list[bytes], bool]:
-        """Read the first stored keys with start <= key < end, ascending, without their values: half the time of ``read_range``.
+        """Read the first stored keys with start <= key < end, ascending, in half the time of `read_range`.
+
+        Args:
+            start: The smallest key to read.
+            end: The end of the range (exclusive).
+            rows: The most keys to read.
 
         Returns:
-            At most ``rows`` keys, and whether no key of the range follows. False is possible where no key follows.
+            The keys, and True if no key of the range follows. False is possible where no key follows.
         """
         read = _before(end)
         with self._reading:
             keys: list[bytes] = list(islice(self._db.keys(from_key=start, read_opt=read), rows))
             if len(keys) == rows:
                 return keys, False
-            # The iterator of `keys` also ends at a damaged block, without an error. A second iterator tells which of the two happened.
+            # The iterator of `keys` also ends, without an error, at a damaged block. A second iterator tells the two
+            # cases apart.
             last = self._db.iter(read)
             last.seek(keys[-1] if keys else start)
             if keys:
@@ -310,15 +325,18 @@ class RocksStore:
         return keys, True
 
     def read_wanted(self, wanted: Sequence[bytes], most_bytes: int = sys.maxsize) -> list[bytes | None]:
-        """Read the values of these ascending keys by one scan from the first to the last; None for a key that the store does not have.
+        """Read the values of ascending keys by one scan from the first key to the last.
 
-        A scan is faster than a multi-get where the wanted keys are a good part of all keys between the first and the last.
+        A scan is faster than a multi-get where the wanted keys are a good part of all keys between the first and the
+        last.
 
         Args:
+            wanted: The keys, ascending.
             most_bytes: Reading ends once the values have this many bytes.
 
         Returns:
-            One value for each key, or for the first keys only if ``most_bytes`` ended the scan; at least one value.
+            The value of each key, None for a key that the store does not have. If `most_bytes` ended the scan, only the
+            values of the first keys, at least one.
         """
         entries: list[bytes | None] = []
         if not wanted:
@@ -340,7 +358,7 @@ class RocksStore:
                             seek(at)
                         stored = key()
                     if stored != at:
-                        # The iterator is already behind a key that is wanted a second time.
+                        # The iterator is past a key that `wanted` has twice, so the key's value is copied.
                         entries.append(entries[-1] if entries and wanted[len(entries) - 1] == at else None)
                         continue
                 entry = value()
@@ -357,10 +375,14 @@ class RocksStore:
     def read_prefixes(
         self, prefixes: Sequence[bytes], rows: int = sys.maxsize
     ) -> tuple[list[bytes], list[bytes], list[int]]:
-        """Read the entries under each of these ascending prefixes, at most ``rows`` of each.
+        """Read the entries whose keys begin with the given prefixes.
+
+        Args:
+            prefixes: The prefixes, ascending.
+            rows: The most entries to read for each prefix.
 
         Returns:
-            The stored keys, their values, and how many entries each prefix has.
+            The keys of all entries, their values, and the number of entries read for each prefix.
         """
         keys: list[bytes] = []
         values: list[bytes] = []
@@ -372,7 +394,7 @@ class RocksStore:
             at: bytes | None = b""
             for prefix in prefixes:
                 begin, rows_left = len(keys), rows
-                # The entries of the next prefix mostly follow without a seek.
+                # A seek is rarely needed: the next prefix's entries mostly follow the last entry that was read.
                 if at is not None and at < prefix:
                     seek(prefix)
                     at = key()
@@ -395,10 +417,15 @@ class RocksStore:
             self.recorder.delete_range(start, end)
 
     def copy_range(self, destination: RocksStore, start: bytes, end: bytes | None) -> None:
-        """Copy the entries with start <= key < end (None: to the last key) to a store that is empty there.
+        """Copy the entries with start <= key < end to another store, which must have no keys in this range.
 
-        The destination takes new files in at its lowest level; writes would have to be sorted, flushed and merged again. Both stores must
-        be on one file system.
+        The entries are written as new SSTs, which the destination adopts in its lowest level. Ordinary writes would
+        also be sorted, flushed and merged. Both stores must be on one file system.
+
+        Args:
+            destination: The other store.
+            start: The smallest key to copy.
+            end: The end of the range (exclusive); None for the last key of the store.
         """
         read = rocksdict.ReadOptions()
         if end is not None:
@@ -428,12 +455,12 @@ class RocksStore:
                 destination._db.ingest_external_file(files, moved)
 
     def sorted_runs(self, *, flushed: bool = True) -> list[SortedRun]:
-        """Return the sorted runs that a read searches, newest first.
+        """Return the sorted runs that a read must search, newest first.
 
-        Waits for compactions that RocksDB began, because files and their properties are read one after the other.
+        Waits for running compactions first: they would change the files between the calls that this method needs.
 
         Args:
-            flushed: Flush first. False: entries in memory belong to no run.
+            flushed: Write entries in memory to a file first. If False, entries in memory are in no run.
         """
         runs = []
         with self._reading:
@@ -441,7 +468,7 @@ class RocksStore:
                 self._db.flush()
             self._await_compactions(600.0)
             for level, files in groupby(self._db.live_files(), key=lambda file: file["level"]):
-                # RocksDB does not know each file's counts after an open, but knows their sum.
+                # After an open, RocksDB knows the sums of a level's counts, but not the counts of each file.
                 counts = self._table_properties(f"-at-level{level}")
                 raw_bytes = counts["raw key size"] + counts["raw value size"]
                 of_level = list(files)
@@ -468,20 +495,27 @@ class RocksStore:
         return runs
 
     def range_deletions(self) -> int:
-        """Count the deleted ranges in the files: 0 after ``compact``."""
+        """Return the number of range deletions in the files. `compact` removes all of them."""
         with self._reading:
             return self._table_properties("")["# range deletions"]
 
     def _table_properties(self, level: str) -> dict[str, int]:
-        """Return sums over the files of a level, or over all files."""
+        """Return RocksDB's table properties, summed over files.
+
+        Args:
+            level: `-at-level<n>` for the files of one level; empty for all files.
+        """
         table = self._db.property_value(f"rocksdb.aggregated-table-properties{level}") or ""
         return {name: int(number) for name, number in _TABLE_PROPERTIES.findall(table)}
 
     def merge_newest(self, count: int) -> None:
-        """Merge the newest ``count`` sorted runs, at least two and not all, into one run, and wait.
+        """Merge the newest `count` sorted runs into one, and wait for the end.
 
-        RocksDB has no call to merge given runs. The options below make universal compaction pick exactly these: the present number of
-        runs triggers a compaction, runs of any sizes qualify, and the width is fixed.
+        RocksDB has no call that merges given runs. So the options below make universal compaction pick exactly these
+        runs: the present number of runs triggers a compaction, runs of any size qualify, and the width is fixed.
+
+        Raises:
+            UsageError: `count` is less than 2, or not less than the number of runs.
         """
         runs = self.sorted_runs()
         if not 2 <= count < len(runs):
@@ -514,9 +548,9 @@ class RocksStore:
             time.sleep(0.001)
 
     def compact(self) -> None:
-        """Merge all runs into as few files as the target size allows, without deleted entries.
+        """Merge all sorted runs into one, without deleted entries, in as few files as the target size allows.
 
-        The target size grows with the state, up to four times ``target_file_bytes``.
+        The target size of a file grows with the state, up to four times `target_file_bytes`.
 
         Raises:
             StorageUnavailable: The local disk has no room for a second copy. Raised before the merge.
@@ -536,14 +570,19 @@ class RocksStore:
             if target_bytes > least_bytes:
                 self._db.set_options({"target_file_size_base": str(target_bytes)})
             self._db.compact_range(None, None, options)
-            self._await_compactions(600.0)  # compact_range raises no error of its jobs
+            self._await_compactions(600.0)  # Raises the errors of the compaction's jobs; `compact_range` does not.
 
     def capture(self, destination: Path, *, deadline_s: float = 600.0) -> tuple[list[Path], list[Path]]:
-        """Flush, and hard-link a consistent image into ``destination``, which must not exist.
+        """Flush, and hard-link a consistent image of the store into a new folder.
 
-        Waits for compactions that the flush started. Otherwise the next checkpoint would upload small files or merged files by chance.
-        RocksDB's own checkpoint refuses a store whose metadata are in another folder. That checkpoint guards against concurrent writes,
-        which can't happen here: the caller is the only writer, and no job runs in the background.
+        Waits for compactions that the flush started. Otherwise chance would decide whether the next checkpoint uploads
+        small or merged files. RocksDB's own checkpoint call can't be used, because it refuses a store whose metadata
+        are in another folder. Its protection against concurrent writes is not needed: the caller is the only writer,
+        and no background job is running.
+
+        Args:
+            destination: The folder, which must not exist.
+            deadline_s: The longest time to wait for compactions, in seconds.
 
         Returns:
             The SSTs, and the small files that are needed to open the image, each sorted by name.
@@ -560,13 +599,13 @@ class RocksStore:
         return ssts, small
 
     def close(self) -> None:
-        """Release the directory's lock. A second call does nothing."""
+        """Close the store and its recorder, and release the directory's lock. A second call does nothing."""
         if self.recorder is not None:
             self.recorder.close()
         try:
             with suppress(rocksdict.DbClosedError):
                 self._db.close()
-        except Exception as error:  # rocksdict raises the error of a failed compaction once more
+        except Exception as error:  # rocksdict raises the error of a failed compaction again
             raise _translated(error, f"can't close the state in {self.directory}") from error
         finally:
             self._return_metadata()
@@ -578,9 +617,10 @@ class RocksStore:
 
 
 class _Failures:
-    """Context that turns rocksdict's errors into errors of this project; ``doing`` begins their messages.
+    """Context manager that turns rocksdict's errors in the block into errors of this project.
 
-    A class, because a generator's context manager takes 1 µs, as long as a single read.
+    `doing` begins the messages. This is a class, because a generator-based context manager takes 1 µs, as long as a
+    single read.
     """
 
     __slots__ = ("_doing",)
@@ -599,9 +639,10 @@ class _Failures:
 
 
 def _before(end: bytes) -> rocksdict.ReadOptions:
-    """Return options of an iterator that ends before ``end``.
+    """Return read options for an iterator that ends before `end`.
 
-    The caller keeps the options as long as the iterator: the options own the bound, and the iterator does not hold the options.
+    The caller must keep the options as long as the iterator. The options own the bound, and the iterator does not keep
+    the options alive.
     """
     read = rocksdict.ReadOptions()
     read.set_iterate_upper_bound(end)
@@ -611,14 +652,17 @@ def _before(end: bytes) -> rocksdict.ReadOptions:
 def _link_or_copy(source: Path, destination: Path) -> None:
     try:
         os.link(source, destination)
-    except OSError as error:  # not every file system has links
+    except OSError as error:  # some file systems have no hard links
         if error.errno not in (errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.EXDEV):
             raise
         shutil.copyfile(source, destination)
 
 
 def _needed_files(folder: Path) -> list[str]:
-    """Return the names, sorted, of the files besides SSTs that a store needs to open: CURRENT names the MANIFEST."""
+    """Return the names of the files, other than SSTs, that are needed to open a store.
+
+    CURRENT names the MANIFEST that is in use.
+    """
     manifest = (folder / "CURRENT").read_text().strip()
     if not re.fullmatch(r"MANIFEST-\d+", manifest):
         raise InvariantViolated(f"CURRENT in {folder} names {manifest!r}")

@@ -1,14 +1,16 @@
-"""RocksDB's metadata in memory while a store is open.
+"""RocksDB's metadata files in memory while a store is open.
 
-RocksDB writes a new MANIFEST, CURRENT and OPTIONS at each open, and syncs each file and the folder. These syncs are most of a restore's
-time besides the transfer, and much more on a busy disk. A store is not durable before ``capture``, so a crash may lose these files. They
-are in a folder of their own in memory while the store is open, and beside the state again after the close:
+At each open, RocksDB writes a new MANIFEST, CURRENT and OPTIONS, and syncs each file and the folder. Besides the
+transfer, these syncs take most of a restore's time, and much more on a busy disk. They are not needed: a store is not
+durable before `capture`, so a crash may lose the metadata. While a store is open, its metadata are in a folder in
+memory. After the close they are beside the state again:
 
-    <memory>/.cairn-rocksdb-<random>/CURRENT, MANIFEST-n, LOCK, ...    what is not state
+    <memory>/.cairn-rocksdb-<random>/CURRENT, MANIFEST-n, LOCK, ...    all files other than SSTs
 
-A process holds a lock on the folder while its store is open (``folder_lock``). A killed process leaves the folder, and the kernel drops
-the lock. The next process that opens a store removes folders without a lock. RocksDB's own lock on LOCK can't be used: RocksDB locks the
-file some time after it creates the file, and a process that tests its own lock drops the lock.
+A process holds a lock on the folder while its store is open (`folder_lock`). If the process is killed, its folder
+stays, and the kernel releases the lock. The next process that opens a store deletes the folders without a lock.
+RocksDB's own lock on the file LOCK can't replace this lock: RocksDB locks the file some time after its creation, and a
+process that tests its own lock releases the lock.
 """
 
 from __future__ import annotations
@@ -20,14 +22,14 @@ from pathlib import Path
 
 from state_backend.adapters.folder_lock import make_locked_folder, remove_unlocked
 
-# Differs from "cairn-", the prefix of work folders, which are in the same memory if TMPDIR is there.
+# Work folders have the prefix "cairn-" and may be in the same memory, if TMPDIR names it. This prefix differs.
 _PREFIX = ".cairn-rocksdb-"
 _NEEDED_BYTES = 64 * 1024 * 1024
 _SMALL = ("CURRENT", "IDENTITY", "rocksdict-config.json")
 
 
 class BorrowedMetadata:
-    """Metadata of a store, in ``folder`` until ``give_back`` moves them to ``directory``. Not thread-safe."""
+    """Metadata of a store, kept in `folder` until `give_back` moves the files to `directory`. Not thread-safe."""
 
     def __init__(self, directory: Path, folder: Path, lock: int) -> None:
         self.folder = folder
@@ -35,7 +37,10 @@ class BorrowedMetadata:
         self._lock = lock
 
     def give_back(self) -> None:
-        """Move the files that are needed to open the state back beside it, unless the state's folder was removed."""
+        """Move the files that are needed to open the state back to its folder, and delete the folder in memory.
+
+        If the state's folder was deleted, the files are deleted too.
+        """
         with suppress(OSError):
             for path in _metadata_in(self.folder):
                 shutil.move(path, self._directory / path.name)

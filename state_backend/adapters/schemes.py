@@ -1,6 +1,7 @@
-"""The kinds of storage. A new kind needs a module with ``open_url``, and one entry here.
+"""The kinds of storage, by the scheme of their URLs.
 
-DAG files import this module with every parse, so it imports no adapter.
+A new kind needs a module with `open_url`, and one item here. DAG files import this module with every parse, so it
+imports no adapter.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ class Scheme:
     """A kind of storage.
 
     Attributes:
-        module: The adapter's module. It has ``open_url(url, *, google_key_file=None) -> Storage``.
-        form: A URL of this kind, for messages. None: messages do not offer this kind.
-        absolute: The part behind ``://`` must begin with a slash.
-        over_network: Each request takes a round trip and may cost money. Waiting tasks ask less often.
-        needs: The library that only this kind needs, as (its top-level module, its name for people, the command that installs it).
+        module: The adapter's module. It has `open_url(url, *, google_key_file=None) -> Storage`.
+        form: The form of the URLs, for messages. None if messages do not offer this kind.
+        absolute: True if the part behind `://` must begin with a slash.
+        over_network: True if each request takes a network round trip and may cost money. Waiting tasks then ask less
+            often.
+        needs: The library that only this kind needs: its top-level module, its name for people, and the command that
+            installs it. None if no library is needed.
     """
 
     module: str
@@ -54,6 +57,6 @@ def scheme_of(url: str) -> Scheme | None:
 
 
 def is_over_network(url: str) -> bool:
-    """Return whether each request to the storage of a URL takes a round trip."""
+    """Return True if each request to the storage of a URL takes a network round trip."""
     scheme = scheme_of(url)
     return scheme is not None and scheme.over_network

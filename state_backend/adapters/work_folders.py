@@ -1,15 +1,17 @@
-"""Local folders of tasks, and what killed tasks left of them.
+"""Local work folders of tasks, and the removal of folders that killed tasks left.
 
-    <temp>/cairn-work-<user id>/<kernel>-<what>-<random>/    what one task restores, writes and uploads; gone when it ends
+    <temp>/cairn-work-<user id>/<kernel>-<what>-<random>/    files that one task restores, writes and uploads
 
-A killed process leaves its folder: the state of a shard, and links that keep files of the host's cache on the disk after the cache
-dropped them. Whoever makes a work folder next removes the abandoned ones. ``<kernel>`` says how to tell those:
-1. The first 8 digits of the kernel's boot id: the task holds a lock (flock) on its folder. Whoever runs on the same kernel, in
-   whatever container, gets that lock exactly if the task is dead.
-2. The boot id of another kernel: the host has booted since, or the disk is one of several hosts, whose locks may not reach each
-   other. Such a folder is abandoned if nothing was made or removed in it, or in a folder in it, for seven days.
-3. ``unlocked``: that disk has no locks, so that again only the age tells.
-The folders have a parent of their own, so that nobody has to look through a full temp folder, or at what is somebody else's.
+A task deletes its folder when it ends. A killed task leaves its folder: the state of a shard, and hard links that keep
+files of the host's cache on disk after the cache dropped them. The next task that makes a work folder removes the
+abandoned ones. `<kernel>` decides which folders are abandoned:
+1. The first 8 hex digits of the running kernel's boot id: a live task holds a lock (flock) on its folder, and all
+   containers of the kernel see the lock. The folder is abandoned if it is not locked.
+2. The boot id of another kernel: the host has rebooted since, or several hosts share the disk. Locks of other hosts may
+   be invisible here. The folder is abandoned if for seven days no file was created or deleted in the folder or in one
+   of its own folders.
+3. `unlocked`: the disk has no locks. The folder is abandoned as in rule 2.
+Work folders have a parent folder of their own, so that a task need not list a full temp folder or files of other users.
 """
 
 from __future__ import annotations
@@ -32,8 +34,8 @@ from state_backend.values.errors import StorageUnavailable
 
 _UNLOCKED = "unlocked"
 _MIN_AGE_S = 7 * 86_400.0
-# What one task looks at and removes at most: a host with a hundred tasks at once has about as many folders, and each task leaves
-# one at most.
+# Most folders that one task checks, and most that it removes. A host with a hundred tasks at once has about a hundred
+# folders, and each killed task leaves at most one.
 _MOST_SEEN, _MOST_REMOVED = 1024, 16
 
 FULL_DISK = f"the disk of {socket.gethostname()} is full, not the storage: free some space there, or have TMPDIR name a folder with more"
@@ -41,9 +43,14 @@ FULL_DISK = f"the disk of {socket.gethostname()} is full, not the storage: free 
 
 @contextmanager
 def work_folder(what: str) -> Iterator[Path]:
-    """A local folder of this task alone, gone afterwards. ``what`` is for the person who finds it.
+    """Yield a local folder for this task alone, and delete it afterwards.
 
-    Raises: StorageUnavailable, naming the host, if its disk is full, also where something else in the block met that.
+    Args:
+        what: A part of the folder's name that tells a person its purpose.
+
+    Raises:
+        StorageUnavailable: A disk is full (ENOSPC or EDQUOT), for the folder or elsewhere in the block. The message
+            names the host.
     """
     try:
         with _work_folder(what) as folder:
@@ -57,7 +64,8 @@ def work_folder(what: str) -> Iterator[Path]:
 @contextmanager
 def _work_folder(what: str) -> Iterator[Path]:
     parent = _parent()
-    if parent is None:  # somebody else has the name: nothing is collected there
+    # Another user owns the parent's name: this folder is made elsewhere, and no abandoned folder is removed.
+    if parent is None:
         with tempfile.TemporaryDirectory(prefix=f"cairn-{what}-", ignore_cleanup_errors=True) as name:
             yield Path(name)
         return
@@ -67,17 +75,23 @@ def _work_folder(what: str) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        # In this order: a folder without a lock is another's to remove.
+        # The lock is released last: another task may delete a folder without a lock.
         shutil.rmtree(folder, ignore_errors=True)
         if lock is not None:
             os.close(lock)
 
 
 def remove_abandoned(parent: Path, kernel: str, now_s: float) -> None:
-    """Removes up to 16 abandoned folders of the first 1024 in ``parent``. ``now_s``: seconds since the epoch, by the clock of the
-    file system."""
+    """Remove up to 16 abandoned folders; check at most 1,024.
+
+    Args:
+        parent: The parent of all work folders.
+        kernel: The running kernel, from `kernel()`.
+        now_s: The present time by the clock of the file system, in seconds since the epoch.
+    """
     left = _MOST_REMOVED
-    # The parent may be a link to folders of ours by now, where the temp folder lets others rename.
+    # Where other users may rename files in the temp folder, the parent may be a link by now. `no_follow` refuses a
+    # link.
     with no_follow.closing(no_follow.open_folder(parent)) as above, os.scandir(above) as entries:
         for entry in islice(entries, _MOST_SEEN):
             with suppress(OSError):
@@ -87,7 +101,10 @@ def remove_abandoned(parent: Path, kernel: str, now_s: float) -> None:
 
 
 def touched_s(folder: Path | int) -> float:
-    """The time now by the clock of the folder's file system, which a network disk takes from its server; seconds since the epoch."""
+    """Return the present time by the clock of a folder's file system, in seconds since the epoch.
+
+    A network disk takes the time from its server. The folder's mtime is set to it.
+    """
     os.utime(folder)
     return os.stat(folder).st_mtime  # noqa: PTH116
 
@@ -100,19 +117,26 @@ def _remove_if_abandoned(above: int, name: str, kernel: str, now_s: float) -> bo
     if now_s - _changed_s(above, name) < _MIN_AGE_S:
         return False
     try:
-        return remove_unlocked(name, above)  # a disk whose locks reach further than we know says who is alive
+        # Where hosts see each other's locks, the lock of a live task keeps its folder. On a disk without locks
+        # (OSError), only the age decides.
+        return remove_unlocked(name, above)
     except OSError:
         shutil.rmtree(name, ignore_errors=True, dir_fd=above)
         return True
 
 
 def is_locked_by(name: str, kernel: str) -> bool:
-    """Whether the lock on a folder of this name tells if its task lives. ``kernel``: ours."""
+    """Return True if the lock on a work folder tells whether its task lives.
+
+    Args:
+        name: The folder's name.
+        kernel: The running kernel, from `kernel()`.
+    """
     return kernel != _UNLOCKED and name.partition("-")[0] == kernel
 
 
 def _changed_s(above: int, name: str) -> float:
-    """When something was made or removed in the folder or in one of its own folders for the last time, since the epoch."""
+    """Return when a file was last created or deleted in a folder or its own folders, in seconds since the epoch."""
     times_s = [os.stat(name, dir_fd=above, follow_symlinks=False).st_mtime]
     with no_follow.closing(no_follow.open_below(above, name, name)) as folder, os.scandir(folder) as entries:
         for entry in entries:
@@ -122,7 +146,7 @@ def _changed_s(above: int, name: str) -> float:
 
 
 def _parent() -> Path | None:
-    """The folder of this user's work folders, made if it is not there; None if somebody else made it, or it can't be made."""
+    """Make and return the parent of this user's work folders; None if another user owns the name or the disk fails."""
     parent = Path(tempfile.gettempdir(), f"cairn-work-{os.geteuid()}")
     try:
         with suppress(FileExistsError):
@@ -142,7 +166,7 @@ def _make(parent: Path, what: str) -> tuple[Path, int | None]:
 
 @cache
 def kernel() -> str:
-    """What tells the running kernel from others, 8 hex digits; ``unlocked`` if it does not say."""
+    """Return the first 8 hex digits of the running kernel's boot id; `unlocked` if the system has no boot id."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
     except OSError:

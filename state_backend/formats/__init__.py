@@ -1,1 +1,1 @@
-"""Durable bytes: one module per format, its layout drawn on top."""
+"""Codecs of all durable bytes: one module per format, with a drawing of its layout at the top."""

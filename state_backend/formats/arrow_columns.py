@@ -1,4 +1,4 @@
-"""Arrow columns, checked against the types of a schema, and the way between them and NumPy's view of their bytes.
+"""Check of Arrow columns against the types of a schema, and conversion between Arrow columns and NumPy arrays.
 
     boolean              bool               byte short integer long   int8 int16 int32 int64
     float double         float32 float64    decimal(p,s)              decimal128(p,s)
@@ -6,8 +6,8 @@
     timestamp            timestamp[us, UTC] timestamp_ntz             timestamp[us]
     array | map | struct list | map | struct of the same
 
-Like ``to_physical``, what checks is strict: what can't be read back as a Python value (a year beyond 9999) is refused here,
-before it is stored.
+The checks are as strict as `to_physical`. They refuse a value before it is stored if Python could not read the value
+back, such as a year beyond 9999.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _RANGES = {
 }
 
 
-# --- types -----------------------------------------------------------------------------------------------------------------
+# --- Types. -----------------------------------------------------------------------------------------------------------
 
 
 def arrow_type(data_type: DataType) -> pa.DataType:
@@ -93,7 +93,7 @@ def arrow_type(data_type: DataType) -> pa.DataType:
 
 
 def arrow_field(field: Field) -> pa.Field:
-    """Return an Arrow field with the field's name and nullability."""
+    """Return an Arrow field with the field's name, Arrow type and nullability."""
     return pa.field(field.name, arrow_type(field.type), field.nullable)
 
 
@@ -106,7 +106,10 @@ def dtype_of(data_type: DataType) -> np.dtype[Any] | None:
 
 
 def _fits(found: pa.DataType, expected: DataType) -> bool:
-    """Return True if every value of ``found`` has an equal value in ``expected``. Nulls and ranges are checked elsewhere."""
+    """Return True if every value of the Arrow type `found` has an equal value in `expected`.
+
+    Other functions check nulls and ranges.
+    """
     if pa.types.is_dictionary(found):
         return _fits(found.value_type, expected)
     if pa.types.is_null(found):
@@ -116,7 +119,7 @@ def _fits(found: pa.DataType, expected: DataType) -> bool:
             wanted = _ATOMIC[name]
             return found == wanted or bool(pa.types.is_integer(found) and found.bit_width < wanted.bit_width)
         case AtomicType("timestamp"):
-            # The zone is one of display: Spark sends the session's.
+            # A timestamp's zone only affects display. Spark sends the session's zone, so any zone fits.
             return bool(pa.types.is_timestamp(found) and found.unit == "us" and found.tz)
         case AtomicType("string" | "binary" as name):
             return found in (_ATOMIC[name], pa.large_string() if name == "string" else pa.large_binary())
@@ -139,17 +142,23 @@ def _fits(found: pa.DataType, expected: DataType) -> bool:
     return bool(found == arrow_type(expected))
 
 
-# --- columns ---------------------------------------------------------------------------------------------------------------
+# --- Checks of columns. -----------------------------------------------------------------------------------------------
 
 
 def checked_column(column: pa.Array | pa.ChunkedArray, field: Field, owner: str) -> pa.Array:
-    """Return the column in one piece and of ``arrow_type(field.type)``; a nested column of a type that fits.
+    """Return the column in one piece, cast to the Arrow type of the field. A nested column keeps its type.
 
-    Dictionaries, large strings and binaries, narrower integers, other time zones and all-null columns are cast.
+    Dictionaries, large strings and binaries, narrower integers, other time zones and all-null columns are cast. A
+    nested column must have a type that `_fits` accepts.
+
+    Args:
+        column: The column.
+        field: The field of the schema.
+        owner: The beginning of error messages ("state 'x' field 'a'").
 
     Raises:
-        StateTypeError: The column has another type, a null in a field that is not nullable, or a value that ``check_values`` refuses. The
-            message begins with ``owner`` ("state 'x' field 'a'").
+        StateTypeError: The column has another type, a null in a field that is not nullable, or a value that
+            `check_values` refuses.
     """
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
@@ -174,11 +183,11 @@ def checked_column(column: pa.Array | pa.ChunkedArray, field: Field, owner: str)
 
 
 def check_values(column: pa.Array, data_type: DataType) -> None:
-    """Check the values of a column, except values inside of nested types.
+    """Check the values of a column, except values inside nested types.
 
     Raises:
-        ValueError: Arrow can hold a value but the type can't: a date or timestamp outside the years 1 .. 9999, a decimal of too many
-            digits, a string that is not UTF-8.
+        ValueError: A date or timestamp is outside the years 1 .. 9999, a decimal has too many digits, or a string is
+            not UTF-8. Arrow can hold these values, but the Spark type or Python can't.
     """
     if isinstance(data_type, DecimalType) or data_type == AtomicType("string"):
         column.validate(full=True)
@@ -189,7 +198,7 @@ def check_values(column: pa.Array, data_type: DataType) -> None:
             raise ValueError(f"{low if low < bounds[0] else high} is not in {bounds[0]} .. {bounds[1]}")
 
 
-# --- Arrow -> NumPy --------------------------------------------------------------------------------------------------------
+# --- Conversion from Arrow to NumPy. ----------------------------------------------------------------------------------
 
 
 def valid_rows(column: pa.Array) -> Mask:
@@ -199,7 +208,11 @@ def valid_rows(column: pa.Array) -> Mask:
 
 
 def fixed_values(column: pa.Array, data_type: DataType) -> Array:
-    """Return the physical values, 0 for null: (n,) of ``dtype_of(data_type)``, or (n, 2) uint64, low half first, for wider decimals."""
+    """Return the physical values as an array, with 0 for null.
+
+    Returns:
+        (n,) of `dtype_of(data_type)`; for decimals of more than 18 digits (n, 2) uint64, the low half first.
+    """
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.uint8())
     if isinstance(data_type, DecimalType):
@@ -224,7 +237,7 @@ def _buffer(column: pa.Array, dtype: np.dtype[Any]) -> Array:
 
 
 def binary_views(column: pa.Array) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
-    """Return the offsets of a string or binary column, one more than rows, and the bytes that the offsets point into."""
+    """Return a string or binary column's offsets, one more than rows, and the bytes that the offsets point into."""
     _, offsets, data = column.buffers()
     if not len(column):
         return np.zeros(1, np.int32), np.empty(0, np.uint8)
@@ -233,7 +246,7 @@ def binary_views(column: pa.Array) -> tuple[npt.NDArray[np.int32], npt.NDArray[n
 
 
 def gather(raw: Array, positions: Array, dtype: np.dtype[Any]) -> Array:
-    """Read the values at the byte positions. Positions may overlap and need no alignment."""
+    """Return the values of `dtype` at the given byte positions. Positions may overlap and need no alignment."""
     if not len(positions):
         return np.empty(0, dtype)
     everywhere = np.ndarray((len(raw) - dtype.itemsize + 1,), dtype, raw.data, 0, (1,))
@@ -241,11 +254,11 @@ def gather(raw: Array, positions: Array, dtype: np.dtype[Any]) -> Array:
     return values
 
 
-# --- NumPy -> Arrow --------------------------------------------------------------------------------------------------------
+# --- Conversion from NumPy to Arrow. ----------------------------------------------------------------------------------
 
 
 def fixed_column(values: Array, data_type: DataType, nulls: Mask | None) -> pa.Array:
-    """Make the column of physical values: the inverse of ``fixed_values``, with null where ``nulls`` is True."""
+    """Return the Arrow column of physical values, with null where `nulls` is True: the inverse of `fixed_values`."""
     wanted, count = arrow_type(data_type), len(values)
     if pa.types.is_boolean(wanted):
         values = np.packbits(values, bitorder="little")
@@ -256,7 +269,7 @@ def fixed_column(values: Array, data_type: DataType, nulls: Mask | None) -> pa.A
 
 
 def binary_column(offsets: Array, data: pa.Buffer) -> pa.BinaryArray:
-    """Make a binary column.
+    """Return a binary column without nulls.
 
     Raises:
         ArrowInvalid: The bytes take 2 GiB or more, the limit of the type's offsets.
@@ -267,7 +280,10 @@ def binary_column(offsets: Array, data: pa.Buffer) -> pa.BinaryArray:
 
 
 def cut(data: pa.Buffer, begins: Array, ends: Array) -> pa.BinaryArray:
-    """Cut the slices ``begins[i]:ends[i]``, which ascend. The gaps between slices become rows too, which ``take`` drops."""
+    """Return the slices `begins[i]:ends[i]` of the bytes as a binary column. The slices must ascend.
+
+    The slices and the gaps between them become one column without a copy, from which `take` then drops the gaps.
+    """
     offsets = np.stack((begins, ends), axis=1).astype(np.int32)
     every = pa.Array.from_buffers(pa.binary(), offsets.size - 1, [None, pa.py_buffer(offsets), data])
     return every.take(pa.array(np.arange(0, offsets.size, 2)))
@@ -275,8 +291,11 @@ def cut(data: pa.Buffer, begins: Array, ends: Array) -> pa.BinaryArray:
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """A piece of each row with one width: (n,) values in the bytes of their dtype, or () for a value that all rows share. Rows where ``keep`` is
-    False have no such piece.
+    """A part of each row that has the same width in all rows.
+
+    Attributes:
+        values: (n,) values, whose dtype's bytes are the part; or one value () that all rows share.
+        keep: Rows where this mask is False lack the part; None if all rows have it.
     """
 
     values: Array | np.void
@@ -284,12 +303,16 @@ class Fixed:
 
 
 def concatenate(count: int, pieces: Sequence[Fixed | pa.Array]) -> pa.BinaryArray:
-    """Join the pieces of each row, one behind the other. Arrays are binary and have no null.
+    """Join the parts of each row, in order, to one binary value.
 
-    NumPy packs neighbours that are in the same rows as one structured array. Arrow joins the rest.
+    NumPy packs neighbouring `Fixed` parts with the same `keep` as one structured array. Arrow joins the rest.
+
+    Args:
+        count: The number of rows.
+        pieces: The parts. Arrow arrays must be binary and without nulls.
     """
     joined: list[pa.Array] = []
-    # To pack takes a third of the time.
+    # NumPy's packing takes a third of the time of Arrow's join, so binary columns of one width are packed too.
     pieces = [piece if isinstance(piece, Fixed) else _of_one_width(piece) for piece in pieces]
     for _, run in groupby(pieces, lambda piece: id(piece.keep) if isinstance(piece, Fixed) else None):
         neighbours = list(run)
@@ -298,7 +321,7 @@ def concatenate(count: int, pieces: Sequence[Fixed | pa.Array]) -> pa.BinaryArra
 
 
 def _of_one_width(column: pa.Array) -> Fixed | pa.Array:
-    """Return the array as ``Fixed`` if all rows have the same size, 1 to 64 bytes; else the array."""
+    """Return the array as `Fixed` if all rows have the same size, 1 to 64 bytes. Otherwise return the array."""
     offsets, raw = binary_views(column)
     width = int(offsets[1] - offsets[0]) if len(column) else 0
     if not 0 < width <= _PACKED_BYTES or (np.diff(offsets) != width).any():
@@ -320,14 +343,16 @@ def _packed(count: int, pieces: Sequence[Any]) -> pa.BinaryArray:
     return binary_column(np.concatenate(([0], ends)), pa.py_buffer(packed[keep]))
 
 
-# --- values of nested types ------------------------------------------------------------------------------------------------
+# --- Values of nested types. ------------------------------------------------------------------------------------------
 
 
 def encode_each(column: pa.Array, field: Field, owner: str, encode: Callable[[Any], bytes]) -> pa.BinaryArray:
-    """Call ``encode`` with each value: in the form that ``to_physical`` takes (structs as tuples, maps as dicts), or None.
+    """Return the result of `encode` for each value or None, as a binary column.
+
+    `encode` gets values in the form that `to_physical` takes: structs as tuples, maps as dicts.
 
     Raises:
-        StateTypeError: ``encode`` refuses a value, a map has a key twice, or Python can't hold a time.
+        StateTypeError: `encode` refuses a value, a map has a key twice, or Python can't hold a time.
     """
     try:
         return pa.array([encode(value) for value in python_values(column, field.type)], pa.binary())
@@ -336,13 +361,13 @@ def encode_each(column: pa.Array, field: Field, owner: str, encode: Callable[[An
 
 
 def python_values(column: pa.Array, data_type: DataType) -> list[Any]:
-    """Return each row's value in the form that ``to_physical`` takes, or None."""
+    """Return each row's value in the form that `to_physical` takes, or None for null."""
     convert = _from_arrow(data_type)
     return [None if v is None else convert(v) for v in column.to_pylist()]
 
 
 def _from_arrow(data_type: DataType) -> Convert:
-    """Convert a value of ``to_pylist``, with dicts for structs and lists of pairs for maps."""
+    """Return a function that converts a value of `to_pylist`, where structs are dicts and maps are lists of pairs."""
     match data_type:
         case ArrayType(element):
             item = _from_arrow(element)

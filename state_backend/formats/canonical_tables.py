@@ -1,21 +1,22 @@
-"""The Parquet files of a canonical savepoint: a table for each state and one for the timers, which any tool reads.
+"""The Parquet files of a canonical savepoint, which any tool can read: a table for each state and one for the timers.
 
     state    key struct | user_key struct (maps) | value struct | position long, next_position long (lists)
              | expires_at_ms long | key_group int | schema_version int | encoded_row binary
     timers   key struct | expires_at_ms long | key_group int
 
-    key, user_key    columns by name, of Spark's types; floats without -0.0, and one NaN
-    value            read as the latest schema version, whichever the entry was written with
-    position         of a list's element; next_position: where the list goes on, the same in all its rows
-    expires_at_ms    since the epoch; null: never. Of a timer, when it fires
+    key, user_key    columns by name, of Spark's types; floats without -0.0, and with one NaN only
+    value            the entry's value, converted to the latest schema version
+    position         the position of a list's element
+    next_position    the position of the list's next new element; equal in all rows of the list
+    expires_at_ms    milliseconds since the epoch; null means never. For a timer, the time when it fires
     key_group        pmod(xxhash64(key columns), max_parallelism)
-    schema_version   that the entry was written with
-    encoded_row      the entry's row as the row codec made it, where ``value`` can't give it back: of older schema versions.
-                     The column is there if the state has any, or if its value has a struct without fields, which Parquet
-                     can't hold; then there is no ``value``
+    schema_version   the version that the entry was written with
+    encoded_row      the entry's bytes from the row codec, for entries of older schema versions. `value` can't give
+                     these bytes back. The column exists if the state has older versions. It also exists, without `value`, if
+                     the state's value has a struct without fields, which Parquet can't hold
 
-Rows ascend by key group, then as encoded keys do (key codec), which is Spark's ascending order with nulls first, then by user
-key, position or time; no two are equal. A row group holds all timers of a key.
+Rows ascend by key group, then by encoded key (key codec: Spark's ascending order with nulls first), then by user key,
+position or time. No two rows are equal in these. A row group holds all timers of a key.
 """
 
 from __future__ import annotations
@@ -60,7 +61,11 @@ def state_schema(descriptor: StateDescriptor, key_schema: StructType) -> pa.Sche
 
 
 def timers_schema(key_schema: StructType) -> pa.Schema:
-    """Return the columns of the timers' files."""
+    """Return the columns of the timers' files.
+
+    Raises:
+        UsageError: Parquet can't hold the key.
+    """
     return pa.schema([_key_field("key", key_schema), pa.field("expires_at_ms", pa.int64(), False), KEY_GROUP])
 
 
@@ -76,25 +81,32 @@ def _key_field(name: str, schema: StructType) -> pa.Field:
 
 
 class CanonicalFiles:
-    """Writer of tables, one after the other, to local files of about ``max_bytes`` at most. Each table is a row group."""
+    """Writer of tables to local Parquet files. Each table becomes a row group.
+
+    The writer begins a new file when the next table would probably make the current file larger than `max_bytes`.
+
+    Attributes:
+        written: The path and the number of rows of each closed file, in order.
+    """
 
     def __init__(self, folder: Path, schema: pa.Schema, *, max_bytes: int = MAX_FILE_BYTES) -> None:
         folder.mkdir(parents=True)
-        self.written: list[tuple[Path, int]] = []  # files with their rows, in order
+        self.written: list[tuple[Path, int]] = []
         self._folder, self._schema, self._max_bytes = folder, schema, max_bytes
         self._writer: pq.ParquetWriter | None = None
         self._file: Any = None
         self._rows = self._largest_bytes = 0
 
     def write(self, table: pa.Table) -> None:
-        """Append rows. An empty table writes nothing."""
+        """Append a table as a row group. An empty table writes nothing."""
         if not table.num_rows:
             return
         if self._writer is not None and self._file.tell() + self._largest_bytes > self._max_bytes:
             self.close()
         if self._writer is None:
             self._file = (self._folder / f"{len(self.written)}.parquet").open("wb")
-            # A dictionary makes repeating values smaller. For keys and values Parquet would have to try, which costs as much as the write.
+            # A dictionary makes repeating values smaller. For keys and values, Parquet would first try to build
+            # a dictionary, which costs as much time as the write.
             repeating = [n for n in ("key_group", "schema_version", "next_position") if n in self._schema.names]
             self._writer = pq.ParquetWriter(
                 self._file, self._schema, compression="zstd", compression_level=1, use_dictionary=repeating
@@ -105,7 +117,7 @@ class CanonicalFiles:
         self._rows += table.num_rows
 
     def close(self) -> None:
-        """End the last file."""
+        """Close the current file and add it to `written`."""
         if self._writer is not None:
             self._writer.close()
             self._file.close()
@@ -116,8 +128,14 @@ class CanonicalFiles:
 def read_tables(file: Path, schema: pa.Schema, key_groups: KeyGroupRange | None, name: str) -> Iterator[pa.Table]:
     """Yield the row groups of a file that may hold rows of these key groups (None: all), in order.
 
+    Args:
+        file: The local file.
+        schema: The columns that the file must have.
+        key_groups: The wanted key groups. A row group may also contain rows of other key groups.
+        name: The name of the file, for errors.
+
     Raises:
-        CorruptFile: The file, called ``name`` in the message, is no Parquet file or has other columns.
+        CorruptFile: The file is no readable Parquet file or has other columns.
     """
     try:
         parquet = pq.ParquetFile(file)
@@ -126,21 +144,21 @@ def read_tables(file: Path, schema: pa.Schema, key_groups: KeyGroupRange | None,
         for at in range(parquet.num_row_groups):
             if key_groups is None or _may_hold(parquet, at, key_groups):
                 table = parquet.read_row_group(at)
-                table.validate(full=True)  # strings that are no UTF-8 would fail, or not, wherever they are looked at
+                table.validate(full=True)  # Invalid UTF-8 fails here.
                 yield table
     except (pa.ArrowException, OSError, ValueError) as error:
         raise CorruptFile(f"{name}: not a Parquet file that can be read: {error}") from error
 
 
 def _may_hold(parquet: pq.ParquetFile, at: int, key_groups: KeyGroupRange) -> bool:
-    """Return True if the row group may hold these key groups, by a read of the key groups' small column.
+    """Return True if the row group may hold rows of these key groups, after a read of its small `key_group` column.
 
-    The footer's statistics are not used: Arrow ends the process if these are no numbers, as in a file of another program.
+    The footer's statistics are not used: Arrow ends the process if they are no numbers, as in a file of another
+    program.
     """
     rows = parquet.read_row_group(at, columns=[KEY_GROUP.name])
-    if (
-        not rows.num_columns
-    ):  # the columns of a file and those of a row group need not be the same: reading all of it shows that
+    if not rows.num_columns:
+        # A damaged row group may lack the column. The read of the whole row group then raises the error.
         return True
     found = pc.min_max(rows[0]).as_py()
     return found["min"] is not None and found["min"] <= key_groups.last and key_groups.first <= found["max"]

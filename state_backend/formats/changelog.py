@@ -1,16 +1,16 @@
-"""A changelog segment: the net changes of one interval in one shard, sorted.
+"""Codec of changelog segments. A segment holds the net changes of one interval to one shard, sorted.
 
     segment   "CAIRNLOG" | version u8 | block … | end
-    block     kind u8 | pairs u64 | raw size u32 | stored size u32 | crc32c u32 | stored bytes: zstd of the raw ones
-    end       the same with kind 0, the pairs of all blocks before, both sizes 0
+    block     kind u8 | pairs u64 | raw size u32 | stored size u32 | crc32c u32 | stored bytes: zstd of the raw bytes
+    end       a block of kind 0: the number of pairs in all blocks before, both sizes 0
     raw bytes length of each first u32 … | length of each second u32 … | firsts | seconds
     kind 1    deleted ranges: first start (included), then end (excluded), in the order of their deletion
     kind 2    entries: key and value, length FFFFFFFF for a deleted key; keys ascend over all blocks
-    kind 3    at most one, the last, in a segment file that is its shard's manifest too: one pair of no key and the manifest
+    kind 3    the shard's manifest, as a pair of an empty key and the manifest: at most one, last before the end
 
-All numbers are big-endian. ``crc32c`` is over the block's other head fields and its stored bytes, and is checked before
-either is believed. Ranges come first: to replay a segment is to delete its ranges, then to put and delete its entries.
-Lengths, keys and values lie apart since each compresses better among its like, and is cut out faster.
+All numbers are big-endian. `crc32c` covers the block's other head fields and its stored bytes. The reader checks it
+before it uses either. Ranges come first: a replay deletes the ranges, then puts and deletes the entries. Lengths, keys
+and values are stored separately, because each compresses better beside its like and can be cut out faster.
 """
 
 from __future__ import annotations
@@ -40,13 +40,20 @@ _DELETED = 0xFFFFFFFF
 _END_BYTES = _HEAD.size + _CRC.size
 _BLOCK_PAIRS = 4096
 _BLOCK_BYTES = 1024 * 1024
-# A block exceeds _BLOCK_BYTES if one entry does. A header with more than this limit is damaged, and its block is not read.
+# One large entry can make a block exceed _BLOCK_BYTES. A block head with a size over this limit is damaged; its block
+# is not read.
 _MOST_BLOCK_BYTES = 256 * _BLOCK_BYTES
 _ZSTD = pa.Codec("zstd", 1)
 
 
 def write_segment(file: BinaryIO, ranges: Sequence[tuple[bytes, bytes]], entries: Iterable[Pair]) -> int:
-    """Write one whole segment, and return its numbers of ranges and entries. ``entries`` must ascend by key."""
+    """Write one complete segment, and return the number of its ranges and entries together.
+
+    Args:
+        file: The file to write to.
+        ranges: The deleted ranges, with an excluded end.
+        entries: The pairs of key and value, None for a deleted key. Keys must ascend.
+    """
     file.write(MAGIC)
     written = 0
     parts: list[tuple[int, Iterable[Pair]]] = [(RANGES, ranges), (ENTRIES, entries)]
@@ -59,7 +66,12 @@ def write_segment(file: BinaryIO, ranges: Sequence[tuple[bytes, bytes]], entries
 
 
 def append_manifest(segment: BinaryIO, manifest: bytes) -> int:
-    """Write a manifest's bytes before the end of a whole segment, open for reading and writing, and return where the manifest's block begins."""
+    """Write a manifest's block before the end block of a complete segment, and return the block's offset.
+
+    Args:
+        segment: The file of the segment, open for reading and writing.
+        manifest: The encoded manifest.
+    """
     end = segment.seek(-_END_BYTES, io.SEEK_END)
     last = segment.read(_END_BYTES)
     segment.seek(end)
@@ -69,10 +81,14 @@ def append_manifest(segment: BinaryIO, manifest: bytes) -> int:
 
 
 def read_manifest(tail: bytes, name: str) -> bytes:
-    """Return the bytes that `append_manifest` wrote, from the file's bytes behind the block's beginning.
+    """Return the manifest's bytes that `append_manifest` wrote.
+
+    Args:
+        tail: The file's bytes from the offset of the manifest's block to the end of the file.
+        name: The file's name, for errors.
 
     Raises:
-        CorruptFile: The block of the file ``name`` is damaged.
+        CorruptFile: The block is damaged.
     """
     file = io.BytesIO(tail)
     kind, count, raw = _read_block(file, name)
@@ -85,10 +101,14 @@ def read_manifest(tail: bytes, name: str) -> bytes:
 
 
 def read_segment(file: BinaryIO, name: str) -> Iterator[tuple[int, list[Pair]]]:
-    """Yield the blocks, each verified before: RANGES with (start, end), then ENTRIES with (key, value or None).
+    """Yield the segment's blocks: RANGES with (start, end), then ENTRIES with (key, value or None).
+
+    Each block is verified before it is yielded. Only the last block proves that the segment is complete, so complete
+    blocks may come before the error of a damaged block.
 
     Raises:
-        CorruptFile: A block of the file ``name`` is damaged. Whole blocks may come first: only the end proves that the segment is whole.
+        CorruptFile: A block of the file `name` is damaged or missing.
+        UnsupportedFormat: Another release of Cairn wrote the segment.
     """
     magic = file.read(len(MAGIC))
     if magic != MAGIC:
@@ -121,12 +141,12 @@ def read_segment(file: BinaryIO, name: str) -> Iterator[tuple[int, list[Pair]]]:
 
 
 def content_bytes(pairs: Iterable[Pair]) -> int:
-    """Count the bytes of keys and values before compression, without lengths, as thresholds do."""
+    """Return the size of keys and values before compression, without their lengths. Thresholds use this size."""
     return sum(len(first) + len(second or b"") for first, second in pairs)
 
 
 def _blocks(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
-    """Yield the pairs in order, block by block: neither side of a block exceeds a segment's limit."""
+    """Yield the pairs in order, in blocks that stay within the limits of pairs and bytes."""
     pairs = iter(pairs)
     while block := list(islice(pairs, _BLOCK_PAIRS)):
         start = size = 0

@@ -1,9 +1,10 @@
-"""Encoder and decoder of rows, written out for one schema: a function without a loop, made by ``exec``.
+"""Compiler of row encoders and decoders. It writes loop-free code for one schema and runs the code with `exec`.
 
-Compiled code takes a quarter of the time of `row_codec`'s loops to encode, and half the time to decode. The loops handle the other rows: with
-a null, with a value of another type than the decoded type, damaged, or of another version. So only the loops report errors.
+Compiled code takes a quarter of the time of `row_codec`'s loops to encode, and half the time to decode. The loops
+handle all rows that the compiled code does not: rows with a null, with a value of another type than the decoded type,
+damaged rows, and rows of another version. So only the loops report errors.
 
-For ``(long, string, date)`` the functions are
+For `(long, string, date)` the functions are
 
     def encode(row):
         if isinstance(row, SEQUENCES) and len(row) == 3:
@@ -28,7 +29,8 @@ For ``(long, string, date)`` the functions are
                 pass
         return otherwise(data)
 
-The length of the first variable-width field travels with the fixed ones, since it lies right behind them.
+`pack` and `unpack` also handle the length of the first variable-width field, because it follows the fixed-width values
+directly.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ class Column:
     Attributes:
         code: The field's code in `struct`; None for variable width.
         exact: The Python type of decoded values.
-        to_physical: Converts ``exact`` to the physical value; None: both are the same. ``to_python``: converts back.
+        to_physical: Converts a value of `exact` to the physical value; None if both are the same.
+        to_python: Converts a physical value to `exact`; None if both are the same.
     """
 
     code: str | None
@@ -67,8 +70,9 @@ def compiled_encoder(
     """Compile an encoder for at least one column.
 
     Args:
-        clean: Header and empty bitmap.
-        otherwise: Encodes or refuses rows that the compiled code does not handle.
+        columns: The fields of the row.
+        clean: The header and a bitmap without nulls.
+        otherwise: The encoder for rows that the compiled code does not handle. It encodes or refuses them.
     """
     fixed, variable = _by_width(columns)
     lines = [f"{_names('b', [i])} = {_converted(columns[i].to_physical, i)}" for i in variable]
@@ -102,11 +106,12 @@ def encode(row):
 def compiled_decoder(
     columns: Sequence[Column], clean: bytes, otherwise: Callable[[bytes], tuple[Any, ...]]
 ) -> Callable[[bytes], tuple[Any, ...]]:
-    """Compile a decoder for columns with at least one variable width.
+    """Compile a decoder for columns of which at least one has variable width.
 
     Args:
-        clean: Header and empty bitmap.
-        otherwise: Decodes or refuses bytes that the compiled code does not handle.
+        columns: The fields of the row.
+        clean: The header and a bitmap without nulls.
+        otherwise: The decoder for bytes that the compiled code does not handle. It decodes or refuses them.
     """
     fixed, variable = _by_width(columns)
     head = _struct(columns, f"{len(clean)}x")
@@ -157,6 +162,6 @@ def _block(lines: Sequence[str], indent: int) -> str:
 
 
 def _made(source: str, name: str, names: dict[str, Any]) -> Any:
-    # Nothing of the user's is in the source: fields are numbered.
+    # The source contains numbers in place of the user's field names, so `exec` runs no text of the user.
     exec(source, names)
     return names[name]

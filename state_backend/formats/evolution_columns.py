@@ -1,7 +1,7 @@
-"""Decoder of columns of state values of any recorded schema version: many rows of ``EvolvingRowCodec.decode`` at a time.
+"""Decoder of columns of state values of any recorded schema version: many rows of `EvolvingRowCodec.decode` at a time.
 
-Rows of each older version are decoded together, their columns cast by Arrow, and all put back in order. Arrays, maps and
-structs go value by value, as in ``RowColumns``.
+The decoder decodes the rows of each older version together, casts their columns with Arrow, and puts all rows back in
+order. Arrays, maps and structs whose values change are converted value by value.
 """
 
 from __future__ import annotations
@@ -23,12 +23,16 @@ ReadColumns = Callable[[pa.BinaryArray], pa.RecordBatch]
 
 
 def columns_reader(state_name: str, versions: Sequence[SchemaVersion]) -> ReadColumns:
-    """Return a function that reads encoded rows of these versions, ascending, as a batch of the latest ``RowColumns.arrow_schema``.
+    """Return a function that decodes rows of all recorded versions to a batch of the latest `RowColumns.arrow_schema`.
 
     All columns of a null element are null.
 
+    Args:
+        state_name: The name of the state, for errors.
+        versions: The recorded versions, ascending.
+
     Raises:
-        CorruptFile: A row has another version, or ``RowCodec`` refuses the row.
+        CorruptFile: The function gets a row of another version, or a row that `RowCodec` refuses.
     """
     latest = RowColumns(state_name, parse_struct(versions[-1].value), versions[-1].version)
     if len(versions) == 1:
@@ -37,7 +41,7 @@ def columns_reader(state_name: str, versions: Sequence[SchemaVersion]) -> ReadCo
     readers: dict[int, ReadColumns] = {versions[-1].version: latest.decode}
 
     def read(rows: pa.BinaryArray) -> pa.RecordBatch:
-        # Null elements count as the latest version's, whose reader gives nulls.
+        # Null elements are counted as rows of the latest version, whose reader decodes them to nulls.
         numbers = pc.fill_null(pc.binary_slice(rows, 1, 2), newest)
         present = pc.unique(numbers).to_pylist() or [newest]
         if len(present) == 1:

@@ -1,6 +1,6 @@
-"""XXH64 of every element of a binary column, equal to ``xxhash.xxh64_intdigest``, for many rows of one length at a time.
+"""XXH64 of every element of a binary column, equal to `xxhash.xxh64_intdigest`, for many rows of one length at a time.
 
-    lanes of 32 bytes   four accumulators of 8 bytes each, merged at the end; only from 32 bytes on
+    lanes of 32 bytes   four accumulators of 8 bytes each, merged at the end; only for rows of 32 bytes or more
     the rest            8 bytes at a time, then 4, then 1, and the avalanche
 
 Source: the XXH64 specification, https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md
@@ -21,8 +21,9 @@ from state_backend.values.errors import InvariantViolated
 
 Hashes = npt.NDArray[np.uint64]
 
-# NumPy's calls cost the same for any number of rows, and longer rows need more calls. At about 600, 1,100, 1,700 and 2,000 rows of 16, 40,
-# 80 and 128 bytes, the calls take as long as ``xxhash`` row by row.
+# The fewest rows of one length for which NumPy is faster than `xxhash` row by row. Longer rows need more calls of
+# NumPy, whose overhead is the same for any number of rows. Measured: about 600, 1,100, 1,700 and 2,000 rows of 16, 40,
+# 80 and 128 bytes.
 MAX_LENGTH = 512
 _MIN_ROWS = 400 + 15 * np.arange(MAX_LENGTH + 1)
 _BLOCK_ROWS = 16384
@@ -34,9 +35,10 @@ _P4, _P5 = 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5
 
 
 def xxh64(data: pa.BinaryArray, seed: int | Hashes) -> Hashes:
-    """Hash each row.
+    """Return the hash of each row.
 
     Args:
+        data: The rows.
         seed: One seed for all rows, or (n,) uint64.
 
     Returns:
@@ -65,10 +67,14 @@ def xxh64(data: pa.BinaryArray, seed: int | Hashes) -> Hashes:
 
 
 def _hash_equal(data: pa.BinaryArray, length: int, seed: int | Hashes) -> Hashes:
-    """Hash rows that are all ``length`` bytes long, in blocks whose accumulators fit the L2 cache."""
+    """Return the hashes of rows that are all `length` bytes long.
+
+    The function works in blocks of rows whose accumulators fit the L2 cache.
+    """
     hashes = np.empty(len(data), np.uint64)
     offsets, raw = binary_views(data)
-    # Allocated once: to return memory to the system and to fetch it again costs more than the arithmetic.
+    # All blocks share one scratch array: allocating memory from the system for each block costs more than the
+    # arithmetic.
     scratch = np.empty((3, 4 if length >= 32 else 1, min(len(data), _BLOCK_ROWS)), np.uint64)
     for first in range(0, len(data), _BLOCK_ROWS):
         h = hashes[first : first + _BLOCK_ROWS]
@@ -78,7 +84,7 @@ def _hash_equal(data: pa.BinaryArray, length: int, seed: int | Hashes) -> Hashes
 
 
 class _Block:
-    """Rows of one length whose hashes are computed in ``h``, in place."""
+    """A block of rows of one length. `hash` writes their hashes to `h` in place."""
 
     def __init__(
         self,
@@ -102,7 +108,7 @@ class _Block:
             h *= prime
 
     def _hash_lanes(self, seeds: Hashes) -> int:
-        """Hash as many times 32 bytes as each row has, and return where the rest begins."""
+        """Hash the leading 32-byte lanes of each row, and return the position of the remaining bytes."""
         h, lanes, words, at = self._h, self._lanes, self._words, 0
         if self._length < 32:
             np.add(seeds, _U64(_P5), out=h)
@@ -148,7 +154,7 @@ class _Block:
             h *= _P1
 
     def _read(self, at: int, width: int) -> Hashes:
-        """Read the number that is ``at`` bytes into each row; of 32 bytes four numbers."""
+        """Return the number at byte `at` of each row; for a width of 32, four numbers of 8 bytes."""
         count, four = len(self._h), width == 32
         into: Hashes = self._words if four else self._words[0]
         shape, strides = ((4, count), (8, self._length)) if four else ((count,), (self._length,))
@@ -163,7 +169,7 @@ class _Block:
         x |= left
 
     def _scramble(self, x: Hashes) -> Hashes:
-        """Replace each number by the accumulator that was 0 before it took the number in."""
+        """Replace each number in place by the result of XXH64's round on an accumulator of 0."""
         x *= _P2
         self._rotate(x, _U64(31))
         x *= _P1

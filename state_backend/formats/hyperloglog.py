@@ -1,26 +1,30 @@
-"""HyperLogLog sketches: how many distinct values a key has seen, in bounded space. Many keys' sketches at a time.
+"""HyperLogLog sketches, which estimate a key's number of distinct values in bounded space.
 
-A sketch has m = 2^precision registers. A value's 64-bit hash is split: the upper ``precision`` bits choose a register,
-the lower q = 64 - precision bits give a rank, 1 + their leading zeros (1 .. q + 1). A register keeps its highest rank,
-0 at first.
+The code handles the sketches of many keys at a time.
+
+A sketch has m = 2^precision registers. A value's 64-bit hash has two parts: the upper `precision` bits choose a
+register, and the lower q = 64 - precision bits give a rank, 1 + their leading zeros (1 .. q + 1). A register keeps its
+highest rank, 0 at first.
 
     sketch  := 1 (version, u8) | form (u8) | precision (u8) | 0 (u8) | body
-    form 1  : entry*, u32 little-endian: register << 6 | rank; ascending, a register once, rank > 0
+    form 1  : entry*, u32 little-endian: register << 6 | rank; registers ascend, each at most once; rank > 0
     form 2  : m bytes: the rank of each register
-    A sketch with fewer than m / 4 set registers has form 1, another form 2. No value yet: no sketch, but null.
 
-So a set of values has one sketch, byte for byte, in whatever order and batches they came, and a union is the
-registers' maximum.
+A sketch with fewer than m / 4 set registers has form 1, every other sketch has form 2. A key without a value has null
+in place of a sketch.
+
+A set of values always has the same sketch, byte for byte, in any order of values and batches. The sketch of a union has
+the maximum of each register.
 
     value, hashed with XXH64, seed 0                    as bytes
     boolean, integers, date, timestamps (µs)            int64, little-endian
-    float, double                                       float64; -0.0 as 0.0, every NaN as the canonical one
-    decimal                                             unscaled, int128, little-endian; the scale is the column's
+    float, double                                       float64; -0.0 as 0.0, every NaN as the canonical NaN
+    decimal                                             unscaled, int128, little-endian; the column has the scale
     string, binary                                      the bytes
 
-Source: Flajolet, Fusy, Gandouet and Meunier, "HyperLogLog" (2007); for the estimate Ertl, "New cardinality estimation
-algorithms for HyperLogLog sketches" (2017, arXiv 1702.01284), algorithm 6, which needs no table of biases and no
-switch between estimators; for the hash the xxHash specification.
+Source: Flajolet, Fusy, Gandouet and Meunier, "HyperLogLog" (2007). For the estimate: Ertl, "New cardinality
+estimation algorithms for HyperLogLog sketches" (2017, arXiv 1702.01284), algorithm 6, which needs no table of biases
+and no switch between estimators. For the hash: the xxHash specification.
 """
 
 from __future__ import annotations
@@ -54,15 +58,16 @@ _RANK_BITS = 6
 _RANK = np.uint64((1 << _RANK_BITS) - 1)
 _OWNER_SHIFT = np.uint64(32)
 _WORD = 4
-# Bytes of dense sketches in one step of the estimate: the step's arrays stay in the CPU's cache.
+# Bytes of dense sketches in one step of the estimate, small enough for the step's arrays to stay in the CPU's cache.
 _BLOCK_BYTES = 1 << 17
 
 
 def precision_for(relative_error: float) -> int:
-    """Return the smallest precision with a standard error, 1.04 / sqrt(2^precision), of at most ``relative_error``.
+    """Return the smallest precision whose standard error, 1.04 / sqrt(2^precision), is at most `relative_error`.
 
     Raises:
-        UsageError: The error is not in (0, 1), or is below 1.04 / 2^9, about 0.00203: such a sketch would exceed 2^18 bytes per key.
+        UsageError: The error is not in (0, 1), or is below 1.04 / 2^9, about 0.00203: its sketch would exceed 2^18
+            bytes per key.
     """
     finest = 1.04 / math.sqrt(1 << MAX_PRECISION)
     if not finest <= relative_error < 1:
@@ -73,17 +78,20 @@ def precision_for(relative_error: float) -> int:
     return next(p for p in range(MIN_PRECISION, MAX_PRECISION + 1) if 1.04 / math.sqrt(1 << p) <= relative_error)
 
 
-# --- sketches ---------------------------------------------------------------------------------------------------------
+# --- Sketches. --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sketches:
-    """A column of sketches of one precision; row i is *owner* i.
+    """A column of sketches of one precision. Row i is called *owner* i.
 
     Attributes:
-        count: Rows, with and without a sketch.
-        entries: ``owner << 32 | register << 6 | rank`` of all sketches of form 1, ascending; a register of an owner is there once.
-        dense_owners: The owners of sketches of form 2, ascending; ``dense``: for each of these owners a row of 2^precision ranks.
+        precision: The binary logarithm of the number of registers of a sketch.
+        count: The number of rows, with and without a sketch.
+        entries: `owner << 32 | register << 6 | rank` for all sketches of form 1, ascending. Each register of an owner
+            occurs once.
+        dense_owners: The owners of sketches of form 2, ascending.
+        dense: For each of `dense_owners`, a row of 2^precision ranks.
     """
 
     precision: int
@@ -94,11 +102,12 @@ class Sketches:
 
     @classmethod
     def decode(cls, column: pa.Array, precision: int) -> Sketches:
-        """Read a binary column; null is the empty set.
+        """Decode a binary column, in which null is the empty set.
 
         Raises:
             CorruptFile: A value is no sketch.
             StateSchemaError: A sketch has another precision.
+            UnsupportedFormat: Another release of Cairn wrote a sketch.
         """
         owners = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
         offsets, data = binary_views(column.drop_null())
@@ -120,7 +129,7 @@ class Sketches:
         return cls(precision=precision, count=len(column), entries=entries, dense_owners=owners[is_dense], dense=dense)
 
     def encode(self) -> pa.Array:
-        """Write a binary column: the inverse of ``decode``.
+        """Return the sketches as a binary column: the inverse of `decode`.
 
         Raises:
             UsageError: The sketches take 2 GiB or more, the limit of an Arrow binary column.
@@ -139,7 +148,8 @@ class Sketches:
         starts = ends - body_words - present
         words = np.empty(ends[-1] if self.count else 0, "<u4")
         words[starts[present]] = _header(SPARSE, self.precision)
-        # Entry j of all goes to its sketch's start, past the header, plus its place within the sketch.
+        # The place of an entry in `words` is its sketch's start, plus 1 for the header, plus the entry's number within
+        # the sketch.
         first_entry = np.cumsum(entry_counts) - entry_counts
         places = np.arange(len(self.entries)) + np.repeat(starts + 1 - first_entry, entry_counts)
         words[places] = self.entries.astype(np.uint32)
@@ -152,10 +162,11 @@ class Sketches:
         return pa.Array.from_buffers(pa.binary(), self.count, buffers)
 
     def add(self, owners: I64, hashes: U64) -> Sketches:
-        """Return the sketches with hash i added to the set of ``owners[i]``, in any order."""
+        """Return the sketches with each `hashes[i]` added to the set of `owners[i]`. Owners may come in any order."""
         rest_bits = np.uint64(64 - self.precision)
         rest = hashes & ((np.uint64(1) << rest_bits) - np.uint64(1))
-        # Its bit length; without the second highest bit it can't be rounded up to a longer one.
+        # The bit length of `rest`. Each bit directly below a set bit is cleared first, so that rounding to a float
+        # can't make the number longer.
         length = np.frexp((rest & ~(rest >> np.uint64(1))).astype(np.float64))[1].astype(np.uint64)
         rank = rest_bits + np.uint64(1) - length
         register = hashes >> rest_bits
@@ -173,7 +184,7 @@ class Sketches:
         return both._with_entries(np.concatenate([self.entries, other.entries]))
 
     def estimate(self) -> F64:
-        """Estimate each owner's number of distinct values; 0.0 without a sketch."""
+        """Return the estimated number of distinct values of each owner; 0.0 without a sketch."""
         m, q = 1 << self.precision, 64 - self.precision
         weights, pair_weights = _weights(self.precision)
         owners = (self.entries >> _OWNER_SHIFT).astype(np.int64)
@@ -195,10 +206,13 @@ class Sketches:
         return estimates
 
     def _with_entries(self, entries: U64) -> Sketches:
-        """Return these dense sketches, with ``entries``: two ascending runs that may share registers, also registers of dense owners."""
+        """Return these dense sketches together with `entries`.
+
+        The entries may be several ascending runs. They may repeat registers and contain registers of dense owners.
+        """
         dense_owners, dense = self.dense_owners, self.dense
-        entries = np.sort(entries, kind="stable")  # merges runs
-        # Of a run of one register the last has the highest rank.
+        entries = np.sort(entries, kind="stable")  # the stable sort merges ascending runs
+        # Entries of one register are neighbours now, and the last of them has the highest rank. Only that entry stays.
         registers = entries >> np.uint64(_RANK_BITS)
         entries = entries[np.append(registers[1:] != registers[:-1], True)] if len(entries) else entries
         owners = (entries >> _OWNER_SHIFT).astype(np.int64)
@@ -227,7 +241,7 @@ def _header(form: int, precision: int) -> int:
 
 
 def _forms(headers: U32, sizes: I64, owners: I64, precision: int) -> U32:
-    """Check each sketch's header and size, and return its form."""
+    """Return each sketch's form after a check of its header and size."""
     forms, precisions = (headers >> 8 & 0xFF).astype(np.uint32), headers >> 16
     if (newer := headers & 0xFF > VERSION).any():
         found = int(headers[np.argmax(newer)] & 0xFF)
@@ -267,7 +281,7 @@ def _check_dense(dense: U8, owners: I64, precision: int) -> None:
 
 
 def _set_registers(dense: U8) -> I64:
-    """Count the set registers of each row. Counting bits is three times as fast as counting bytes."""
+    """Return the number of set registers of each row. Counting bits is three times as fast as counting bytes."""
     counts: I64 = dense.shape[1] - np.bitwise_count(np.packbits(dense == 0, axis=1)).sum(axis=1, dtype=np.int64)
     return counts
 
@@ -282,7 +296,10 @@ def _refuse(wrong: npt.NDArray[np.bool_], owners: I64, why: str) -> None:
 
 @lru_cache(maxsize=4)
 def _weights(precision: int) -> tuple[F64, F64]:
-    """Return 2^-rank by rank, 0 for an unset and for a full register; also for two ranks at a time, by both as a little-endian number."""
+    """Return 2^-rank by rank, 0 for an unset and for a full register, and the sums of this for all pairs of ranks.
+
+    The index into the sums is both ranks as one little-endian number.
+    """
     weights, q = np.zeros(1 << 8), 64 - precision
     weights[1 : q + 1] = 0.5 ** np.arange(1, q + 1)
     return weights, (weights[:, None] + weights).ravel()
@@ -305,7 +322,7 @@ def _sigmas(precision: int) -> F64:
 
 
 def _tau(x: float) -> float:
-    """Return Ertl's tau, for registers that are full."""
+    """Return Ertl's tau, which accounts for full registers."""
     if x in (0.0, 1.0):
         return 0.0
     scale, total, before = 1.0, 1 - x, math.inf
@@ -315,16 +332,19 @@ def _tau(x: float) -> float:
     return total / 3
 
 
-# --- hashes of values -------------------------------------------------------------------------------------------------
+# --- Hashes of values. ------------------------------------------------------------------------------------------------
 
 
 def hash_values(values: pa.Array) -> U64:
-    """Hash each value, as the module's table shows. Nulls and nested types are not supported."""
+    """Return the hash of each value, by the table in the module's docstring.
+
+    Nulls and nested types are not supported.
+    """
     of, count = values.type, len(values)
     if pa.types.is_decimal128(of):
         return _hash_fixed(values.buffers()[1].slice(16 * values.offset, 16 * count), 16, count)
     if pa.types.is_floating(of):
-        doubles = values.to_numpy().astype("<f8") + 0.0  # makes 0.0 of -0.0
+        doubles = values.to_numpy().astype("<f8") + 0.0  # turns -0.0 into 0.0
         doubles[np.isnan(doubles)] = np.nan
         return _hash_fixed(pa.py_buffer(doubles), 8, count)
     if pa.types.is_integer(of) or pa.types.is_boolean(of) or pa.types.is_temporal(of):

@@ -1,4 +1,6 @@
-"""Codec of keys. The ``memcmp`` order of the bytes is Spark's ascending order, nulls first, and no key is a prefix of another key.
+"""Codec of keys.
+
+The `memcmp` order of the bytes is Spark's ascending order, nulls first. No key is a prefix of another key.
 
     key     column …
     column  0x00 null
@@ -7,15 +9,15 @@
     boolean                               0x00 | 0x01
     byte short integer long, date,        big-endian, sign bit flipped, 1 2 4 8 bytes (date 4, timestamps 8)
     timestamp, timestamp_ntz
-    decimal                               the unscaled value alike: up to 18 digits 8 bytes, wider ones 16
-    float double                          IEEE bits, big-endian: positive ones with the sign bit flipped, negative ones with
-                                          all bits flipped; -0.0 is 0.0, every NaN is the one that sorts last
+    decimal                               the unscaled value in the same form, 8 bytes up to 18 digits, else 16
+    float double                          IEEE bits, big-endian: positive numbers with the sign bit flipped, negative
+                                          ones with all bits flipped; -0.0 as 0.0, every NaN as the one that sorts last
     string binary                         bytes (UTF-8) with 0x00 as 0x00 0xFF, then 0x00 0x01
     struct                                column … of its fields
     array                                 (0x01 column) … 0x00
 
-Being prefix-free, keys can be concatenated: the entries of a map state lie behind their key, ordered by user key.
-Floats are normalised because Spark groups so: -0.0 with 0.0, and all NaN together.
+Since no key is a prefix of another, keys can be concatenated: a map state's entries sort behind their key, by user key.
+Floats are normalised because Spark groups -0.0 with 0.0, and all NaN together.
 """
 
 from __future__ import annotations
@@ -55,8 +57,10 @@ class KeyCodec:
     """Codec of the keys of one schema.
 
     Attributes:
+        schema: The schema of the key columns.
         what: The keys' name in errors ("key", "user key of state 'x'").
-        encode: Takes the values that ``RowCodec.encode`` takes. Raises ``StateTypeError`` with the column's name.
+        encode: The encoder. It takes the values that `RowCodec.encode` takes, and raises `StateTypeError` with the
+            column's name.
 
     Raises:
         KeyTypeError: A column's type has no canonical encoding.
@@ -82,7 +86,7 @@ class KeyCodec:
         self._to_python = [(i, f) for i, field in fields if (f := to_python(field.type, struct_factory, zone))]
 
     def decode_prefix(self, data: bytes, offset: int = 0) -> tuple[tuple[Any, ...], int]:
-        """Decode the key at the offset, and return the offset behind the key.
+        """Decode the key that begins at the offset, and return its values and the offset behind the key.
 
         Raises:
             CorruptFile: The bytes are no key.
@@ -100,7 +104,7 @@ class KeyCodec:
         """Decode the bytes of one key.
 
         Raises:
-            CorruptFile: The bytes are no key, or more bytes follow.
+            CorruptFile: The bytes are no key, or more bytes follow the key.
         """
         values, end = self.decode_prefix(data)
         if end != len(data):
@@ -114,7 +118,7 @@ class KeyCodec:
 
 
 def check_key_schema(key_schema: StructType, what: str = "key") -> None:
-    """Check that a schema can be a key's.
+    """Check that a schema is a valid key schema.
 
     Raises:
         KeyTypeError: The schema has no columns, or a type without a canonical encoding.
@@ -156,7 +160,7 @@ def _key_encoder(schema: StructType, what: str, zone: tzinfo) -> Encode:
                 pass
         return encode(values)
 
-    # One plain column is the common key; whatever is unusual about its value takes the general way.
+    # Most keys have one string or long column, so these have a fast encoder. It passes unusual values on to `encode`.
     match schema.fields[0].type if len(schema.fields) == 1 else None:
         case AtomicType("string"):
             return encode_string
@@ -165,7 +169,7 @@ def _key_encoder(schema: StructType, what: str, zone: tzinfo) -> Encode:
     return encode
 
 
-# --- between physical values and bytes ------------------------------------------------------------------------------------
+# --- Conversion between physical values and bytes. --------------------------------------------------------------------
 
 
 def _row_encoder(schema: StructType) -> Encode:
@@ -282,7 +286,8 @@ def _float_encoder(name: str) -> Encode:
     def encode(value: float) -> bytes:
         if value != value:  # noqa: PLR0124
             return nan
-        # Rounded to its width first: a tiny negative double is -0.0 as float.
+        # The value is rounded to its width before the test for -0.0, because a tiny negative double becomes -0.0 as a
+        # float.
         image = int.from_bytes(from_float(value), "big")
         if image < sign:
             return to_bytes(image | sign)
@@ -308,7 +313,7 @@ def _float_decoder(name: str) -> Decode:
 
 
 def _decode_bytes(data: bytes, at: int) -> tuple[bytes, int]:
-    # Behind an escaped zero comes 0xFF, so that the first 0x00 0x01 is the end.
+    # 0xFF follows every zero byte inside the string, so the first 0x00 0x01 is the string's end.
     end = data.index(b"\0\1", at)
     raw = data[at:end]
     if b"\0" in raw:

@@ -1,7 +1,8 @@
-"""Codec of columns of keys: many keys of ``KeyCodec`` at a time. The module of ``KeyCodec`` draws the bytes.
+"""Codec of columns of keys, which encodes and decodes many keys of `KeyCodec` at a time.
 
-Numbers of one width, flags and terminators are pieces that NumPy packs; the bytes of strings are joined in by Arrow, and cut
-out again at their terminators. Arrays and structs go through ``KeyCodec``, value by value.
+The module `key_codec` draws the bytes. NumPy packs the parts of fixed width: numbers, flags and terminators. Arrow
+joins the bytes of strings to them, and the decoder cuts strings out at their terminators. Arrays and structs go through
+`KeyCodec`, value by value.
 """
 
 from __future__ import annotations
@@ -38,7 +39,12 @@ _ONE, _END = np.void(b"\1"), np.void(b"\0\1")
 
 
 class KeyColumns:
-    """Codec of many keys of one schema, with the errors of ``KeyCodec``. ``what`` names the keys in errors."""
+    """Codec of many keys of one schema. It raises the errors of `KeyCodec`.
+
+    Attributes:
+        schema: The schema of the key columns.
+        what: The keys' name in errors.
+    """
 
     __slots__ = ("_codec", "_nested", "schema", "what")
 
@@ -53,7 +59,7 @@ class KeyColumns:
         }
 
     def encode(self, columns: Sequence[pa.Array | pa.ChunkedArray]) -> pa.BinaryArray:
-        """Encode the key of every row; columns by position.
+        """Encode the key of every row. `columns` are in the order of the schema's fields.
 
         Raises:
             StateTypeError: A column does not fit the schema. The message names the column.
@@ -88,7 +94,7 @@ class KeyColumns:
         """Decode keys to columns.
 
         Raises:
-            CorruptFile: ``KeyCodec`` refuses a key.
+            CorruptFile: `KeyCodec` refuses a key.
         """
         columns, ends = self.decode_prefix(keys)
         if (ends != np.diff(binary_views(keys)[0])).any():
@@ -96,7 +102,11 @@ class KeyColumns:
         return columns
 
     def decode_prefix(self, data: pa.BinaryArray) -> tuple[list[pa.Array], Array]:
-        """Decode the keys at the beginning of the rows, and return the columns and the bytes that each row's key takes."""
+        """Decode the key at the beginning of each row, and return the columns and the size of each row's key in bytes.
+
+        Raises:
+            CorruptFile: `KeyCodec` refuses a key.
+        """
         if not len(data):
             return [pa.array([], arrow_type(f.type)) for f in self.schema.fields], np.zeros(0, np.int64)
         offsets, raw = binary_views(data)
@@ -116,7 +126,7 @@ class KeyColumns:
         raise InvariantViolated(f"{self.what}: KeyCodec reads rows that KeyColumns refuses: {why}")
 
     def _column(self, field: Field, data: pa.BinaryArray, raw: Array, at: Array, ends: Array) -> tuple[pa.Array, Array]:
-        """Decode the column whose values begin at ``at``, and return where the next column's values begin."""
+        """Decode the column whose values begin at `at`, and return where the next column's values begin."""
         if codec := self._nested.get(field.name):
             rows = cut(data.buffers()[2], at, ends).to_pylist()
             decoded = [codec.decode_prefix(row) for row in rows]
@@ -142,7 +152,8 @@ class KeyColumns:
             if (after > ends).any():
                 raise ValueError("a key is cut off")
             if valid.any():
-                # A null has no bytes: in its place the first bytes of the data are read, and masked below.
+                # A null row has no bytes, so the first bytes of the data are read in its place. `nulls` masks them
+                # below.
                 image = gather(raw, np.where(valid, begins, 0), np.dtype(("V", stored.itemsize)))
                 column = fixed_column(_physical(image, field.type, nulls), field.type, nulls)
             else:
@@ -154,7 +165,7 @@ class KeyColumns:
 def _sortable(values: Array) -> Array:
     """Return numbers in a dtype whose bytes sort as the numbers do."""
     if values.ndim == 2:
-        # A decimal of 16 bytes comes as two halves, the low one first.
+        # A wide decimal is an array of two 8-byte halves, the low half first.
         halves = values[:, ::-1].astype(">u8")
         halves[:, 0] ^= np.uint64(1 << 63)
         return np.ascontiguousarray(halves).view("V16")[:, 0]
@@ -167,14 +178,14 @@ def _sortable(values: Array) -> Array:
     if values.dtype.kind == "i":
         bits = values.view(unsigned) ^ sign
     else:
-        # + 0.0 makes 0.0 of -0.0.
+        # Adding 0 turns -0.0 into 0.0.
         bits = np.where(np.isnan(values), values.dtype.type(np.nan), values + 0).view(unsigned)
         bits = np.where(bits & sign, ~bits, bits | sign)
     return bits.astype(unsigned.newbyteorder(">"))
 
 
 def _escaped(array: pa.Array) -> pa.BinaryArray:
-    """Replace 0x00 by 0x00 0xFF. Null rows have no bytes."""
+    """Replace 0x00 by 0x00 0xFF. Null rows get no bytes."""
     array = array.cast(pa.binary())
     if array.null_count:
         array = array.fill_null(b"")
@@ -184,11 +195,11 @@ def _escaped(array: pa.Array) -> pa.BinaryArray:
     return pc.replace_substring(array, pattern=b"\0", replacement=b"\0\xff")
 
 
-# --- back ------------------------------------------------------------------------------------------------------------------
+# --- Helpers of the decoder. ------------------------------------------------------------------------------------------
 
 
 def _physical(image: Array, data_type: DataType, nulls: Mask | None) -> Array:
-    """Invert ``_sortable``, in the form that ``fixed_column`` takes; 0 for null."""
+    """Invert `_sortable`: return the values that `fixed_column` takes, with 0 for null."""
     dtype = dtype_of(data_type)
     if dtype is None:
         halves = image.view(">u8").reshape(-1, 2).astype(np.uint64)
@@ -207,7 +218,7 @@ def _physical(image: Array, data_type: DataType, nulls: Mask | None) -> Array:
 
 
 def _terminators(raw: Array, begins: Array, ends: Array, valid: Mask) -> Array:
-    """Return where the terminator of each string is; of a null, where the string would begin."""
+    """Return the position of each string's terminator, and for a null the position where the string would begin."""
     found = np.flatnonzero((raw[:-1] == 0) & (raw[1:] == 1))
     stops = begins.copy()
     nearest = np.searchsorted(found, begins[valid])

@@ -1,34 +1,37 @@
-"""Every durable path is built, and read back, here.
+"""Builders and parsers of every durable path.
 
-    checkpoints/00000000000000000042.json                            the log
-    HEAD.json                                                        the log has at least this id
-    settled/commits/1d-2013-01-01/<interval>-<id>-<kind>.json        what a commit did, by the day that its interval starts in
-    settled/attempts/<attempt>.json                                  which record says what became of it
-    settled/names/<folder>.json                                      on disks: files that a listing of the folder must not miss
-    shared/<attempt>/<shard>-<task>-<n>.sst|.log|.manifest           immutable
-    attempts/<attempt>/prepared.json
-    output/<interval>/<attempt>/part-<shard>-<task>.parquet, late-<shard>-<task>.parquet
-    published/<interval>/<id>.json
-    quarantine/00000000000000000042.json
-    validated/00000000000000000042-full.json                         or -fast
-    attempts/<attempt>/refused.json
-    leases/00000000000000000042-900-<lease>.json                     somebody reads checkpoint 42; ends after 900 s without renewal
-    clock                                                            there for a moment: its time is the storage's
+A pipeline's folder contains
 
-and in a savepoint's own folder
+    checkpoints/00000000000000000042.json                          the log: one record for each commit
+    HEAD.json                                                      an id that the log contains
+    settled/commits/1d-2013-01-01/<interval>-<id>-<kind>.json      effect of a commit, by its interval's first day
+    settled/attempts/<attempt>.json                                the record that ended the attempt
+    settled/names/<folder>.json                                    on disks: files that a listing must not miss
+    shared/<attempt>/<shard>-<task>-<n>.sst|.log|.manifest         immutable state files
+    attempts/<attempt>/prepared.json                               processed, not committed
+    attempts/<attempt>/refused.json                                validation refused the attempt
+    output/<interval>/<attempt>/part-<shard>-<task>.parquet        output rows
+    output/<interval>/<attempt>/late-<shard>-<task>.parquet        late rows
+    published/<interval>/<id>.json                                 the sink hook has run
+    quarantine/00000000000000000042.json                           validation refused the checkpoint
+    validated/00000000000000000042-full.json                       the checkpoint passed validation; or -fast
+    leases/00000000000000000042-900-<lease>.json                   keeps checkpoint 42 for 900 s after the last write
+    clock                                                          temporary; its time is the storage's time
 
-    savepoint.json                                                   written last; without it the folder is no savepoint
-    claimed.json                                                     somebody took it over
-    shared/<savepoint>/<shard>-<task>-<n>.sst                        native
-    <savepoint>/state-<name>/<shard>-<task>-<n>.parquet              canonical, and <savepoint>/timers/…
+A savepoint's own folder contains
 
-and beside the pipelines' folders, in .trials/<pipeline>, which no pipeline can be named like
+    savepoint.json                                                 written last; without it, this is no savepoint
+    claimed.json                                                   a pipeline has taken over the savepoint
+    shared/<savepoint>/<shard>-<task>-<n>.sst                      native
+    <savepoint>/state-<name>/<shard>-<task>-<n>.parquet            canonical, and <savepoint>/timers/…
 
-    trials/<name>.json                                               written first, deleted last
-    roots/<name>/<pipeline>/…                                        all of the above, of a trial
+The folder .trials/<pipeline>, beside the pipelines' folders, contains the trials. No pipeline can have such a name.
 
-``<interval>`` is ``20130101T000000000Z_20130102T000000000Z``: sorts by time, and has no character that a shell, a URL or a
-file system minds.
+    trials/<name>.json                                             a trial's record: written first, deleted last
+    roots/<name>/<pipeline>/…                                      the trial's pipeline: all files of the first list
+
+`<interval>` is `20130101T000000000Z_20130102T000000000Z`. These names sort by time, and all their characters are
+allowed in shells, URLs and file systems.
 """
 
 from __future__ import annotations
@@ -109,7 +112,12 @@ _KINDS: dict[str, tuple[tuple[str, re.Pattern[str]], ...]] = {
 
 
 def check_name(name: str) -> str:
-    """Raise UsageError unless the name of a pipeline or savepoint can be part of a path: letters, digits, ``_ . -``, at most 100."""
+    """Return the name of a pipeline, savepoint or trial if it can be part of a path.
+
+    Raises:
+        UsageError: The name has other characters than letters, digits and `_ . -`, contains `..`, does not begin with a
+            letter or digit, or is longer than 100 characters.
+    """
     if not is_name(name):
         raise UsageError(f"{name!r} can't be a name here: use letters, digits, '_', '-' and '.', at most 100")
     return name
@@ -126,13 +134,13 @@ def record(checkpoint_id: int) -> str:
 
 
 def record_id(path: str) -> int | None:
-    """Return the id in a path of the log, or None if the path is no record's."""
+    """Return the id in a record's path, or None if the path is no record's."""
     match = _ID.fullmatch(path.removeprefix(CHECKPOINTS))
     return int(match[1]) if match else None
 
 
 def kind_of(path: str) -> str | None:
-    """Return the kind of a file below a pipeline's folder, or None: no part of Cairn writes files of that name there.
+    """Return the kind of a file below a pipeline's folder, or None if Cairn writes no files of that name.
 
     Readers ignore files without a kind. `cairn verify` and sweeps report these files.
     """
@@ -147,17 +155,25 @@ def trial_name(path: str) -> str | None:
 
 
 def trial(name: str) -> str:
-    """Return the path of a trial's record in the folder of the pipeline's trials. Raises UsageError as ``check_name``."""
+    """Return the path of a trial's record, relative to the folder of the pipeline's trials.
+
+    Raises:
+        UsageError: `check_name` refuses the name.
+    """
     return f"{TRIAL_RECORDS}{check_name(name)}.json"
 
 
 def trial_root(name: str) -> str:
-    """Return the path of the root of a trial's pipeline in the folder of the pipeline's trials. Raises UsageError as ``check_name``."""
+    """Return the path of a trial's root, relative to the folder of the pipeline's trials.
+
+    Raises:
+        UsageError: `check_name` refuses the name.
+    """
     return f"{TRIAL_ROOTS}/{check_name(name)}"
 
 
 def prepared(attempt: str) -> str:
-    """Return the path of the record of an attempt that is prepared and not yet committed."""
+    """Return the path of an attempt's `prepared.json`."""
     return f"{ATTEMPTS}{attempt}/prepared.json"
 
 
@@ -167,12 +183,20 @@ def refused(attempt: str) -> str:
 
 
 def shared(attempt: str, shard: int, task: int, number: int, suffix: str) -> str:
-    """Return the path of a shard's immutable file. ``suffix``: sst, log or manifest."""
+    """Return the path of a shard's immutable file.
+
+    Args:
+        attempt: The attempt that writes the file.
+        shard: The shard.
+        task: The number of the Spark task that writes the file.
+        number: The number of the file within the task.
+        suffix: One of sst, log and manifest.
+    """
     return f"{SHARED}{attempt}/{shard}-{task}-{number}.{suffix}"
 
 
 def attempt_of(path: str) -> str | None:
-    """Return the attempt that the path is of, or None."""
+    """Return the attempt in the path of a state, attempt or output file, or None for other paths."""
     parts = path.split("/")
     if parts[0] in ("shared", "attempts") and len(parts) == 3:
         return parts[1]
@@ -180,17 +204,28 @@ def attempt_of(path: str) -> str | None:
 
 
 def output(interval: Interval, attempt: str, shard: int, task: int, *, late: bool = False) -> str:
-    """Return the path of a shard's output file or late rows. ``task`` is Spark's task, because two tries at a shard write two files."""
+    """Return the path of a shard's output file or late rows.
+
+    The name contains the number of the Spark task, because two tries at one shard must write two files.
+    """
     return f"{OUTPUT}{interval_name(interval)}/{attempt}/{'late' if late else 'part'}-{shard:05d}-{task}.parquet"
 
 
 def canonical(savepoint: str, state: str | None, shard: int, task: int, number: int) -> str:
-    """Return the path of a file of a state's rows, or of the timers (None). State names may be any text and are %-encoded."""
+    """Return the path of a file of a canonical savepoint, relative to the savepoint's folder.
+
+    Args:
+        savepoint: The uuid of the savepoint.
+        state: The name of the state, which the path contains %-encoded; None for the timers.
+        shard: The shard.
+        task: The number of the Spark task that writes the file.
+        number: The number of the file within the task.
+    """
     return f"{savepoint}/{_state_folder(state)}/{shard:05d}-{task}-{number}.parquet"
 
 
 def exported(state: str | None, shard: int, number: int) -> str:
-    """Return the path of a file of a state's rows in an export's folder."""
+    """Return the path of a file of a state's rows, or of the timers (None), in an export's folder."""
     return f"{_state_folder(state)}/{shard:05d}-{number}.parquet"
 
 
@@ -199,7 +234,7 @@ def _state_folder(state: str | None) -> str:
 
 
 def is_of_savepoint(path: str) -> bool:
-    """Return True if this system writes files of that name in a savepoint's folder: native or canonical state."""
+    """Return True if the path is that of a native or canonical state file in a savepoint's folder."""
     return _OF_SAVEPOINT.fullmatch(path) is not None
 
 
@@ -215,7 +250,7 @@ def published_id(path: str) -> int | None:
 
 
 def settled(interval: Interval, checkpoint_id: int, kind: str) -> str:
-    """Return the path of a settled commit. ``kind``: as ``Settled.kind``."""
+    """Return the path of a settled commit. `kind` is a value of `Settled.kind`."""
     folder = _settled_folder(settled_level(interval), _period(settled_level(interval), interval.start_ms))
     return f"{folder}{interval_name(interval)}-{checkpoint_id}-{kind}.json"
 
@@ -230,13 +265,18 @@ def parse_settled(path: str) -> tuple[Interval, int, str] | None:
 
 
 def settled_level(interval: Interval) -> int:
-    """Return the index of the interval's length in ``SETTLED_DAYS``."""
+    """Return the index in `SETTLED_DAYS` of the shortest length that is at least the interval's length."""
     length_ms = interval.end_ms - interval.start_ms
     return next(n for n, days in enumerate(SETTLED_DAYS) if length_ms <= days * _DAY_MS)
 
 
 def settled_folders(interval: Interval, levels: Iterable[int]) -> list[str]:
-    """Return the folders with all settled commits of those lengths that overlap the interval."""
+    """Return the folders that may hold settled commits whose intervals overlap the interval.
+
+    Args:
+        interval: The interval.
+        levels: The indexes into `SETTLED_DAYS` of the interval lengths to search.
+    """
     return [
         _settled_folder(level, period)
         for level in levels
@@ -252,7 +292,10 @@ def _period(level: int, ms: int) -> int:
 
 
 def _settled_folder(level: int, period: int) -> str:
-    """Return the folder by the date of the period's first day. A period that begins before the year 1 has that year's first day."""
+    """Return the folder of a period, named by the date of the period's first day.
+
+    A period that begins before the year 1 bears the first day of the year 1.
+    """
     first_day = max(period * SETTLED_DAYS[level], date.min.toordinal() - _EPOCH_DAY)
     return f"{SETTLED_COMMITS}{SETTLED_DAYS[level]}d-{date.fromordinal(_EPOCH_DAY + first_day).isoformat()}/"
 
@@ -260,15 +303,15 @@ def _settled_folder(level: int, period: int) -> str:
 def names(folder: str) -> str:
     """Return the path of the file that lists the names in a folder.
 
-    The folder is ``settled/commits/<period>/``, ``quarantine/``, ``leases/``, or a folder of a plain copy, whose readers ignore names that
-    begin with ``_``.
+    The folder is `settled/commits/<period>/`, `quarantine/`, `leases/`, or a folder of a plain copy. Readers of a plain
+    copy ignore names that begin with `_`.
     """
     ours = folder.startswith((SETTLED_COMMITS, QUARANTINE, LEASES))
     return f"{NAMES if ours else '_names/'}{folder.rstrip('/').rpartition('/')[2]}.json"
 
 
 def attempt_end(attempt: str) -> str:
-    """Return the path of the file that says how an attempt ended."""
+    """Return the path of the file that names the record which ended an attempt."""
     return f"{SETTLED_ATTEMPTS}{attempt}.json"
 
 
@@ -283,7 +326,7 @@ def quarantined_id(path: str) -> int | None:
 
 
 def quarantine(checkpoint_id: int) -> str:
-    """Return the path of the mark that a checkpoint was refused after its commit."""
+    """Return the path of the mark that validation refused a committed checkpoint."""
     return f"{QUARANTINE}{checkpoint_id:020d}.json"
 
 
@@ -299,12 +342,15 @@ def validated_id(path: str) -> tuple[int, str] | None:
 
 
 def lease(checkpoint_id: int, seconds: int, lease: str) -> str:
-    """Return the path of a lease on a checkpoint. The name holds all that a clean-up needs, because a clean-up only lists leases."""
+    """Return the path of a lease on a checkpoint.
+
+    The name holds the checkpoint and the seconds, because a clean-up lists leases without reading them.
+    """
     return f"{LEASES}{checkpoint_id:020d}-{seconds}-{lease}.json"
 
 
 def leased_id(path: str) -> tuple[int, int] | None:
-    """Return the checkpoint of a lease, and the lease's seconds after its last write; None if the path is no lease."""
+    """Return a lease's checkpoint and its duration in seconds after the last write; None if the path is no lease."""
     match = _LEASE.fullmatch(path)
     return (int(match[1]), int(match[2])) if match else None
 
@@ -318,7 +364,7 @@ def marked_id(path: str) -> int | None:
 
 
 def interval_name(interval: Interval) -> str:
-    """Return an interval as a folder's name: start and end in UTC, to the millisecond, in the order of time."""
+    """Return an interval as a folder's name: start and end in UTC, to the millisecond. The names sort by time."""
     return f"{_compact(interval.start)}_{_compact(interval.end)}"
 
 

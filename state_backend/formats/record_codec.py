@@ -1,13 +1,17 @@
-"""Records as bytes: one JSON object in an envelope, decoded strictly.
+"""Codec of records: one JSON object in an envelope, decoded strictly.
 
     {"cairn": "<type>", "format": 1, "release": "0.1.0", "crc32c": "<8 hex digits>", "body": {...}}
 
-What speaks of many shards and files, a checkpoint or what is prepared for one, repeats names: beyond 16 KiB it is gzipped (``zcat``).
-``crc32c`` is over the body as compact JSON with sorted keys. ``release`` wrote the file, and only error messages use it; files of
-before it was recorded have none. A wrong checksum, a missing or twice-named field, a wrong type, a number that is none, a path that leaves its root, ids
-or shards that can't be: each is a ``CorruptRecord`` that names the file. Another format, and with a right checksum a type or a field
-that is unknown here, is an ``UnsupportedFormat``. Every later format keeps ``cairn``, ``format`` and ``release`` in this place. JSON and not a pickle, because reading a bucket that somebody else can write must never
-run their code.
+Records, tombstones, `prepared.json` and savepoints repeat names for many shards and files. So records, tombstones and
+`prepared.json` are gzipped beyond 16 KiB; `zcat` shows them. `crc32c` is over the body as compact JSON with sorted
+keys. `release` names the release that wrote the file, for error messages only; old files have no `release`.
+
+`CorruptRecord` names the file in all these cases: a wrong checksum, a missing or duplicate field, a wrong type, a
+number that JSON does not allow, a path that leaves its root, impossible ids or shards. `UnsupportedFormat` means
+another format, or an unknown type or field under a right checksum. Every later format keeps `cairn`, `format` and
+`release` in this place.
+
+The format is JSON and not pickle: a reader must never run code from a bucket that other people can write to.
 """
 
 from __future__ import annotations
@@ -58,7 +62,8 @@ from state_backend.values.release import RELEASE, is_newer, unsupported
 FORMAT = 1
 MAX_BYTES = 64 * 1024 * 1024
 _PLAIN_BYTES = 16 * 1024
-# The whole header is ours, since gzip itself protects no bit of it.
+# Every gzip file of Cairn begins with these bytes. The reader compares all of them, because gzip has no checksum of its
+# header.
 _GZIP_HEADER = b"\x1f\x8b\x08" + bytes(6) + b"\x03"
 
 _TYPES: dict[str, type] = {
@@ -83,12 +88,13 @@ _TYPES: dict[str, type] = {
 _NAMES = {cls: name for name, cls in _TYPES.items()}
 _CONFIG = ConfigDict(strict=True, extra="forbid", ser_json_bytes="base64", val_json_bytes="base64")
 
-# Integers are 0 .. 2^63 - 1, but those of these names may be negative, and those of _BITS have another width.
+# Integer fields are 0 .. 2^63 - 1. The fields in _SIGNED may also be negative, and the fields in _BITS are unsigned
+# integers of that many bits.
 _SIGNED = {"latest_end_ms", "watermark_ms", "late_watermark_ms", "pipeline_start_ms", "processing_time_ms", "ttl_ms"}
 _BITS = {"digest": 64, "crc32c": 32}
 _LOCAL_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
 
-# Fields that `_check` does not enter: their constructors check them, `_check_groups` does so in one go, or they are the user's own JSON.
+# Fields that `_check` skips: their constructors or `_check_groups` check them, or they hold the user's own JSON.
 _NOT_WALKED = (
     *("interval", "key_groups", "key_group_states", "source_position", "value", "user_key", "key_schema"),
     *("output_schema", "output_schemas"),
@@ -98,13 +104,14 @@ T = TypeVar("T")
 
 
 def encode(value: object) -> bytes:
-    """The durable bytes of a record, manifest or mark.
+    """Return the durable bytes of a record, manifest or mark.
 
-    Raises: UsageError for what ``decode`` would refuse: a source position with a number that is none.
+    Raises:
+        UsageError: The value holds something that JSON does not allow, such as NaN in a source position.
     """
     try:
         if isinstance(value, Record | Prepared | Savepoint):
-            _compact(value.content.source_position)  # of a NaN, pydantic would make null
+            _compact(value.content.source_position)  # raises for NaN, which pydantic would write as null
         body = _adapter(cast(Any, type(value))).dump_python(value, mode="json")
         compact = _compact(body)
     except (TypeError, ValueError) as error:
@@ -122,9 +129,16 @@ def encode(value: object) -> bytes:
 
 
 def decode(data: bytes, path: str, *expected: type[T]) -> T:
-    """The value in ``data``, one of the ``expected`` types; ``path`` is for the error only.
+    """Return the value in `data`, which must be one of the `expected` types.
 
-    Raises: CorruptRecord, naming the path and what is wrong with it; UnsupportedFormat if another release of Cairn wrote the file.
+    Args:
+        data: The bytes of the file.
+        path: The path of the file, for errors.
+        *expected: The types that the caller accepts.
+
+    Raises:
+        CorruptRecord: The file is damaged or has another type. The message names the path and the problem.
+        UnsupportedFormat: Another release of Cairn wrote the file in a format that this release does not read.
     """
     envelope = _envelope(data, path)
     release = envelope.get("release")
@@ -158,7 +172,7 @@ def decode(data: bytes, path: str, *expected: type[T]) -> T:
 
 
 def _envelope(data: bytes, path: str) -> dict[str, Any]:
-    """The JSON object in ``data``, with the fields of this format."""
+    """Return the JSON object in `data` after a check of the format and the envelope's fields."""
     if len(data) > MAX_BYTES:
         raise CorruptRecord(f"{path}: {len(data)} bytes; a record has at most {MAX_BYTES}")
     try:
@@ -186,14 +200,17 @@ def _another_type(path: str, expected: tuple[type, ...], envelope: dict[str, Any
     return CorruptRecord(f"{path}: expected a {wanted} record, found {envelope['cairn']!r}")
 
 
-# --- what no writer of ours says ------------------------------------------------------------------------------------------------
+# --- Checks for values that no writer produces. -----------------------------------------------------------------------
 
 
 def _check(value: Any) -> None:
-    """Raises: UsageError for what has the right shape and can't be: negative counts, ids that repeat, shards that are
-    left out, names of local files that lead elsewhere.
+    """Check values that have the right type but are impossible.
 
-    A log is read in one go, thousands of records of a hundred values each: what is to be looked at is worked out once per class.
+    Examples are negative counts, repeated ids, missing shards and local file names that lead to another folder. A log
+    has thousands of records of a hundred values each. So `_to_check` works out the fields to check once per class.
+
+    Raises:
+        UsageError: A value is impossible.
     """
     cls = type(value)
     if cls is tuple:
@@ -247,7 +264,7 @@ def _check_content(content: Content) -> None:
 
 
 def _check_groups(states: tuple[KeyGroupState, ...], owned: KeyGroupRange) -> None:
-    """There may be thousands, so in one go."""
+    """Check all key groups at once, because a shard may have thousands."""
     groups = [owned.first - 1, *(s.key_group for s in states), owned.last + 1]
     _require(all(a < b for a, b in pairwise(groups)), f"its key groups are not ascending and within {owned}")
     counts, digests = [n for s in states for n in s.entries.values()], [s.digest for s in states]
@@ -263,7 +280,7 @@ def _check_number(name: str, number: int) -> None:
 
 
 def _bounds(name: str) -> tuple[int, int]:
-    """The least number of this name, and the first that is too large."""
+    """Return the least number that a field of this name may have, and the first number that is too large."""
     return -(2**63) if name in _SIGNED else 0, 2 ** _BITS.get(name, 63)
 
 
@@ -285,7 +302,7 @@ _CHECKS: dict[type, Callable[[Any], None]] = {
 
 @cache
 def _to_check(cls: type) -> tuple[tuple[tuple[str, int, int], ...], tuple[str, ...]]:
-    """Of a dataclass: its numbers with their bounds, and the fields that may hold more to check."""
+    """Return a dataclass's integer fields with their bounds, and the fields that may hold more values to check."""
     numbers, inner = [], []
     for name, hint in get_type_hints(cls).items():
         if name in _NOT_WALKED:
@@ -298,7 +315,7 @@ def _to_check(cls: type) -> tuple[tuple[tuple[str, int, int], ...], tuple[str, .
 
 
 def _parts(hint: Any) -> Iterator[Any]:
-    """A type hint, and all that it is made of, without parameters."""
+    """Yield a type hint and all type hints inside it, without parameters."""
     yield get_origin(hint) or hint
     for inner in get_args(hint):
         yield from _parts(inner)
@@ -311,8 +328,11 @@ def _adapter(cls: Any) -> TypeAdapter[Any]:
 
 
 def _be_strict(hint: Any) -> None:
-    """Gives every dataclass reachable from a type hint the strict configuration: pydantic reads it from the class, and the
-    values themselves should not have to know by what they are encoded."""
+    """Set pydantic's strict configuration on every dataclass that a type hint contains.
+
+    Pydantic reads the configuration from the class. The classes in `values` do not set it, because they do not depend
+    on their codec.
+    """
     if isinstance(hint, type) and is_dataclass(hint) and "__pydantic_config__" not in vars(hint):
         hint.__pydantic_config__ = _CONFIG  # type: ignore[attr-defined]
         for inner in get_type_hints(hint).values():
@@ -332,7 +352,11 @@ def _gzipped(data: bytes) -> bytes:
 
 
 def _gunzipped(data: bytes) -> bytes:
-    """Raises: ValueError if it is not what ``_gzipped`` makes."""
+    """Return the bytes that `_gzipped` compressed.
+
+    Raises:
+        ValueError: The data is damaged, too large, or not written by `_gzipped`.
+    """
     inflate = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
     try:
         plain = inflate.decompress(data, MAX_BYTES)
@@ -361,10 +385,10 @@ def _finite(text: str) -> float:
 
 
 def _unknown_field(error: ValidationError) -> str | None:
-    """The field that a newer release added, if that is all that is wrong, or None.
+    """Return the field that a newer release has added, or None if the file has another problem.
 
-    Of a value that has several forms, each form complains of the fields of the others. So beside other problems only a name counts
-    that no form has.
+    If a value may have one of several types, pydantic reports each type's fields as unknown for the other types. So
+    beside other problems, only a field name that no type has counts as added.
     """
     problems = error.errors(include_url=False, include_input=False)
     extra = [p["loc"] for p in problems if p["type"] in ("extra_forbidden", "unexpected_keyword_argument")]
@@ -386,6 +410,7 @@ def _field_names() -> frozenset[str]:
 
 
 def _first_problem(error: ValidationError) -> str:
-    # Of a value that has several forms, every form complains. The one that read furthest is the one that was meant.
+    # If a value may have one of several types, pydantic reports problems for each type. The deepest problem belongs to
+    # the right type.
     first = max(error.errors(include_url=False, include_input=False), key=lambda problem: len(problem["loc"]))
     return f"field {'.'.join(str(part) for part in first['loc'])}: {first['msg']}"

@@ -1,13 +1,16 @@
-"""Codec of RocksDB's MANIFEST: the SSTs of a store with their key ranges, removal of SSTs, and addition of another store's SSTs.
+"""Codec of RocksDB's MANIFEST.
 
-    log      blocks of 32 KiB: (masked crc32c u32 LE, size u16 LE, kind u8, payload) …; fewer than 7 bytes at the end are zeros
+It reads the SSTs of a store with their key ranges, removes SSTs, and adds another store's SSTs.
+
+    log      blocks of 32 KiB: (masked crc32c u32 LE, size u16 LE, kind u8, payload) …; up to 6 zeros at a block's end
              kind: 1 a whole record, 2 its first, 3 a middle, 4 its last piece
-    record   a version edit: (tag varint, what belongs to the tag) …
+    record   a version edit: (tag varint, value of the tag) …
     new file level, number, size, smallest key, largest key, two sequence numbers, (field, bytes) … until field 1
 
-Each key has 8 more bytes, its sequence number and kind. A log with an unknown tag is refused, unless RocksDB marks the tag as ignorable.
+Each key has 8 more bytes, its sequence number and kind. The reader refuses a log with an unknown tag, except if RocksDB
+marks the tag as ignorable.
 
-Source: RocksDB's ``db/log_format.h`` and ``db/version_edit.cc``.
+Source: RocksDB's `db/log_format.h` and `db/version_edit.cc`.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ _HEADER = struct.Struct("<IHB")
 _WHOLE, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 _IGNORABLE = 1 << 13
 _NEXT_FILE, _LAST_SEQUENCE, _DELETED_FILE, _NEW_FILE = 3, 4, 6, 103
-# Not 200 to 202: a store has one column family here.
+# Tags with a number as value. Tags 200 to 202 are for several column families, but Cairn's stores have only one.
 _NUMBERS = (2, _NEXT_FILE, _LAST_SEQUENCE, 9, 10, 203, 300)
 _TEXTS = (1,)
 _FIELDS_END, _EPOCH, _SEQUENCE_BYTES = 1, 13, 8
@@ -36,10 +39,12 @@ class SstSpan:
     """A live SST.
 
     Attributes:
-        number: 12 for ``000012.sst``.
-        smallest: The least key, deleted ranges included; ``largest``: the greatest key.
-        epoch: The greater epoch of two files of level 0 belongs to the newer file; 0 if the log has no epoch.
-        described: The other fields of the log behind the number, without the field that ends them.
+        number: The number in the file's name: 12 for `000012.sst`.
+        level: The level in RocksDB's tree.
+        smallest: The smallest key, deleted ranges included.
+        largest: The largest key, deleted ranges included.
+        epoch: RocksDB's epoch number. In level 0, the file with the greater epoch is newer. 0 if the log has no epoch.
+        described: The log's bytes behind the number, without the epoch and without the end of the fields.
     """
 
     number: int
@@ -52,12 +57,12 @@ class SstSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Store:
-    """The store that a log describes.
+    """The store that a MANIFEST describes.
 
     Attributes:
         spans: The live SSTs, by number.
         next_file: The number of the next file.
-        last_sequence: No entry has a greater sequence number.
+        last_sequence: The greatest sequence number that an entry may have.
     """
 
     spans: tuple[SstSpan, ...]
@@ -66,10 +71,10 @@ class Store:
 
 
 def store_of(log: bytes, name: str) -> Store:
-    """Return the store that the log describes.
+    """Return the store that the MANIFEST `log` describes.
 
     Raises:
-        CorruptFile: The log, called ``name`` in the message, can't be followed.
+        CorruptFile: The log, called `name` in the message, is damaged or has unknown parts.
     """
     live: dict[int, SstSpan] = {}
     numbers = {_NEXT_FILE: 0, _LAST_SEQUENCE: 0}
@@ -92,24 +97,25 @@ def store_of(log: bytes, name: str) -> Store:
 
 
 def without(log: bytes, spans: Collection[SstSpan]) -> bytes:
-    """Return the log with one more record, which deletes these files."""
+    """Return the log with one more record, which deletes these SSTs."""
     edit = b"".join(_varint(_DELETED_FILE) + _varint(span.level) + _varint(span.number) for span in spans)
     return log + _framed(edit, len(log)) if spans else log
 
 
 def with_stores(log: bytes, base: Store, others: Sequence[Store]) -> tuple[bytes, list[dict[int, int]]]:
-    """Return the log of ``base`` with one more record, which adds all SSTs of the other stores.
+    """Return the log of `base` with one more record, which adds all SSTs of the other stores.
 
     Each SST keeps its level. The key ranges of two stores must not overlap, neither by entries nor by deleted ranges.
 
-    Sequence numbers of different stores are not comparable. RocksDB compares them only between entries of one key, and all entries of a key
-    are of one store. Later writes get greater numbers than any file has. Epochs are made unique: a merge of files gets their least epoch,
-    and RocksDB refuses two files of one epoch in level 0 with overlapping keys.
+    Sequence numbers of different stores are not comparable. RocksDB compares them only between entries of one key, and
+    all entries of a key belong to one store. Later writes get greater numbers than any file has. The function makes
+    epochs unique: RocksDB gives a merged file the least epoch of its inputs, and refuses two files of one epoch in
+    level 0 with overlapping keys.
 
-    Source: RocksDB's import of column families, ``db/import_column_family_job.cc``.
+    Source: RocksDB's import of column families, `db/import_column_family_job.cc`.
 
     Returns:
-        The log, and for each other store the new number of each old number.
+        The log, and for each other store a dict from old to new file numbers.
 
     Raises:
         ValueError: A file has no epoch.
@@ -149,7 +155,7 @@ def _records(log: bytes) -> Iterator[bytes]:
 
 
 def _framed(record: bytes, at: int) -> bytes:
-    """Return a record's bytes in a log, behind ``at`` bytes."""
+    """Return a record as it is stored in a log of `at` bytes."""
     framed, first = b"", True
     while True:
         left = _BLOCK_BYTES - (at + len(framed)) % _BLOCK_BYTES
@@ -170,9 +176,9 @@ def _masked_crc(kind: int, payload: bytes) -> int:
 
 
 def _edits(record: bytes) -> Iterator[SstSpan | tuple[int, int]]:
-    """Yield the files that a version edit adds, and as (tag, number) the files that it deletes, the next file and the last sequence.
+    """Yield the added files, and as (tag, number) the deleted files, the next file number and the last sequence number.
 
-    Other fields are ignored.
+    The other fields of the version edit are skipped.
     """
     at = 0
     while at < len(record):

@@ -1,21 +1,23 @@
-"""State values as bytes.
+"""Codec of state values.
 
     row    u8 format (1) | u8 schema version | body
     body   null bitmap | fixed region | var region
              null bitmap   ceil(n/8) bytes; field i is bit i%8 of byte i//8, least significant first
-             fixed region  every fixed-width field in schema order, packed without padding; a null one holds zeros
+             fixed region  every fixed-width field in schema order, packed without padding; a null field holds zeros
              var region    every non-null variable-width field in schema order: u32 length | bytes
 
     fixed-width     boolean 1 (0 or 1) | byte 1 | short 2 | integer 4 | long 8 | float 4 | double 8 | date 4 (days)
                     timestamp, timestamp_ntz 8 (µs) | decimal up to 18 digits 8 (unscaled)
-    variable-width  string UTF-8 | binary as it is | wider decimal: shortest big-endian two's complement of the unscaled
+    variable-width  string UTF-8 | binary unchanged | wider decimal: unscaled, shortest big-endian two's complement
                     struct  body (no header)
-                    array   u32 count | null bitmap | items (fixed-width: packed as above; else u32 length | bytes, non-null only)
+                    array   u32 count | null bitmap | items
+                            (fixed-width items packed as above; for others u32 length | bytes, non-null items only)
                     map     array of keys | array of values; entries ordered by the encoded key
 
-Lengths and numbers are little-endian, unlike in keys: nobody compares encoded values, and Arrow and NumPy hold numbers so.
-Rows of an all-fixed schema have one width and fixed offsets, so that a structured dtype over their concatenation reads
-columns without a loop. Maps are ordered, because equal values must have equal bytes: the state digest hashes them.
+Lengths and numbers are little-endian, unlike in keys: no code sorts by encoded values, and Arrow and NumPy hold numbers
+in this order. If all fields have a fixed width, all rows have one length and fixed offsets. A structured dtype then
+reads the columns of concatenated rows without a loop. Map entries are ordered because equal values must have equal
+bytes: the state digest hashes the bytes.
 """
 
 from __future__ import annotations
@@ -71,11 +73,16 @@ Decode = Callable[[bytes], Any]
 class RowCodec:
     """Codec of the rows of one state at one version of its schema.
 
-    Both functions are closures, because they run once for each record.
+    `encode` and `decode` are closures instead of methods for speed, because they run once for each entry.
 
     Attributes:
-        encode: Takes a dict by name, or another iterable by position. Raises ``StateTypeError`` with state, field, expected and found.
-        decode: Takes the bytes of ``encode`` and returns a tuple. Raises ``CorruptFile`` for other bytes and for another schema version.
+        state_name: The name of the state, for errors.
+        schema: The schema of the rows.
+        schema_version: The number of the schema version, 0 .. 255.
+        encode: The encoder. It takes a dict by name, or another iterable by position. It raises `StateTypeError` with
+            state, field, expected and found type.
+        decode: The decoder. It takes the bytes of `encode` and returns a tuple. It raises `CorruptFile` for other bytes
+            and for another schema version, and `UnsupportedFormat` for a later format.
 
     Raises:
         StateSchemaError: State can't hold a type of the schema.
@@ -112,7 +119,7 @@ def _check_schema(state_name: str, schema: StructType) -> None:
             raise StateSchemaError(f"state {state_name!r} field {path!r}: {data_type} can't be stored: {why}")
 
 
-# --- rows ----------------------------------------------------------------------------------------------------------------
+# --- Rows. ------------------------------------------------------------------------------------------------------------
 
 
 def _row_encoder(state_name: str, schema: StructType, header: bytes, zone: tzinfo) -> Encode:
@@ -125,16 +132,16 @@ def _row_encoder(state_name: str, schema: StructType, header: bytes, zone: tzinf
         except Misfit as misfit:
             raise StateTypeError(misfit.message(owner, "field")) from None
 
-    # The usual row has no null and holds in each field just the Python type that would be read back. Then comparing types stands for
-    # most checks, and `struct` checks the ranges of numbers itself. Whatever is unusual (a null, an int for a double, a NumPy scalar,
-    # a mistake) takes the way above.
+    # The usual row has no null, and each value has exactly the Python type that `decode` returns. For these rows a
+    # comparison of types replaces most checks, and `struct` checks the ranges of numbers. `encode` handles unusual
+    # rows: with a null, an int for a double, a NumPy scalar, or a wrong value.
     if not (columns := _columns(schema, None, zone)):
         return encode
     return compiled_encoder(columns, header + bytes(_bitmap_size(len(columns))), encode)
 
 
 def _columns(schema: StructType, struct_factory: StructFactory | None, zone: tzinfo) -> list[Column]:
-    """Return the columns of rows that are coded without a loop; no columns if a field is nested."""
+    """Return the columns for compiled code; an empty list if a field is nested."""
     if any(isinstance(f.type, ArrayType | MapType | StructType) for f in schema.fields):
         return []
     return [_column(f.type, struct_factory, zone) for f in schema.fields]
@@ -208,11 +215,11 @@ def _row_decoder(
     return decode_numbers
 
 
-# --- bodies: between physical values and bytes ---------------------------------------------------------------------------
+# --- Bodies: conversion between physical values and bytes. ------------------------------------------------------------
 
 
 def _code(data_type: DataType) -> str | None:
-    """Return the ``struct`` code of a fixed-width type, None for other types."""
+    """Return the `struct` code of a fixed-width type, None for other types."""
     if isinstance(data_type, DecimalType):
         return "q" if data_type.precision <= MAX_LONG_DIGITS else None
     return _FIXED.get(data_type.name) if isinstance(data_type, AtomicType) else None
@@ -227,12 +234,12 @@ def _codes(schema: StructType) -> str:
 
 
 def _packer(schema: StructType, header: bytes) -> Callable[..., bytes]:
-    """Return the function (header and bitmap, fixed-width values …) -> bytes."""
+    """Return a function that packs header and bitmap, given as one bytes object, and the fixed-width values."""
     return struct.Struct(f"<{len(header) + _bitmap_size(len(schema.fields))}s{_codes(schema)}").pack
 
 
 def _unpacker(schema: StructType, header: bytes) -> struct.Struct:
-    """Return the struct of the fixed region, behind header and bitmap."""
+    """Return the struct that skips header and bitmap and unpacks the fixed region."""
     return struct.Struct(f"<{len(header) + _bitmap_size(len(schema.fields))}x{_codes(schema)}")
 
 
@@ -273,7 +280,8 @@ def _struct_decoder(schema: StructType, header: bytes) -> Callable[[bytes], Sequ
         permute = itemgetter(*(order.index(i) for i in range(len(order))))
 
     def decode(data: bytes) -> Sequence[Any]:
-        # A length that reaches beyond the end moves `at` there too, so that the one comparison below finds every truncation.
+        # A field whose length exceeds the data moves `at` beyond the end. So the one comparison of `at` with the end,
+        # below, detects every truncated row.
         values, at, nulls = list(unpack(data)), fixed_size, 0
         if not data.startswith(clean):
             if not data.startswith(header):
@@ -301,7 +309,7 @@ def _struct_decoder(schema: StructType, header: bytes) -> Callable[[bytes], Sequ
 
 
 def _variable_encoder(data_type: DataType) -> Encode | None:
-    """Return the encoder of a variable-width type; None if the physical value is the bytes."""
+    """Return the encoder of a variable-width type; None if its physical value is the stored bytes."""
     match data_type:
         case DecimalType():
             return encode_big_integer
@@ -337,7 +345,10 @@ def _whole(data: bytes, value: list[Any], end: int) -> list[Any]:
 
 
 def encode_big_integer(value: int) -> bytes:
-    """Return the shortest big-endian two's complement, at least one byte. Source: Java's ``BigInteger.toByteArray``."""
+    """Return the shortest big-endian two's complement of an integer, at least one byte.
+
+    Source: Java's `BigInteger.toByteArray`.
+    """
     return value.to_bytes((value if value >= 0 else ~value).bit_length() // 8 + 1, "big", signed=True)
 
 

@@ -1,8 +1,8 @@
-"""Codec of columns of state values: many rows of ``RowCodec`` at a time. The module of ``RowCodec`` draws the bytes.
+"""Codec of columns of state values: many rows of `RowCodec` at a time. The module `row_codec` draws the bytes.
 
-Rows of an all-fixed schema are one structured array. In front of variable-width fields the same array holds header, bitmap
-and fixed region; Arrow joins lengths and bytes behind it, and cuts them out again. Arrays, maps and structs go through
-``RowCodec``, value by value.
+If all fields have a fixed width, the rows are one structured array of NumPy. Otherwise a structured array holds the
+header, bitmap and fixed region of each row, and Arrow joins the variable-width lengths and bytes to it. The decoder
+cuts them out again. Arrays, maps and structs go through `RowCodec`, value by value.
 """
 
 from __future__ import annotations
@@ -40,10 +40,13 @@ _WIDE_BYTES = 16
 
 
 class RowColumns:
-    """Codec of many rows of one state at one version of its schema, with the errors of ``RowCodec``.
+    """Codec of many rows of one state at one version of its schema. It raises the errors of `RowCodec`.
 
     Attributes:
-        arrow_schema: The schema of decoded rows. ``encode`` takes rows of this schema, or rows that can be cast without loss.
+        state_name: The name of the state, for errors.
+        schema: The schema of the rows.
+        arrow_schema: The schema of decoded rows. `encode` takes rows of this schema, or rows that can be cast without
+            loss.
     """
 
     __slots__ = ("_codec", "_fixed", "_header", "_nested", "_variable", "arrow_schema", "schema", "state_name")
@@ -63,13 +66,14 @@ class RowColumns:
         dtypes += [(str(i), dtype) for i, f in enumerate(schema.fields) if (dtype := dtype_of(f.type))]
         self._fixed = np.dtype(dtypes)
 
-    # --- encode ----------------------------------------------------------------------------------------------------------
+    # --- encode -------------------------------------------------------------------------------------------------------
 
     def encode(self, rows: pa.RecordBatch | pa.Table) -> pa.BinaryArray:
-        """Encode every row; columns by name, in any order.
+        """Encode every row. Columns are matched by name and may come in any order.
 
         Raises:
-            StateTypeError: A column does not fit. The message names state, field, expected and found.
+            StateTypeError: A column does not fit. The message names the state, the field, and the expected and actual
+                type.
         """
         names = self.schema.names
         if sorted(rows.schema.names) != sorted(names):
@@ -92,7 +96,7 @@ class RowColumns:
     def _variable_pieces(self, i: int, column: pa.Array, valid: Mask | None) -> Iterator[Fixed | pa.Array]:
         field = self.schema.fields[i]
         if codec := self._nested.get(i):
-            # A row of its own, without its header and bitmap.
+            # The codec encodes the value as a row with one field. The row's header and bitmap, 3 bytes, are cut off.
             yield encode_each(
                 column,
                 field,
@@ -109,13 +113,15 @@ class RowColumns:
         yield Fixed(np.diff(binary_views(raw)[0]).astype("<u4"), valid)
         yield raw
 
-    # --- decode ----------------------------------------------------------------------------------------------------------
+    # --- decode -------------------------------------------------------------------------------------------------------
 
     def decode(self, rows: pa.BinaryArray) -> pa.RecordBatch:
-        """Decode each element to a row of ``arrow_schema``. All columns of a null element are null, also where the field is not nullable.
+        """Decode each element to a row of `arrow_schema`.
+
+        All columns of a null element are null, even for fields that are not nullable.
 
         Raises:
-            CorruptFile: ``RowCodec`` refuses a row.
+            CorruptFile: `RowCodec` refuses a row.
         """
         if rows.null_count:
             valid = valid_rows(rows)
@@ -167,7 +173,11 @@ class RowColumns:
         return columns
 
     def _nulls(self, bitmaps: Array) -> list[Mask | None]:
-        """Return for each field a mask that is True for null; None if no row is null."""
+        """Return for each field a mask that is True for null, or None if no row has a null there.
+
+        Raises:
+            ValueError: A bitmap has a null in a field that is not nullable.
+        """
         fields = self.schema.fields
         if not bitmaps.any():
             return [None] * len(fields)
@@ -177,10 +187,11 @@ class RowColumns:
         return [mask if mask.any() else None for mask in bits[: len(fields)]]
 
     def _variable_column(self, i: int, data: pa.Buffer, begins: Array, ends: Array, nulls: Mask | None) -> pa.Array:
-        """Decode the lengths and bytes from ``begins`` to ``ends`` of each row."""
+        """Decode the column of a variable-width field from bytes `begins` to `ends` of each row, length included."""
         data_type = self.schema.fields[i].type
         if codec := self._nested.get(i):
-            # A row of its own, with this one field.
+            # The codec decodes the value as a row with one field, so a header and a bitmap without nulls are put before
+            # the bytes.
             prefix = self._header + b"\0"
             values = [codec.decode(prefix + raw)[0] if raw else None for raw in cut(data, begins, ends).to_pylist()]
             return pa.array(values, arrow_type(data_type))
@@ -204,7 +215,11 @@ def _bitmap(count: int, valid: list[Mask | None]) -> Iterator[Fixed]:
 
 
 def _extents(raw: Array, at: Array, row_ends: Array, nulls: Mask | None) -> tuple[Array, Array]:
-    """Return where length and bytes of the next field of each row begin and end."""
+    """Return the beginning and the end of the next variable-width field of each row, length included.
+
+    Raises:
+        ValueError: A row ends before its field does.
+    """
     present = slice(None) if nulls is None else ~nulls
     ends = at.copy()
     ends[present] += 4
@@ -216,17 +231,23 @@ def _extents(raw: Array, at: Array, row_ends: Array, nulls: Mask | None) -> tupl
     return at, ends
 
 
-# --- decimals beyond 64 bits ---------------------------------------------------------------------------------------------
+# --- Decimals of more than 18 digits. ---------------------------------------------------------------------------------
 
 
 def _shortest(halves: Array, valid: Mask | None) -> pa.BinaryArray:
-    """Encode (n, 2) uint64, low half first, as big-endian two's complement without redundant bytes; a null row has no bytes."""
+    """Encode integers as big-endian two's complement without redundant bytes. A null row has no bytes.
+
+    Args:
+        halves: (n, 2) uint64, the low half first.
+        valid: False for null rows; None if no row is null.
+    """
     image = halves[:, ::-1].astype(">u8").view(np.uint8)
     sign = (image[:, :1] >> 7) * np.uint8(0xFF)
     differs = image != sign
     differs[:, -1] = True
     first = differs.argmax(axis=1)
-    # The first byte shows the sign; if it would show the wrong one, a byte of the sign stands before it.
+    # The highest bit of the first byte must show the number's sign. If it does not, one more byte of sign bits is kept
+    # before it.
     first -= (image[np.arange(len(image)), first] ^ sign[:, 0]) >> 7
     if valid is not None:
         first = np.where(valid, first, _WIDE_BYTES)
@@ -235,10 +256,10 @@ def _shortest(halves: Array, valid: Mask | None) -> pa.BinaryArray:
 
 
 def _from_shortest(column: pa.BinaryArray, nulls: Mask | None) -> Array:
-    """Decode the bytes of ``_shortest``.
+    """Decode the bytes of `_shortest` to (n, 2) uint64, the low half first.
 
     Raises:
-        ValueError: A value has redundant bytes.
+        ValueError: A value has no bytes, too many bytes, or redundant bytes.
     """
     offsets, raw = binary_views(column)
     sizes = np.diff(offsets)

@@ -1,22 +1,23 @@
-"""Allowed changes of a state's schema, and conversion of entries of older versions.
+"""Rules for changes of a state's schema, and conversion of entries of older versions.
 
     entry    u8 format | u8 schema version | body        (row_codec.py draws the body)
 
-An entry keeps the version that it was written with until the processor writes it again: the state digest hashes it
-with its version, and rewriting all state on a deploy would cost its whole size. So it is converted when it is read.
+An entry keeps the version that it was written with until the processor writes it again. The state digest hashes entries
+with their versions, and rewriting all state on a deployment would be too expensive. So the decoder converts an entry
+when it reads the entry.
 
-    allowed                                     read from older entries as
+    allowed change                              result for older entries
     a nullable field is added                   null
-    a field is dropped                          (gone; a field that is added again under its name starts from null)
-    fields are reordered                        themselves: fields are matched by name
-    byte -> short -> integer -> long            themselves
-    byte, short -> float; integer too -> double the float that equals them
-    float -> double                             themselves
-    decimal(p,s) -> decimal(p',s')              themselves, with s' digits; s' >= s and p'-s' >= p-s
-    NOT NULL -> nullable                        themselves
+    a field is dropped                          no field; a field that is added again under the name starts from null
+    fields are reordered                        the same values: fields are matched by name
+    byte -> short -> integer -> long            the same values
+    byte, short -> float; integer too -> double the float that equals the value
+    float -> double                             the same values
+    decimal(p,s) -> decimal(p',s')              the same values with s' digits; s' >= s and p'-s' >= p-s
+    NOT NULL -> nullable                        the same values
 
-The same holds inside structs, array elements and map values. Each step is exact. So a value does not depend on the
-number of versions between. Keys of maps are compared byte by byte in the digest and never change.
+The same rules hold inside structs, array elements and map values. Each step is exact. So a value does not depend on the
+number of versions between. Keys of maps must never change, because the digest hashes their bytes.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ _WIDER = {
 _EXACT = Context(prec=2 * MAX_DIGITS, traps=[Inexact, InvalidOperation])
 
 
-# --- what may change --------------------------------------------------------------------------------------------------
+# --- Comparison of schemas. -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +64,9 @@ class SchemaChange:
     """Differences of a declared schema from a recorded schema.
 
     Attributes:
-        dropped: Paths of fields (``a``, ``a.element.b``).
-        refused: Sentences. Each names a field, its recorded type, its declared type, and the remedy.
+        dropped: Paths of recorded fields that are not declared (`a`, `a.element.b`).
+        refused: Sentences about changes that are not allowed. Each names a field, its recorded type, its declared type,
+            and the remedy.
     """
 
     dropped: tuple[str, ...]
@@ -72,7 +74,10 @@ class SchemaChange:
 
 
 def compare_schemas(recorded: StructType, declared: StructType) -> SchemaChange:
-    """Compare all fields of ``recorded``, at every depth. Both lists are empty if nothing is lost or refused, also for schemas that differ."""
+    """Compare two schemas at every depth, and return the dropped fields and the refused changes.
+
+    Schemas that differ only by other allowed changes give two empty lists.
+    """
     differences = list(_struct_differences("", recorded, declared))
     return SchemaChange(
         dropped=tuple(path for path, refusal in differences if refusal is None),
@@ -80,7 +85,7 @@ def compare_schemas(recorded: StructType, declared: StructType) -> SchemaChange:
     )
 
 
-_Differences = Iterator[tuple[str, str | None]]  # (path, why it is refused; None: the field is dropped)
+_Differences = Iterator[tuple[str, str | None]]  # pairs of a path and a refusal; None: the field is dropped
 
 
 def _struct_differences(path: str, recorded: StructType, declared: StructType) -> _Differences:
@@ -131,14 +136,14 @@ def _by_name(schema: StructType) -> dict[str, Field]:
     return {f.name: f for f in schema.fields}
 
 
-# --- reading ----------------------------------------------------------------------------------------------------------
+# --- Reading of older entries. ----------------------------------------------------------------------------------------
 
 
 class EvolvingRowCodec(RowCodec):
-    """Codec of the rows of one state at all recorded versions, ascending.
+    """Codec of the rows of one state at all recorded versions, which must ascend.
 
-    ``encode`` writes the latest version. ``decode`` reads every version and returns the latest version's fields. ``decode`` raises
-    ``CorruptFile`` for an unknown version and for rows that ``RowCodec.decode`` refuses.
+    `encode` writes the latest version. `decode` reads every version and returns the latest version's fields. `decode`
+    raises `CorruptFile` for an unknown version and for rows that `RowCodec.decode` refuses.
     """
 
     __slots__ = ()
@@ -159,7 +164,7 @@ class EvolvingRowCodec(RowCodec):
 def row_reader(
     state_name: str, versions: Sequence[SchemaVersion], struct_factory: StructFactory | None = None
 ) -> ReadRow:
-    """Return ``EvolvingRowCodec.decode``, without an encoder."""
+    """Return `EvolvingRowCodec.decode` for the recorded versions."""
     return EvolvingRowCodec(state_name, versions, struct_factory).decode
 
 
@@ -170,7 +175,8 @@ def _any_version(
     struct_factory: StructFactory | None,
     zone: tzinfo,
 ) -> ReadRow:
-    # Older readers are made when their first entry comes: of most versions of a long-lived state no entry is left.
+    # The reader of an older version is built when the first entry of that version is read. A long-lived state has many
+    # versions, and most of them have no entries left.
     recorded = [v.version for v in versions]
     readers = {recorded[-1]: decode_latest}
 
@@ -200,7 +206,8 @@ def _any_version(
 def _older_reader(
     state_name: str, version: int, chain: Sequence[StructType], struct_factory: StructFactory | None, zone: tzinfo
 ) -> ReadRow:
-    # Nested structs are tuples here, because the objects of the caller's factory may not be indexable.
+    # This codec gets no factory, so nested structs are tuples: the objects of the caller's factory may not be
+    # indexable.
     decode = RowCodec(state_name, chain[0], version, zone=zone).decode
     convert = _row_conversion(chain, struct_factory)
     return decode if convert is None else lambda data: convert(decode(data))
@@ -211,8 +218,13 @@ def field_sources(
 ) -> list[tuple[int, Convert | None]]:
     """Return, for each field of the chain's last schema, its place in the first schema and the converter of its values.
 
-    The place is -1 if the first schema lacks the field. The converter takes non-null Python values and is None if values stay the same. The
-    chain holds every version between. A field that a version lacks was dropped: a later field of the same name is another field.
+    The place is -1 if the first schema lacks the field. The converter takes non-null Python values. It is None if
+    values stay the same.
+
+    Args:
+        chain: The schemas of all versions from the rows' version to the latest. If one of them lacks a field, the field
+            was dropped there, and a later field of the same name is another field.
+        struct_factory: The factory of nested structs; None for tuples.
     """
     by_name = [_by_name(schema) for schema in chain]
     places = {name: i for i, name in enumerate(chain[0].names)}
@@ -227,7 +239,7 @@ def field_sources(
 def _row_conversion(
     chain: Sequence[StructType], struct_factory: StructFactory | None
 ) -> Callable[[tuple[Any, ...]], tuple[Any, ...]] | None:
-    """Return the conversion from a tuple of the chain's first schema to a tuple of its last schema; None if the schemas are equal."""
+    """Return the conversion of a tuple from the chain's first schema to its last; None if the schemas are equal."""
     sources = field_sources(chain, struct_factory)
     places = [place for place, _ in sources]
     converts = [(i, convert) for i, (_, convert) in enumerate(sources) if convert is not None]
@@ -235,7 +247,7 @@ def _row_conversion(
         return None
 
     def convert_row(row: tuple[Any, ...]) -> tuple[Any, ...]:
-        padded = (*row, None)  # place -1 finds the None
+        padded = (*row, None)  # place -1 is the None
         values = [padded[place] for place in places]
         for i, convert in converts:
             if values[i] is not None:
@@ -246,9 +258,10 @@ def _row_conversion(
 
 
 def _conversion(chain: Sequence[DataType], struct_factory: StructFactory | None) -> Convert | None:
-    """Return the conversion from a non-null Python value of the chain's first type to its last type; None if the types are equal.
+    """Return the conversion from a non-null Python value of the chain's first type to its last type.
 
-    The types between matter for structs only, because every widening is exact.
+    The result is None if values stay the same. The types between matter for structs only, because every widening is
+    exact.
     """
     first, last = chain[0], chain[-1]
     match last:

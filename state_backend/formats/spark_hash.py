@@ -1,13 +1,13 @@
-"""Spark SQL's ``xxhash64``: Python and SQL must compute the same key group of a key.
+"""Spark SQL's `xxhash64` in Python. Python and SQL must compute the same key group for a key.
 
-    seed 42; columns left to right, each hash seeding the next; a null leaves the hash as it is
+    seed 42; columns left to right, each hash seeding the next; a null leaves the hash unchanged
     boolean (as 0 or 1), byte, short, integer, date   4 bytes, little-endian
     long, timestamp, timestamp_ntz                    8 bytes, little-endian
-    float, double                                     its IEEE bits, 4 or 8 bytes; -0.0 as 0.0, every NaN as the canonical one
+    float, double                                     IEEE bits, 4 or 8 bytes; -0.0 as 0.0, every NaN as one NaN
     decimal up to 18 digits                           unscaled, 8 bytes
     wider decimal                                     unscaled, shortest big-endian two's complement
     string, binary                                    the bytes
-    struct, array                                     its fields, its items, as if they were columns
+    struct, array                                     their fields or items, hashed like columns
 
 Source: Spark's hash.scala (HashExpression, XxHash64) and XXH64.java.
 """
@@ -48,7 +48,7 @@ _digest = xxhash.xxh64_intdigest
 
 @lru_cache(maxsize=64)
 def key_hasher(key_schema: StructType) -> Callable[[Any], int]:
-    """Return ``xxhash64_columns`` for one schema, with the errors of ``KeyCodec``."""
+    """Return the function that computes `xxhash64_columns` for one key schema. It raises the errors of `KeyCodec`."""
     check_key_schema(key_schema)
     to_physical, fold = row_to_physical(key_schema), _fold_struct(key_schema)
 
@@ -63,17 +63,20 @@ def key_hasher(key_schema: StructType) -> Callable[[Any], int]:
 
 
 def xxhash64_columns(values: Any, key_schema: StructType) -> int:
-    """Return the signed 64 bits of ``xxhash64(col1, col2, …)`` in Spark SQL."""
+    """Return `xxhash64(col1, col2, …)` of Spark SQL, a signed 64-bit integer."""
     return key_hasher(key_schema)(values)
 
 
 def key_group(values: Any, key_schema: StructType, max_parallelism: int) -> int:
-    """Return ``pmod(xxhash64(key columns), max_parallelism)``."""
+    """Return the key group of a key: `pmod(xxhash64(key columns), max_parallelism)`."""
     return key_hasher(key_schema)(values) % max_parallelism
 
 
 def key_groups(columns: Sequence[pa.Array], key_schema: StructType, max_parallelism: int) -> npt.NDArray[np.uint16]:
-    """Return (n,) the ``key_group`` of each row of key columns, as ``KeyColumns.decode`` returns these. Nested types and wide decimals are hashed row by row."""
+    """Return (n,) the key group of each row of the key columns.
+
+    The columns must be as `KeyColumns.decode` returns them. Nested types and wide decimals are hashed row by row.
+    """
     hashes = np.full(len(columns[0]), SEED, np.uint64)
     for column, field in zip(columns, key_schema.fields, strict=True):
         if isinstance(field.type, AtomicType) or dtype_of(field.type) is not None:
@@ -91,7 +94,7 @@ def _hashed_bytes(column: pa.Array, data_type: DataType) -> pa.BinaryArray:
         return column.cast(pa.binary())
     values = fixed_values(column, data_type)
     if values.dtype.kind == "f":
-        # + 0.0 makes 0.0 of -0.0.
+        # Adding 0 turns -0.0 into 0.0.
         values = np.where(np.isnan(values), values.dtype.type(np.nan), values + 0)
     elif values.dtype.itemsize < 4:
         values = values.astype("<i4")

@@ -1,7 +1,8 @@
-"""NULL for values that do not fit a state's schema, exactly where Spark stores NULL without an error.
+"""An encoder that stores NULL for values that do not fit a state's schema, where Spark stores NULL too.
 
-Source: Spark's EvaluatePython.makeFromJava, and tests/conformance/test_casts.py, which asks a real Spark. Where Spark stores
-another value than the user's (300 as a TINYINT becomes 44), or fails, the value is refused here too.
+Source: Spark's EvaluatePython.makeFromJava, and tests/conformance/test_casts.py, which runs a real Spark. Spark
+    sometimes stores a value other than the user's (300 as a TINYINT becomes 44) or fails. This encoder refuses those
+    values.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def spark_stores_null(data_type: DataType, value: Any) -> bool:
 
 
 class MismatchCounts:
-    """The values of a shard that became NULL, by state and field, with the message of each field's first."""
+    """Counts of the values of a shard that became NULL, by state and field, with the first message of each field."""
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[str, str]] = Counter()
@@ -66,16 +67,26 @@ class MismatchCounts:
 def nulling_encoder(
     state_name: str, schema: StructType, zone: tzinfo, encode: Callable[[Any], bytes], counts: MismatchCounts
 ) -> Callable[[Any], bytes]:
-    """Wrap a row encoder: values for which Spark stores NULL become NULL and are counted. A row that fits costs nothing more.
+    """Return a row encoder that stores NULL for values for which Spark stores NULL, and counts these values.
 
-    Raises: StateTypeError from ``encode``, for all other values.
+    Rows that fit need no more time than with `encode` alone.
+
+    Args:
+        state_name: The name of the state, for messages.
+        schema: The schema of the rows.
+        zone: The zone of naive datetimes for timestamps.
+        encode: The row encoder to wrap.
+        counts: The counts to add to.
+
+    Raises:
+        StateTypeError: The returned function gets another value that does not fit.
     """
 
     def encode_or_null(row: Any) -> bytes:
         values = row if isinstance(row, (*SEQUENCES, dict)) else None
         try:
             if values is None and not isinstance(row, str | bytes):
-                row = values = list(row)  # encoded twice if a value does not fit, and an iterator gives its values once
+                row = values = list(row)  # a second encoding would find an iterator empty
         except TypeError:
             pass
         try:
@@ -108,7 +119,15 @@ def _fields(schema: StructType, values: Any, zone: tzinfo, path: str, found: lis
 
 
 def _fitting(data_type: DataType, value: Any, zone: tzinfo, path: str, found: list[tuple[str, str]]) -> Any:
-    """Return the value with NULL in place of each value inside that Spark would store as NULL."""
+    """Return the value, with None in place of each value inside for which Spark stores NULL.
+
+    Args:
+        data_type: The type that the value should have.
+        value: The value.
+        zone: The zone of naive datetimes for timestamps.
+        path: The path of the value within the row.
+        found: A list to which the path and message of each replaced value are added.
+    """
     if value is None:
         return None
     plain = value.tolist() if hasattr(value, "tolist") and not hasattr(value, "columns") else value

@@ -1,7 +1,8 @@
-"""Tables that were written with an older schema, as columns of the newest.
+"""Conversion of tables with an older schema to the newest schema.
 
-The rules are those of values of state (``schema_evolution.py``), whose versions lie in bytes; tables are Parquet files, and what is
-converted are Arrow columns: matched by name at every depth, null where there is none, widened by Arrow's exact casts.
+The rules are those of state values (`schema_evolution.py`), whose entries hold their version. Here the data are columns
+of Parquet files. Columns are matched by name at every depth. A missing column becomes null. Arrow's exact casts widen
+values.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ ConvertBatch = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 
 def batch_converter(chain: Sequence[StructType], target: pa.Schema) -> ConvertBatch:
-    """Return a function that converts batches of the chain's first schema to ``target``, the Arrow form of its last schema.
+    """Return a function that converts batches of the chain's first schema to `target`.
 
-    The chain holds every schema between. A column that a schema lacks was dropped: a later column of the same name is another column.
-    ``compare_schemas`` refuses no step of the chain.
+    Args:
+        chain: The schemas of all versions from the batches' version to the newest. If one of them lacks a column, the
+            column was dropped there, and a later column of the same name is another column. `compare_schemas` must
+            allow each step.
+        target: The chain's last schema as Arrow schema.
     """
     whole = pa.struct(list(target))
 
@@ -48,7 +52,13 @@ def _children(
 
 
 def _converted(array: pa.Array, chain: Sequence[DataType], target: pa.DataType) -> pa.Array:
-    """Convert the column to the target's type. ``chain``: the types of the field, from the version of these rows to the newest."""
+    """Convert the column to the target's type.
+
+    Args:
+        array: The column.
+        chain: The types of the field in all versions from the rows' version to the newest.
+        target: The Arrow type of the result.
+    """
     last = chain[-1]
     if array.type == target and all(t == last for t in chain):
         return array
@@ -72,5 +82,8 @@ def _converted(array: pa.Array, chain: Sequence[DataType], target: pa.DataType) 
 
 
 def _offsets(array: pa.Array) -> pa.Array:
-    """Copy a list's or map's offsets. The original may be a slice, and Arrow's ``from_arrays`` refuses slices together with a mask."""
+    """Return a copy of a list's or map's offsets.
+
+    The original may be a slice, and Arrow's `from_arrays` refuses slices together with a mask.
+    """
     return pa.array(array.offsets.to_numpy(), pa.int32())

@@ -1,30 +1,32 @@
-"""Spark SQL types, parsed from ``StructType.jsonValue()``, and their Python values.
+"""Spark SQL types, parsed from `StructType.jsonValue()`, and the conversion of their Python values.
 
-Codecs and hash share one step between a user's Python value and bytes, the *physical* value:
+All codecs and the hash convert a user's Python value to a *physical* value first, and the physical value to bytes:
 
     type                                physical                        Python, when read back
     boolean                             bool                            bool
     byte short integer long             int                             int
     float double                        float                           float
-    string | binary                     bytes (UTF-8 | as they are)     str | bytes
+    string | binary                     bytes (UTF-8 | unchanged)       str | bytes
     date                                int, days since 1970-01-01      date
-    timestamp                           int, µs since 1970-01-01 UTC    naive datetime, wall time in ``zone``
+    timestamp                           int, µs since 1970-01-01 UTC    naive datetime, wall time in `zone`
     timestamp_ntz                       int, µs since 1970-01-01        naive datetime
     decimal(p,s)                        int, unscaled                   Decimal with s fractional digits
     array<t> | map<k,v>                 list | list of (k, v)           list | dict
-    struct                              tuple, in schema order          tuple, or an object of ``struct_factory``
+    struct                              tuple, in schema order          tuple, or an object of `struct_factory`
 
-``to_physical`` makes the casts that Spark makes without loss, and refuses the others. For those Spark stores NULL or a wrong value without
-an error, and users notice months later.
+`to_physical` makes the casts that Spark makes without loss, and refuses all others. For those, Spark would store NULL
+or a wrong value without an error, and users would notice months later. The casts are
 
+    to              from
     string          bool ("true"), int, float (as Java writes it), Decimal
     binary          str, as UTF-8
     date            datetime, its day
     timestamp_ntz   aware datetime, its wall time
     decimal(p,s)    int, and Decimal rounded half up to s digits
-    float double    int that is exact there
+    float double    int that is exact in this type
 
-A naive datetime for a timestamp is wall time in ``zone``. In the hour that clocks repeat, ``fold`` says which one is meant.
+A naive datetime for a timestamp is wall time in `zone`. In the hour that clocks repeat in autumn, `fold` says which of
+both instants is meant.
 """
 
 from __future__ import annotations
@@ -45,20 +47,20 @@ Json = Any
 Convert = Callable[[Any], Any]
 StructFactory = Callable[[tuple[str, ...]], Callable[[tuple[Any, ...]], Any]]
 
-MAX_LONG_DIGITS = 18  # the widest decimal that Spark, and so we, keep in an int64
+MAX_LONG_DIGITS = 18  # the most digits of a decimal that fits an int64; Spark has the same limit
 MAX_DIGITS = 38
-SEQUENCES = (tuple, list)  # made once: `tuple | list` in an isinstance makes a union object at every call
+SEQUENCES = (tuple, list)  # a constant, because `isinstance(x, tuple | list)` makes a new union object at every call
 INTEGER_BITS = {"byte": 8, "short": 16, "integer": 32, "long": 64}
 _SQL_NAMES = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint"}
 _ATOMIC = {*INTEGER_BITS, "boolean", "float", "double", "string", "binary", "date", "timestamp", "timestamp_ntz"}
 
 
-# --- the tree ----------------------------------------------------------------------------------------------------------
+# --- Types. -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class AtomicType:
-    """A type without parameters, by its Spark JSON name."""
+    """A type without parameters, identified by its name in Spark's JSON."""
 
     name: str
 
@@ -66,7 +68,7 @@ class AtomicType:
         return _SQL_NAMES.get(self.name, self.name)
 
     def to_json(self) -> Json:
-        """Return the type's part of Spark's ``jsonValue()``."""
+        """Return the JSON of the type as Spark's `jsonValue()` writes it."""
         return self.name
 
 
@@ -81,12 +83,14 @@ class DecimalType:
         return f"decimal({self.precision},{self.scale})"
 
     def to_json(self) -> Json:
-        """Return the type's part of Spark's ``jsonValue()``."""
+        """Return the JSON of the type as Spark's `jsonValue()` writes it."""
         return str(self)
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayType:
+    """An array type."""
+
     element: DataType
     contains_null: bool = True
 
@@ -94,12 +98,14 @@ class ArrayType:
         return f"array<{self.element}>"
 
     def to_json(self) -> Json:
-        """Return the type's part of Spark's ``jsonValue()``."""
+        """Return the JSON of the type as Spark's `jsonValue()` writes it."""
         return {"type": "array", "elementType": self.element.to_json(), "containsNull": self.contains_null}
 
 
 @dataclass(frozen=True, slots=True)
 class MapType:
+    """A map type."""
+
     key: DataType
     value: DataType
     value_contains_null: bool = True
@@ -108,16 +114,21 @@ class MapType:
         return f"map<{self.key}, {self.value}>"
 
     def to_json(self) -> Json:
-        """Return the type's part of Spark's ``jsonValue()``."""
+        """Return the JSON of the type as Spark's `jsonValue()` writes it."""
         key, value = self.key.to_json(), self.value.to_json()
         return {"type": "map", "keyType": key, "valueType": value, "valueContainsNull": self.value_contains_null}
 
 
 @dataclass(frozen=True, slots=True)
 class UnsupportedType:
-    """A Spark type that neither state nor keys can hold; ``why`` completes "can't be stored: …".
+    """A Spark type that neither state nor keys can hold.
 
-    The tree keeps the type, because the code that refuses the type then knows the field.
+    The parser keeps the type instead of raising, because the code that later refuses the type knows the field's name.
+
+    Attributes:
+        name: The name of the type for messages.
+        why: The reason, which completes "can't be stored: …".
+        json_text: The JSON that the type was parsed from.
     """
 
     name: str
@@ -134,7 +145,7 @@ class UnsupportedType:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of a struct. Metadata (comments, defaults) are kept, but do not count for equality."""
+    """A field of a struct. Equality ignores the metadata (comments, defaults)."""
 
     name: str
     type: DataType
@@ -147,6 +158,8 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class StructType:
+    """A struct type, or the schema of a row."""
+
     fields: tuple[Field, ...]
 
     def __str__(self) -> str:
@@ -154,11 +167,11 @@ class StructType:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the fields' names, in order."""
+        """The fields' names, in order."""
         return tuple(f.name for f in self.fields)
 
     def to_json(self) -> Json:
-        """Return Spark's ``jsonValue()`` of the struct: the inverse of ``parse_struct``."""
+        """Return Spark's `jsonValue()` of the struct: the inverse of `parse_struct`."""
         return {
             "type": "struct",
             "fields": [
@@ -172,10 +185,12 @@ DataType = AtomicType | DecimalType | ArrayType | MapType | StructType | Unsuppo
 
 
 def parse_struct(json_value: Mapping[str, Json]) -> StructType:
-    """Parse Spark's ``StructType.jsonValue()``. Types that can't be stored become ``UnsupportedType``, which the codecs refuse.
+    """Parse Spark's `StructType.jsonValue()`.
+
+    Types that can't be stored become `UnsupportedType`, which the codecs refuse.
 
     Raises:
-        StateSchemaError: The JSON is no struct's, or names a field twice.
+        StateSchemaError: The JSON is no struct's, is nested too deeply, or names a field twice.
     """
     try:
         parsed = _parse(json_value, "", {})
@@ -189,10 +204,17 @@ def parse_struct(json_value: Mapping[str, Json]) -> StructType:
 
 
 def _parse(value: Json, path: str, collations: Mapping[str, str]) -> DataType:
-    """Parse a type. Source: Spark's DataType.parseDataType.
+    """Parse a type.
 
-    The type's own JSON is just "string" for a string with a collation. The collation is in the metadata of the nearest field, under the path from
-    this field (``name``, ``name.element``, ``name.key``).
+    Spark writes a string type with a collation as just "string". The collation is in the metadata of the nearest field
+    above, under the path from this field (`name`, `name.element`, `name.key`).
+
+    Source: Spark's DataType.parseDataType.
+
+    Args:
+        value: The JSON of the type.
+        path: The path from the nearest field above.
+        collations: The collations in this field's metadata, by path.
     """
     if isinstance(value, str):
         if value == "string" and path in collations:
@@ -256,7 +278,10 @@ def names_and_types(data_type: DataType) -> DataType:
 
 
 def with_nulls_of(data_type: DataType, other: DataType) -> DataType:
-    """Return the type, nullable also where ``other`` is. Both have equal ``names_and_types``, except for the case of names."""
+    """Return the type, with each part nullable that is nullable in the type itself or in `other`.
+
+    Both must have equal `names_and_types`, except for the case of names.
+    """
     match data_type, other:
         case ArrayType(element, contains_null), ArrayType(of, may_be_null):
             return ArrayType(with_nulls_of(element, of), contains_null or may_be_null)
@@ -273,7 +298,7 @@ def with_nulls_of(data_type: DataType, other: DataType) -> DataType:
 
 
 def walk(data_type: DataType, path: str = "") -> Iterator[tuple[str, DataType]]:
-    """Yield the type and all types inside, each with its dotted path: ``a``, ``a.element``, ``a.key``, ``a.b``."""
+    """Yield the type and all types inside it, each with its dotted path: `a`, `a.element`, `a.key`, `a.b`."""
     yield path, data_type
     dot = f"{path}." if path else ""
     if isinstance(data_type, ArrayType):
@@ -286,12 +311,18 @@ def walk(data_type: DataType, path: str = "") -> Iterator[tuple[str, DataType]]:
             yield from walk(f.type, f"{dot}{f.name}")
 
 
-# --- Python value -> physical value --------------------------------------------------------------------------------------
+# --- Conversion of Python values to physical values. ------------------------------------------------------------------
 
 
 class Misfit(TypeError):
-    """A value that does not fit its type. Collects the path (``.b[3].key``) on its way out; the codec makes the error that users see. ``text``
-    follows the path directly.
+    """A value does not fit its type.
+
+    The error collects the path of the value (`.b[3].key`) while it propagates. The codecs turn it into the error that
+    users see.
+
+    Attributes:
+        text: The end of the message, which follows the path directly.
+        path: The path of the value within the row.
     """
 
     def __init__(self, text: str) -> None:
@@ -300,17 +331,22 @@ class Misfit(TypeError):
         self.path = ""
 
     def at(self, step: str) -> Misfit:
-        """Return the error with one more step before its path."""
+        """Put one more step before the path, and return the error itself."""
         self.path = step + self.path
         return self
 
     def message(self, owner: str, member: str) -> str:
-        """Return ``state 'x' field 'a.b': expected bigint, found str 'y'``, for owner "state 'x'" and member "field"."""
+        """Return the message for users, such as `state 'x' field 'a.b': expected bigint, found str 'y'`.
+
+        Args:
+            owner: The beginning of the message, such as "state 'x'".
+            member: The word for a field, such as "field".
+        """
         return f"{owner}{f' {member} {self.path[1:]!r}' if self.path else ''}{self.text}"
 
 
 def shortened(value: object) -> str:
-    """Return at most 80 characters of a value's repr."""
+    """Return the value's repr, cut to at most 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
@@ -320,18 +356,22 @@ def _misfit(expected: object, value: object, why: str = "") -> Misfit:
 
 
 def _plain(value: Any) -> Any:
-    """Convert NumPy scalars and arrays to Python values. Source: pyspark's ``_normalize_state_value``."""
+    """Convert NumPy scalars and arrays to Python values, and return other values unchanged.
+
+    Source: pyspark's `_normalize_state_value`.
+    """
     return value.tolist() if hasattr(value, "tolist") else value
 
 
 def to_physical(data_type: DataType, zone: tzinfo = UTC) -> Convert:
-    """Return a function from a non-null Python value to its physical value.
+    """Return a function that converts a non-null Python value to its physical value.
 
     Args:
+        data_type: The type of the value.
         zone: The zone of naive datetimes for a timestamp.
 
     Raises:
-        Misfit: The function gets a value that does not fit, or None.
+        Misfit: The returned function gets None or a value that does not fit.
     """
     match data_type:
         case AtomicType(name) if name in INTEGER_BITS:
@@ -403,7 +443,7 @@ def _from_float(expected: AtomicType) -> Convert:
             try:
                 single(exact)
             except OverflowError:
-                # The JVM would make it infinity.
+                # The JVM would store infinity for a double that is too large for a float.
                 raise _misfit(expected, value, "out of range") from None
         return exact
 
@@ -411,7 +451,11 @@ def _from_float(expected: AtomicType) -> Convert:
 
 
 def _widened(expected: AtomicType, value: int) -> float:
-    """Return the float that equals an int. Ints beyond the mantissa may have no such float."""
+    """Return the float that equals an int.
+
+    Raises:
+        Misfit: The int has too many binary digits for this type.
+    """
     try:
         widened = float(value)
         if expected.name == "float":
@@ -424,7 +468,8 @@ def _widened(expected: AtomicType, value: int) -> float:
 
 
 def _from_str(value: Any) -> bytes:
-    # Of a subclass (np.str_, an enum) the text, not str(value), which may be the name of the member.
+    # `str.encode` gives the text of a subclass such as np.str_ or an enum; str(value) may be the name of the enum's
+    # member.
     if isinstance(value, str):
         try:
             return str.encode(value)
@@ -443,9 +488,9 @@ def _from_str(value: Any) -> bytes:
 
 
 def java_text(value: float) -> str:
-    """Write a double as Java's ``Double.toString``: its shortest digits, scientific below 10^-3 and from 10^7 on.
+    """Format a double like Java's `Double.toString`: shortest digits, scientific notation below 10^-3 and from 10^7 on.
 
-    Source: JDK 19 and later. Older JDKs write one more digit of some values.
+    Source: JDK 19 and later. Older JDKs write one more digit for some values.
     """
     if value != value:  # noqa: PLR0124
         return "NaN"
@@ -501,7 +546,7 @@ def _from_instant(expected: AtomicType, zone: tzinfo) -> Convert:
         elif exact.utcoffset() is None:
             raise _misfit(expected, value)
         micros = _micros(exact - _EPOCH_UTC)
-        # 0001-01-01 east of Greenwich is year 0 in UTC, which no datetime can give back.
+        # 0001-01-01 in a zone east of Greenwich is in the year 0 in UTC, which a datetime can't represent.
         if _MIN_DATETIME_US <= micros <= _MAX_DATETIME_US:
             return micros
         raise _misfit(expected, value, "out of range in UTC")
@@ -526,7 +571,10 @@ def _micros(delta: timedelta) -> int:
 def _plain_datetime(expected: DataType, value: Any) -> datetime:
     """Convert pandas' and pendulum's datetimes, which have their own subtraction, to plain datetimes.
 
-    Nanoseconds are dropped, as in PySpark. NaT differs from itself.
+    Nanoseconds are dropped, as in PySpark.
+
+    Raises:
+        Misfit: The value is no datetime, or is NaT.
     """
     plain = _plain(value)
     if not isinstance(plain, datetime) or plain != plain:  # noqa: PLR0124
@@ -535,8 +583,8 @@ def _plain_datetime(expected: DataType, value: Any) -> datetime:
     return datetime(*at, tzinfo=plain.tzinfo, fold=plain.fold)
 
 
-# Twice the 38 digits of the widest decimal: no product with a power of ten needs more. _EXACT raises where a decimal would have to
-# be rounded; _ROUNDED rounds half up.
+# The precision is twice the 38 digits of the widest decimal: no product with a power of ten needs more. _EXACT raises
+# an error instead of rounding, and _ROUNDED rounds half up.
 _EXACT = Context(prec=2 * MAX_DIGITS, traps=[Inexact, InvalidOperation])
 _ROUNDED = Context(prec=2 * MAX_DIGITS, rounding=ROUND_HALF_UP, traps=[InvalidOperation])
 
@@ -552,7 +600,8 @@ def _from_decimal(expected: DecimalType) -> Convert:
                 raise _misfit(expected, value)
             exact = Decimal(exact)
         try:
-            # Raises for more digits than the context has, before int() would see 1E+999999999 and fill the memory.
+            # `quantize` raises for more digits than the context has. Without it, int() of 1E+999999999 would fill the
+            # memory.
             unscaled = int(exact.quantize(unit, context=_ROUNDED).scaleb(scale, _EXACT))
         except (ArithmeticError, ValueError):
             unscaled = limit
@@ -608,9 +657,15 @@ _PANDAS_NULLS = ("NaTType", "NAType")
 
 
 def row_to_physical(expected: StructType, zone: tzinfo = UTC, *, nested: bool = False) -> Callable[[Any], list[Any]]:
-    """Return a function from a row to the list of its physical values.
+    """Return a function that converts a row to the list of its physical values.
 
-    A dict is read by name, another iterable by position. A nested struct may also be an object with the fields' names as attributes.
+    The function reads a dict by name and other iterables by position.
+
+    Args:
+        expected: The schema of the row.
+        zone: The zone of naive datetimes for timestamps.
+        nested: True for a struct inside a row. Such a struct may also be an object with the fields' names as
+            attributes.
     """
     converts = [to_physical(f.type, zone) for f in expected.fields]
     nullables = [f.nullable for f in expected.fields]
@@ -621,10 +676,11 @@ def row_to_physical(expected: StructType, zone: tzinfo = UTC, *, nested: bool = 
         if len(values) != size:
             raise Misfit(f" has {size} field{'s' * (size != 1)} ({', '.join(names)}); got {len(values)} values")
         try:
-            # The lengths are equal by now; `strict` would cost a sixth of the whole.
+            # The lengths were compared above, and `strict=True` would take a sixth of the conversion's time.
             return [None if v is None and n else c(v) for v, n, c in zip(values, nullables, converts)]  # noqa: B905
         except Misfit:
-            # pandas has nulls of its own: not looked for before something did not fit.
+            # The row may contain pandas' own nulls. For speed, the code searches for these only after a value did not
+            # fit.
             if any(type(v).__name__ in _PANDAS_NULLS for v in values):
                 return convert([None if type(v).__name__ in _PANDAS_NULLS else v for v in values])
             for name, v, n, c in zip(names, values, nullables, converts, strict=True):
@@ -641,7 +697,10 @@ def row_to_physical(expected: StructType, zone: tzinfo = UTC, *, nested: bool = 
 
 
 def _positional(expected: StructType, value: Any, nested: bool) -> Sequence[Any]:
-    """Return the values of a row that is neither tuple nor list. A dict may lack fields (null, as in PySpark). An unknown field is refused as a typo."""
+    """Return the values, in schema order, of a row that is neither tuple nor list.
+
+    A field that a dict lacks is null, as in PySpark. A key of a dict that is no field is refused as a typo.
+    """
     if isinstance(value, dict):
         if unknown := set(value) - set(expected.names):
             raise _misfit(expected, value, f"no such field: {', '.join(sorted(map(repr, unknown)))}")
@@ -650,7 +709,7 @@ def _positional(expected: StructType, value: Any, nested: bool) -> Sequence[Any]
         return tuple(value)
     plain = _plain(value)
     if not nested:
-        # Spark too takes whatever can be iterated, such as the one character of a bare string.
+        # Spark accepts any iterable as a row, so a bare string is a row of its characters here too.
         try:
             return list(plain)
         except TypeError:
@@ -663,14 +722,18 @@ def _positional(expected: StructType, value: Any, nested: bool) -> Sequence[Any]
     raise _misfit(expected, value)
 
 
-# --- physical value -> Python value --------------------------------------------------------------------------------------
+# --- Conversion of physical values to Python values. ------------------------------------------------------------------
 
 
 def to_python(data_type: DataType, struct_factory: StructFactory | None = None, zone: tzinfo = UTC) -> Convert | None:
-    """Return a function from a non-null physical value to the Python value; None if both are the same.
+    """Return a function that converts a non-null physical value to the Python value; None if both are the same.
 
-    The function raises ValueError or OverflowError for a value that ``to_physical`` never returns. ``struct_factory(names)(values)`` makes
-    nested structs. Instants become wall time in ``zone``.
+    The function raises ValueError or OverflowError for a value that `to_physical` never returns.
+
+    Args:
+        data_type: The type of the value.
+        struct_factory: `struct_factory(names)(values)` makes nested structs; None for tuples.
+        zone: The zone of the wall time that instants become.
     """
     match data_type:
         case AtomicType("string"):
@@ -707,7 +770,8 @@ def _to_wall_time(zone: tzinfo) -> Convert:
         try:
             return instant.astimezone(zone).replace(tzinfo=None)
         except OverflowError:
-            # "For ever", 9999-12-31 23:59:59 in UTC, is year 10000 east of Greenwich.
+            # Users write 9999-12-31 23:59:59 UTC for "for ever". East of Greenwich this instant is in the year 10000,
+            # so the largest datetime stands for it.
             return datetime.max if micros > 0 else datetime.min
 
     return convert

@@ -1,1 +1,1 @@
-"""Looking into checkpoints and savepoints without changing them."""
+"""Read-only views of checkpoints, savepoints and logs."""

@@ -1,4 +1,4 @@
-"""How a person names a checkpoint, in options of Spark's reader and on the command line, and a duration there."""
+"""Parse the names of checkpoints and durations that users give in Spark reader options and on the command line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ from state_backend.values.intervals import format_instant
 
 
 def parse_checkpoint(text: str) -> str | int | datetime:
-    """``latest``, an id, or an interval end in ISO format with a time zone."""
+    """Return "latest", a checkpoint id, or the end of an interval, which must have a time zone.
+
+    Raises:
+        UsageError: The text is none of these, or an instant without time zone.
+    """
     if text == "latest":
         return text
     if text.isdigit():
@@ -34,7 +38,11 @@ def parse_checkpoint(text: str) -> str | int | datetime:
 
 
 def parse_duration(text: str) -> timedelta:
-    """``90s``, ``30m``, ``12h`` or ``3d``. Raises: UsageError for any other text."""
+    """Return a duration from a text like 90s, 30m, 12h or 3d.
+
+    Raises:
+        UsageError: The text has another form.
+    """
     match = re.fullmatch(r"(\d{1,6})([smhd])", text)
     if match is None:
         raise UsageError(f"not a duration: {text!r}; expected a number and one of s, m, h, d, like 12h")
@@ -49,11 +57,19 @@ def find_state(
     path: str | None = None,
     attempt: str | None = None,
 ) -> StateSource:
-    """The state that is meant. ``checkpoint``: as `parse_checkpoint`, of ``pipeline`` below ``root``; or the folder of a
-    savepoint. ``path``: the folder of a savepoint, of a pipeline, or, with ``pipeline``, above pipelines. ``attempt``: instead
-    of a checkpoint the uuid of one that is prepared and not committed yet.
+    """Find the state that a user names.
 
-    Raises: UsageError, StateGapError if there is none.
+    Args:
+        checkpoint: A text for `parse_checkpoint`, or the URL of a savepoint's folder.
+        root: The root above the pipeline's folder. Only `path` or a savepoint's URL makes it needless.
+        pipeline: The name of the pipeline.
+        path: The folder of a savepoint, the folder of a pipeline, or, together with `pipeline`, the root.
+        attempt: The uuid of a prepared attempt, whose state is returned instead of a checkpoint's.
+
+    Raises:
+        UsageError: The arguments name no state, or the text can't be parsed.
+        NoSuchCheckpoint: The pipeline has no such checkpoint.
+        StateUnusable: The attempt has prepared nothing.
     """
     if path is None and "/" in checkpoint:
         path, checkpoint = checkpoint, "latest"

@@ -1,4 +1,7 @@
-"""Two runs of the same intervals, by their logs alone: what each came to, and whether that is the same. Reads no output and no state."""
+"""Compare two runs of the same intervals by their logs alone.
+
+The digests and checksums in the logs show which intervals have equal state and output. No output and no state is read.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,15 @@ Same = Literal["same", "other", "unknown"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """What a run made of an interval: checkpoint ``id``, its state's digest and current output. ``content``: None if its record was
-    shrunk, so that counts and times are gone. ``retained``: its state can be read."""
+    """Result of one interval in one run.
+
+    Attributes:
+        id: The checkpoint's id.
+        digest: The digest of the checkpoint's state.
+        outputs: The files of the interval's current output.
+        content: The record's content; None if the checkpoint was dropped, because a tombstone has no counts and times.
+        retained: True if the checkpoint's state can still be read.
+    """
 
     id: int
     digest: int
@@ -26,14 +36,22 @@ class Made:
 
     @property
     def seconds(self) -> float | None:
-        """How long it took, without waiting for its turn."""
+        """Return the seconds that the interval took, without the wait for its turn; None for a tombstone."""
         return None if self.content is None else sum(self.content.durations_us.values()) / 1e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalDifference:
-    """Production's (``old``) and the trial's (``new``) result of an interval; None: there is none. ``state``, ``output``, ``late``:
-    whether they are the same. ``position``: whether the source recorded the same position; unknown: it recorded none."""
+    """Comparison of one interval's results in production and in a trial.
+
+    Attributes:
+        old: Production's result; None if production has no checkpoint of the interval.
+        new: The trial's result; None if the trial has no checkpoint of the interval.
+        state: Comparison of the digests.
+        output: Comparison of the output files' sizes and checksums. Equal rows in other files count as "other".
+        late: The same comparison for late rows.
+        position: Comparison of the source positions; "unknown" if a side recorded none.
+    """
 
     interval: Interval
     old: Made | None
@@ -45,12 +63,12 @@ class IntervalDifference:
 
     @property
     def same(self) -> bool:
-        """Whether both came to the same."""
+        """Return True if state, output and late rows are the same."""
         return (self.state, self.output, self.late) == ("same", "same", "same")
 
 
 def compare_intervals(old: Log, new: Log, intervals: Sequence[Interval]) -> list[IntervalDifference]:
-    """What both logs say of each interval. Reads no output and no state."""
+    """Compare the results of each interval by the two logs. No output and no state is read."""
     if not intervals:
         return []
     span = Interval(intervals[0].start, intervals[-1].end)
@@ -59,8 +77,11 @@ def compare_intervals(old: Log, new: Log, intervals: Sequence[Interval]) -> list
 
 
 def plan_difference(interval: Interval, old: Made | None, new: Made | None) -> IntervalDifference:
-    """How the two results of an interval compare, by digests and checksums. Output that is cut into other files is ``other`` until it
-    is read."""
+    """Compare the two results of an interval by digests and checksums.
+
+    Output is "other" if its rows were written to files with other boundaries, even if the rows are equal. Only a read
+    of the rows can tell.
+    """
     if old is None or new is None:
         same: Same = "unknown"
         return IntervalDifference(
@@ -79,12 +100,12 @@ def plan_difference(interval: Interval, old: Made | None, new: Made | None) -> I
 
 
 def _files(made: Made, *, late: bool) -> list[tuple[int, int, int]]:
-    """What tells output apart without reading it: rows, size and checksum of each file that has rows."""
+    """Return rows, size and checksum of each output file that has rows. Equal lists mean equal output."""
     return sorted((f.rows, f.handle.size_bytes, f.handle.crc32c) for f in made.outputs if f.late == late and f.rows)
 
 
 def made_within(log: Log, span: Interval) -> dict[Interval, Made]:
-    """What the log has of each interval within the span whose output is current."""
+    """Return the result of each interval within the span, for intervals with current output."""
     if not log.head_id:
         return {}
     found = {}

@@ -1,11 +1,11 @@
-"""A trial beside production: what each interval came to, and in what the two differ.
+"""Compare a trial with production: the result of each interval, and the rows and state entries that differ.
 
-    interval   equal digests are equal states, equal sizes and checksums equal rows: nothing of them is read
-    rows       else both outputs, and both late outputs, are read, one interval at a time, and compared as tables
-    state      that of the last interval which both retain is compared entry by entry, if its digests differ
+    interval   Equal digests mean equal state, and equal sizes and checksums mean equal rows. Then nothing is read.
+    rows       If the files differ, output and late output of both sides are read and compared, one interval at a time.
+    state      If the digests differ, the state of the last interval that both sides retain is compared entry by entry.
 
-What is read is production's as it is now; an interval that production ran again meanwhile may differ for that reason, and its source
-position says so.
+The comparison reads production's present files. An interval that production has run again since may differ for that
+reason. The comparison of the source positions may show this.
 """
 
 from __future__ import annotations
@@ -35,7 +35,13 @@ _EXPIRY = "expires at, in ms"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldChange:
-    """A field of a state's entries that both sides have: in how many it differs, and by how much, where it is a number."""
+    """Changes of one field in entries that both sides have.
+
+    Attributes:
+        changed: The number of entries whose field differs.
+        mean: The mean absolute difference of numbers; None if no difference is between numbers.
+        largest: The largest absolute difference of numbers; None as for `mean`.
+    """
 
     name: str
     changed: int
@@ -45,8 +51,16 @@ class FieldChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateDifference:
-    """Entries of a state that differ. Of timers, ``changed`` are those that moved: a key has one less at one time and one more at
-    another; their field ``at_ms`` says by how much. ``examples``: as `describe_change`."""
+    """Entries of one state that differ.
+
+    Attributes:
+        added: The number of entries that only the trial has.
+        removed: The number of entries that only production has.
+        changed: The number of entries that both have with other values. A timer counts as changed if it moved: a key
+            has one timer less at one time, and one more at another. The field `at_ms` has the distance.
+        fields: The fields that differ.
+        examples: Some of the entries, as `describe_change` returns them.
+    """
 
     state: str
     added: int
@@ -62,16 +76,26 @@ class StateDifference:
 def compare_outputs(
     old: Storage, new: Storage, found: IntervalDifference, key: Sequence[str], work: Path, *, late: bool = False
 ) -> TableDifference:
-    """The rows of an interval that both have, read and compared. ``work``: a folder to read them through.
+    """Read and compare the rows of an interval that both sides have.
 
-    Raises: UsageError for a key that is no column of both; CheckpointDropped if one of them was replaced meanwhile.
+    Args:
+        old: The storage of production's pipeline folder.
+        new: The storage of the trial's pipeline folder.
+        found: The interval's two results.
+        key: The columns that match rows of both sides; empty: rows match only as a whole.
+        work: A local folder for one downloaded file at a time.
+        late: True: compare the late rows instead of the output.
+
+    Raises:
+        UsageError: A side lacks a key column.
+        CheckpointDropped: An output was replaced during the comparison.
     """
     assert found.old is not None and found.new is not None
     tables = [
         _read(storage, [f for f in made.outputs if f.late == late], work)
         for storage, made in ((old, found.old), (new, found.new))
     ]
-    # A side without a row may have no file that says its columns.
+    # A side without rows may have no file, and then no schema. It gets the other side's schema.
     if not tables[0].num_columns or not tables[1].num_columns:
         schema = (tables[0] if tables[0].num_columns else tables[1]).schema
         tables = [table if table.num_columns else schema.empty_table() for table in tables]
@@ -94,9 +118,10 @@ def _read(storage: Storage, files: Iterable[OutputFile], work: Path) -> pa.Table
 
 
 def compare_states(old: StateSource, new: StateSource, work: Path, limit: int) -> list[StateDifference]:
-    """The entries of two states that differ, by state. ``work``: an empty folder; ``limit``: examples of each state.
+    """Compare two states entry by entry, and return the differences by state.
 
-    Raises: as `diff_states`.
+    Both checkpoints are kept by leases meanwhile. `work` is an empty local folder, and `limit` the most examples of
+    each state. Errors are those of `diff_states`.
     """
     with ExitStack() as stack:
         for source in (old, new):
@@ -105,7 +130,7 @@ def compare_states(old: StateSource, new: StateSource, work: Path, limit: int) -
 
 
 def summarise_changes(changes: Iterable[EntryChange], limit: int) -> list[StateDifference]:
-    """The changes counted, by state and field. Timers of one key come one behind the other."""
+    """Count the changes by state and field. The timer changes of one key must follow each other."""
     counted: dict[str, _Counted] = {}
     for change in _with_moved_timers(changes):
         counted.setdefault(change.state, _Counted(limit)).add(change)
@@ -113,7 +138,7 @@ def summarise_changes(changes: Iterable[EntryChange], limit: int) -> list[StateD
 
 
 def _with_moved_timers(changes: Iterable[EntryChange]) -> Iterator[EntryChange]:
-    """A timer that is gone and another one of its key that is new are one that moved."""
+    """Replace a removed and an added timer of one key by one changed timer."""
     of_key: list[EntryChange] = []
     for change in changes:
         if of_key and (change.state != TIMERS_NAME or change.key != of_key[0].key):
@@ -189,13 +214,21 @@ class _Sizes:
         )
 
 
-# --- all of it --------------------------------------------------------------------------------------------------------------------
+# --- whole run --------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """``intervals``: each of the trial's. ``outputs``, ``late``: of those whose rows differ, as JSON values; output that is only cut
-    into other files is not in it. ``states``: of the last interval that both retain, ``states_at``; None: there is none."""
+    """Comparison of a trial with production.
+
+    Attributes:
+        intervals: The comparison of each interval, by the logs.
+        outputs: The differences of output rows, as JSON values, for intervals whose rows differ. Equal rows in other
+            files are no difference.
+        late: The same for late rows.
+        states: The differences of the states at `states_at`, by state.
+        states_at: The last interval that both sides retain; None if they retain none in common.
+    """
 
     intervals: tuple[IntervalDifference, ...]
     outputs: tuple[dict[str, Any], ...]
@@ -205,7 +238,7 @@ class Comparison:
 
     @property
     def same(self) -> bool:
-        """Whether every interval came to the same state, output and late rows on both sides."""
+        """Return True if both sides have every interval, with the same states, output rows and late rows."""
         states = all(i.state == "same" for i in self.intervals)
         return states and not self.outputs and not self.late and all(i.old and i.new for i in self.intervals)
 
@@ -220,10 +253,20 @@ def compare_runs(
     limit: int = 5,
     on_rows: Callable[[Interval, TableDifference], None] | None = None,
 ) -> Comparison:
-    """Production beside a trial, each as the URL, log and storage of its pipeline's folder. ``work``: an empty folder; ``limit``:
-    examples of each kind. ``on_rows``: gets each interval's difference of rows, before the next one is read.
+    """Compare production with a trial.
 
-    Raises: UsageError for a key that is no column; as `diff_states`.
+    Args:
+        old: URL, log and storage of production's pipeline folder.
+        new: URL, log and storage of the trial's pipeline folder.
+        intervals: The intervals to compare, ascending.
+        work: An empty local folder.
+        key: The columns that match output rows of both sides. Late rows are compared without a key.
+        limit: The most examples of each kind.
+        on_rows: A function that gets the differing output rows of each interval, before the next interval is read.
+
+    Raises:
+        UsageError: A side lacks a key column, or the states can't be compared.
+        CheckpointDropped: Output was replaced, or a checkpoint dropped, during the comparison.
     """
     found = compare_intervals(old[1], new[1], intervals)
     outputs, late = list[dict[str, Any]](), list[dict[str, Any]]()
@@ -256,7 +299,7 @@ def _source(url: str, made: Made) -> StateSource:
 
 
 def describe_comparison(found: Comparison) -> dict[str, Any]:
-    """All of it as JSON values."""
+    """Return the comparison as JSON values."""
     return {
         "same": found.same,
         "intervals": [_interval(i) for i in found.intervals],

@@ -1,7 +1,8 @@
-"""What two Arrow tables differ in: rows of one only, rows that changed, and in which columns by how much. Pure.
+"""Compare two Arrow tables: rows that only one table has, rows that changed, and changes by column. Pure functions.
 
-By key columns, where some are named: a row is matched with the one of the same key. Without them, and where several rows have one key,
-rows are equal as a whole or not at all. Nulls are equal to nulls and NaN to NaN. The order of rows means nothing.
+With key columns, rows with the same key are compared field by field. Rows match only as a whole if there are no key
+columns, or if several rows of a table have the same key. Null equals null, and NaN equals NaN. The order of rows does
+not matter.
 """
 
 from __future__ import annotations
@@ -23,8 +24,13 @@ Numbers = Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnChange:
-    """A column of rows that have one key on both sides. ``changed``: in how many it differs. ``mean``, ``largest``: of the absolute
-    differences of numbers, or of times in seconds; None where there is no such difference."""
+    """Changes of one column in rows whose key both tables have once.
+
+    Attributes:
+        changed: The number of rows in which the column differs.
+        mean: The mean absolute difference of numbers, or of times in seconds; None if the column has no such values.
+        largest: The largest absolute difference; None as for `mean`.
+    """
 
     name: str
     changed: int
@@ -34,8 +40,19 @@ class ColumnChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableDifference:
-    """``only_old``, ``only_new``: positions of rows that only one table has. ``changed``: pairs of positions, a row of two columns
-    each, old and new. ``repeated``: how many keys several rows of a table have. ``added``, ``removed``, ``retyped``: columns."""
+    """Difference of two tables.
+
+    Attributes:
+        key: The key columns; empty: rows match only as a whole.
+        only_old: Positions of rows that only the old table has.
+        only_new: Positions of rows that only the new table has.
+        changed: Positions of rows that have one key and differ: an array of two columns, old and new.
+        repeated: The number of keys that several rows of a table have.
+        columns: The columns that changed.
+        added: Names of columns that only the new table has.
+        removed: Names of columns that only the old table has.
+        retyped: Names of columns whose type differs.
+    """
 
     old: pa.Table
     new: pa.Table
@@ -51,12 +68,15 @@ class TableDifference:
 
     @property
     def same(self) -> bool:
-        """Whether they hold the same rows and columns."""
+        """Return True if both tables have the same rows and columns."""
         columns = self.added or self.removed or self.retyped
         return not (columns or len(self.only_old) or len(self.only_new) or len(self.changed))
 
     def examples(self, limit: int) -> list[dict[str, Any]]:
-        """Rows that differ as JSON values, at most ``limit`` of each kind: those that changed first, with the columns that did."""
+        """Return some differing rows as JSON values, at most `limit` of each kind.
+
+        Changed rows come first, with only the columns that differ.
+        """
         found = []
         names = [c.name for c in self.columns if c.changed]
         for position, other in self.changed[:limit]:
@@ -68,7 +88,11 @@ class TableDifference:
         return found
 
     def rows(self) -> pa.Table:
-        """All rows that differ: ``change`` (changed, only_old, only_new), and the row as it was (``old``) and is (``new``)."""
+        """Return all differing rows as a table.
+
+        The column `change` is changed, only_old or only_new. The columns `old` and `new` hold the row of each table as
+        a struct, or null.
+        """
         none_old, none_new = (pa.array([None] * n, pa.int64()) for n in (len(self.only_new), len(self.only_old)))
         taken = pa.chunked_array(
             [pa.array(self.changed[:, 0], pa.int64()), pa.array(self.only_old, pa.int64()), none_old]
@@ -84,9 +108,10 @@ class TableDifference:
 
 
 def compare_tables(old: pa.Table, new: pa.Table, key: Sequence[str] = ()) -> TableDifference:
-    """How the new table differs from the old one.
+    """Compare the rows and columns of two tables. `key` names the columns that match rows.
 
-    Raises: UsageError for a key column that one of them lacks.
+    Raises:
+        UsageError: A table lacks a key column.
     """
     common = [name for name in old.column_names if name in new.column_names]
     missing = [name for name in key if name not in common]
@@ -96,7 +121,8 @@ def compare_tables(old: pa.Table, new: pa.Table, key: Sequence[str] = ()) -> Tab
         )
     codes = {name: _codes(old.column(name), new.column(name)) for name in common}
     whole = _combined([codes[name] for name in common], old.num_rows, new.num_rows)
-    alone = np.ones(old.num_rows, bool), np.ones(new.num_rows, bool)  # rows that have no partner by key
+    # True for rows without a partner of the same key.
+    alone = np.ones(old.num_rows, bool), np.ones(new.num_rows, bool)
     pairs, repeated = np.empty((0, 2), np.int64), 0
     if key:
         by_key = _combined([codes[name] for name in key], old.num_rows, new.num_rows)
@@ -121,7 +147,7 @@ def compare_tables(old: pa.Table, new: pa.Table, key: Sequence[str] = ()) -> Tab
 
 
 def _codes(old: pa.ChunkedArray, new: pa.ChunkedArray) -> tuple[Numbers, Numbers]:
-    """A number for each value: equal where the values are."""
+    """Return a number for each value of both columns. Numbers are equal if and only if the values are."""
     try:
         if old.type != new.type:
             fields = [pa.schema([pa.field("v", c.type)]) for c in (old, new)]
@@ -129,7 +155,8 @@ def _codes(old: pa.ChunkedArray, new: pa.ChunkedArray) -> tuple[Numbers, Numbers
             old, new = old.cast(wanted), new.cast(wanted)
         both = pa.chunked_array([*old.chunks, *new.chunks], old.type).combine_chunks()
         numbers = pc.dictionary_encode(both, null_encoding="encode").indices.to_numpy(zero_copy_only=False)
-    except pa.ArrowException:  # lists and structs have no dictionary, and some types nothing in common
+    # Arrow can't encode lists and structs as a dictionary, and can't convert some types into each other.
+    except pa.ArrowException:
         known: dict[str, int] = {}
         values = [*old.to_pylist(), *new.to_pylist()]
         numbers = np.fromiter((known.setdefault(repr(v), len(known)) for v in values), np.int64, len(values))
@@ -138,7 +165,7 @@ def _codes(old: pa.ChunkedArray, new: pa.ChunkedArray) -> tuple[Numbers, Numbers
 
 
 def _combined(codes: Sequence[tuple[Numbers, Numbers]], old_rows: int, new_rows: int) -> tuple[Numbers, Numbers]:
-    """One number for the values of several columns."""
+    """Return one number for each row's values in several columns. Rows with equal values have equal numbers."""
     made = np.zeros(old_rows + new_rows, np.int64)
     for old, new in codes:
         both = np.concatenate([old, new])
@@ -147,7 +174,11 @@ def _combined(codes: Sequence[tuple[Numbers, Numbers]], old_rows: int, new_rows:
 
 
 def _pairs(old: Numbers, new: Numbers) -> tuple[Numbers, int]:
-    """Positions of rows whose key one row of each side has, by the old position; how many keys several rows of a side have."""
+    """Match rows whose key occurs exactly once on each side.
+
+    Returns:
+        Pairs of positions, ascending by the old position, and the number of keys that a side has several times.
+    """
     size = max(old.max(initial=-1), new.max(initial=-1)) + 1
     counts = np.bincount(old, minlength=size), np.bincount(new, minlength=size)
     position = np.zeros(size, np.int64)
@@ -157,7 +188,10 @@ def _pairs(old: Numbers, new: Numbers) -> tuple[Numbers, int]:
 
 
 def _unmatched(old: Numbers, new: Numbers) -> tuple[Numbers, Numbers]:
-    """Positions of rows for which the other side has no equal one left. A code of -1 is not looked at."""
+    """Return the positions of rows without an equal row on the other side.
+
+    Each row matches at most one row. Rows with the code -1 are left out.
+    """
     size = max(old.max(initial=-1), new.max(initial=-1)) + 1
     counts = [np.bincount(side[side >= 0], minlength=size) for side in (old, new)]
     return tuple(  # type: ignore[return-value]
@@ -167,7 +201,7 @@ def _unmatched(old: Numbers, new: Numbers) -> tuple[Numbers, Numbers]:
 
 
 def _rank(codes: Numbers) -> Numbers:
-    """Of each row, how many before it have its code."""
+    """Return for each row the number of earlier rows with the same code."""
     order = np.argsort(codes, kind="stable")
     ordered = codes[order]
     begins = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(codes) else np.empty(0, np.int64)
@@ -191,7 +225,7 @@ def _column(name: str, codes: tuple[Numbers, Numbers], old: pa.Table, new: pa.Ta
 
 
 def _as_numbers(column: pa.ChunkedArray) -> Numbers | None:
-    """As 64-bit floats, times in seconds, null as NaN; None for what is no number."""
+    """Return a column as 64-bit floats, times in seconds and nulls as NaN; None if the column has another type."""
     kind = column.type
     if pa.types.is_timestamp(kind):
         column = column.cast(pa.timestamp("us", kind.tz), safe=False).cast(pa.int64())
@@ -204,7 +238,7 @@ def _as_numbers(column: pa.ChunkedArray) -> Numbers | None:
 
 
 def _structs(table: pa.Table, positions: pa.ChunkedArray) -> pa.Array:
-    """Rows as structs; null where there is no position."""
+    """Return the rows at the positions as structs; null for a null position."""
     positions = positions.combine_chunks()
     columns = [c.take(positions).combine_chunks() for c in table.columns]
     absent = pc.is_null(positions)

@@ -1,7 +1,8 @@
-"""What a pipeline costs in the long run: objects, requests, bytes, dollars, seconds and memory. Pure.
+"""Estimate of the long-term costs of a pipeline: objects, requests, bytes, dollars, seconds and memory. Pure functions.
 
-It counts an interval of a pipeline that has run longer than its retention reaches, on Google Cloud Storage: each interval's commit
-lets a checkpoint go. docs/storage.md explains the requests by phase, and `tests/unit/test_cost_model.py` compares them with counted ones.
+The model describes one interval on Google Cloud Storage after the pipeline has run longer than its retention keeps
+checkpoints. Then each commit drops one checkpoint. docs/storage.md explains the requests of each phase, and
+`tests/unit/test_cost_model.py` compares them with counted requests.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ from state_backend.values.retention import (
 
 MIB, GIB, TB = 1 << 20, 1 << 30, 10**12
 MONTH = timedelta(days=365.25 / 12)
-# Nothing larger is estimated.
+# Larger pipelines are not estimated, because nothing of that size was measured.
 MOST_SHARDS, MOST_STATE_BYTES = 10_000, 10 * TB
-# A retention that holds more checkpoints than this is not played through.
+# A retention that keeps more checkpoints than this is not simulated.
 _MOST_CHECKPOINTS = 200_000
 _PIECE_BYTES, _PAGE = 8 * MIB, 1_000
 _TARGET_FILE_BYTES = EngineOptions().target_file_bytes
-# From so many shards on their manifests are too long for a record (counted: all in it with 2, some with 3, none with 4).
+# With this many shards, manifests are files, because they exceed the room in a record. Counted: all manifests were
+# inline with 2 shards, some with 3, and none with 4.
 _SHARDS_WITH_FILED_MANIFESTS = 4
 
 Api = Literal["row", "arrow"]
@@ -40,26 +42,29 @@ Phase = Literal["look", "begin", "shards", "prepare", "commit", "publish", "clea
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Figures of docs/benchmarks.md and docs/history.md, two cores."""
+    """Measured figures that the estimate uses, from docs/benchmarks.md and docs/history.md, on two cores."""
 
-    # A thousand batches of 1 %: bytes uploaded to bytes changed; a checkpoint's bytes to its compacted ones, on average; live files of four
-    # shards, at most 48.
+    # From a thousand batches that each change 1 % of the keys: uploaded bytes divided by changed bytes; the average
+    # bytes of a checkpoint divided by those of the compacted state; live files per shard (at most 48 in four shards).
     uploaded_to_changed: float = 3.27
     stored_to_live: float = 1.41
     files_per_shard: float = 12
-    # 10,000 rows by `run_interval` in a warm session; *CPU per update*, where two thirds of the keys have rows; what each block of the state
-    # that has a changed key takes beside that, from *At size*, where 1 % of the keys change.
+    # Seconds of an interval of 10,000 rows in a warm session. Microseconds per row, from the benchmark "CPU per
+    # update", where two thirds of the keys have rows. Additional microseconds per RocksDB block with a changed key,
+    # from the benchmark "At size", where 1 % of the keys change.
     interval_s: float = 0.35
     row_us: Mapping[str, float] = field(default_factory=lambda: {"row": 9.4, "arrow": 5.9})
     block_us: float = 25
-    # The largest state of *At size* that the machine's memory held.
+    # The largest state of the benchmark "At size" that fit into the machine's memory.
     in_memory_bytes: float = 9.5e9
-    # The largest of *At size* up to 5,000,000 keys a shard: of 100 bytes, and of 570.
+    # The most memory of a worker in the benchmark "At size", with up to 5,000,000 keys a shard: for 100 bytes a key,
+    # and for 570 bytes a key. The lower figure is used for up to 200 bytes a key.
     worker_mib: int = 529
     wide_worker_mib: int = 892
     narrow_bytes: int = 200
     keys_per_shard: int = 5_000_000
-    # Log, commit and clean-up; a checkpoint's bytes to its compacted ones, at worst.
+    # The most shards with which log, commit and clean-up were measured. The worst ratio of a checkpoint's bytes to
+    # those of the compacted state.
     shards: int = 1_000
     disk_to_live: float = 1.81
 
@@ -69,10 +74,17 @@ MEASURED = Measured()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """US dollars of Standard storage in one region of the United States (us-central1), without free quotas, discounts and traffic between
-    regions, as copies of Google's pages "Cloud Storage pricing" and "Pricing examples" had them, read on ``read_on``.
+    """Prices of Cloud Storage's Standard class in one region of the United States (us-central1), in US dollars.
 
-    ``gib_month``: a GiB stored for a month. ``class_a``, ``class_b``: 1,000 writes and lists; 1,000 reads and looks. Deletes are free."""
+    Free quotas, discounts and traffic between regions are left out. Source: copies of Google's pages "Cloud Storage
+    pricing" and "Pricing examples".
+
+    Attributes:
+        gib_month: The price of a GiB stored for a month.
+        class_a: The price of 1,000 writes or listings.
+        class_b: The price of 1,000 reads or metadata requests. Deletes are free.
+        read_on: The day on which the prices were read.
+    """
 
     gib_month: float = 0.020
     class_a: float = 0.005
@@ -82,16 +94,27 @@ class Prices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What is asked about.
+    """Size and load of the pipeline to estimate.
 
-    keys: in the state. bytes_per_key: as stored, compressed. stored_to_live: what a checkpoint holds to that, obsolete versions included. changed: the share of the keys that an interval changes,
-    0 to 1. rows_per_changed_key: input rows. every: an interval's length.
-    retention: None for the default. output_bytes: of an interval's output files.
-    uploaded_to_changed: bytes that an interval uploads to ``changed * keys * bytes_per_key``; below 1 where little of a value changes.
-    uploaded_files: state files that a changed shard uploads in an interval; None: as many as its bytes make. live_files: of one shard.
-    manifests_filed: whether manifests are files of their own; None: by the number of shards. cold: the share of bytes that a restore
-    downloads, since the host's cache lacks them, 0 to 1.
-    savepoint_every: None for never. savepoints_kept: how many there are at a time. cores: that shards run on at a time; None: one each.
+    Attributes:
+        keys: Keys in the state.
+        bytes_per_key: Stored bytes per key, compressed, without obsolete versions.
+        changed: The share of the keys that an interval changes, 0 to 1.
+        every: The length of an interval.
+        rows_per_changed_key: Input rows for each changed key.
+        retention: The retention policy; None: the default.
+        output_bytes: Bytes of an interval's output files.
+        uploaded_to_changed: Bytes that an interval uploads, divided by `changed * keys * bytes_per_key`. Below 1 if a
+            change affects only a small part of a value.
+        uploaded_files: State files that a changed shard uploads in an interval; None: computed from the bytes.
+        stored_to_live: Bytes of a checkpoint, obsolete versions included, divided by `keys * bytes_per_key`.
+        live_files: State files of one shard.
+        manifests_filed: True if manifests are files of their own; None: decided by the number of shards.
+        cold: The share of bytes that a restore downloads because the host's cache lacks them, 0 to 1.
+        savepoint_every: The time between two savepoints; None: no savepoints.
+        savepoints_kept: The number of savepoints that exist at a time.
+        cores: The number of cores that run shards; None: one for each shard.
+        api: The processor's kind, row by row or Arrow. It decides the CPU time per row.
     """
 
     keys: int
@@ -139,22 +162,22 @@ class Usage:
 
     @property
     def state_bytes(self) -> float:
-        """Of one checkpoint."""
+        """Return the bytes of one checkpoint."""
         return self.keys * self.bytes_per_key * self.stored_to_live
 
     @property
     def changed_keys(self) -> float:
-        """That an interval changes."""
+        """Return the number of keys that an interval changes."""
         return self.keys * self.changed
 
     @property
     def rows(self) -> float:
-        """Input rows of an interval."""
+        """Return the number of input rows of an interval."""
         return self.changed_keys * self.rows_per_changed_key
 
     @property
     def changed_shards(self) -> int:
-        """How many shards have a changed key, to be expected of a hash, rounded up."""
+        """Return the expected number of shards with a changed key, for uniformly hashed keys, rounded up."""
         return (
             math.ceil(self.shards * -math.expm1(self.changed_keys * math.log1p(-1 / self.shards)) - 1e-9)
             if self.shards > 1
@@ -163,12 +186,12 @@ class Usage:
 
     @property
     def filed(self) -> bool:
-        """Whether manifests are files of their own."""
+        """Return True if manifests are files of their own."""
         return self.shards >= _SHARDS_WITH_FILED_MANIFESTS if self.manifests_filed is None else self.manifests_filed
 
     @property
     def changed_blocks(self) -> float:
-        """How many of the blocks that RocksDB reads have a changed key, to be expected if those are drawn at random."""
+        """Return the expected number of RocksDB blocks with a changed key, if the changed keys are drawn at random."""
         blocks = self.state_bytes / BLOCK_BYTES
         if blocks <= 1:
             return min(blocks, self.changed_keys)
@@ -176,14 +199,18 @@ class Usage:
 
     @property
     def uploaded_bytes(self) -> float:
-        """State that an interval uploads; never more than rewriting all of it twice."""
+        """Return the bytes of state that an interval uploads: at most twice the state's bytes."""
         return min(self.changed_keys * self.bytes_per_key * self.uploaded_to_changed, 2 * self.state_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requests:
-    """HTTP requests by kind. ``write``: what makes or replaces an object, each piece of a large one; ``look``: at metadata, also the one
-    before a delete whose generation is not known. Fractions are averages."""
+    """Number of HTTP requests by kind. Fractions are averages.
+
+    Attributes:
+        write: Requests that create or replace an object. Each piece of a large object counts.
+        look: Metadata requests, including the one before each delete of an object with unknown generation.
+    """
 
     write: float = 0
     list: float = 0
@@ -196,20 +223,23 @@ class Requests:
 
     @property
     def total(self) -> float:
-        """All kinds."""
+        """Return the number of requests of all kinds."""
         return self.write + self.list + self.read + self.look + self.delete
 
     def dollars(self, prices: Prices) -> float:
-        """What they cost."""
+        """Return the price of the requests in US dollars."""
         return ((self.write + self.list) * prices.class_a + (self.read + self.look) * prices.class_b) / 1_000
 
 
 def interval_requests(usage: Usage, held: Held) -> dict[Phase, Requests]:
-    """Of one interval, by phase. ``look``: Airflow's task looks at the log before it starts a driver."""
+    """Return the requests of one interval by phase.
+
+    The phase `look` is Airflow's task: it reads the log before it starts a driver.
+    """
     changed, manifests = usage.changed_shards, usage.changed_shards if usage.filed else 0
     files = _uploaded_files(usage)
     per_file = usage.uploaded_bytes / files if files else 0
-    # Up to two files of a folder are looked at one by one, more by a list.
+    # A commit checks files of a folder one by one if there are at most two, and by a listing if there are more.
     looked, listed = 0.0, 0
     for there in (changed, files + manifests):
         if there > 2:
@@ -217,7 +247,8 @@ def interval_requests(usage: Usage, held: Held) -> dict[Phase, Requests]:
         else:
             looked += there
     read_manifests = usage.shards if usage.filed else 0
-    # The records of what is dropped, and of each retained checkpoint whose base is dropped, with their manifests.
+    # The clean-up reads the record of the dropped checkpoint, and of each retained checkpoint whose base is dropped,
+    # with their manifests.
     opened = 1 + held.without_base if held.drops else 0
     gone = held.drops * (1 + files + manifests)
     log = Requests(read=3, list=1)
@@ -239,13 +270,14 @@ def interval_requests(usage: Usage, held: Held) -> dict[Phase, Requests]:
 
 
 def _uploaded_files(usage: Usage) -> float:
-    """State files of an interval, all shards together."""
+    """Return the number of state files that all shards together upload in an interval."""
     if usage.uploaded_files is not None:
         return usage.uploaded_files * usage.changed_shards
     if not usage.changed_shards:
         return 0
     each = usage.uploaded_bytes / usage.changed_shards
-    if each <= min(INLINE_FILE_BYTES, inline_budget_bytes(usage.shards)):  # it travels in the manifest
+    # Small changes are stored inline in the manifest.
+    if each <= min(INLINE_FILE_BYTES, inline_budget_bytes(usage.shards)):
         return 0
     return usage.changed_shards * math.ceil(each / _TARGET_FILE_BYTES)
 
@@ -256,32 +288,44 @@ def _pieces(size_bytes: float) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """What a retention holds once it holds no more: ``gaps``: for each retained checkpoint but the newest, how many intervals lie between
-    it and the next one. ``without_base``: how many of them have lost their base. ``drops``: checkpoints that a commit lets go, 0 or 1."""
+    """Checkpoints that a retention policy keeps in the long run, when each commit drops as many checkpoints as it adds.
+
+    Attributes:
+        gaps: For each retained checkpoint except the newest, the number of intervals from it to the next retained one.
+        drops: The number of checkpoints that a commit drops: 0 or 1.
+    """
 
     gaps: tuple[int, ...]
     drops: int
 
     @property
     def checkpoints(self) -> int:
-        """How many are retained."""
+        """Return the number of retained checkpoints."""
         return len(self.gaps) + 1
 
     @property
     def without_base(self) -> int:
-        """The oldest, and each that does not lie directly behind another."""
+        """Return the number of retained checkpoints whose base was dropped.
+
+        These are the oldest one, if anything is dropped, and each whose preceding interval's checkpoint is not
+        retained.
+        """
         return self.drops + sum(gap > 1 for gap in self.gaps)
 
 
 def plan_held(retention: RetentionPolicy, every: timedelta) -> Held:
-    """What the policy keeps of intervals of this length that never end. Raises: UsageError if that is more than can be played through."""
+    """Simulate which checkpoints the policy keeps after very many intervals of length `every`.
+
+    Raises:
+        UsageError: The policy keeps more checkpoints than the simulation allows.
+    """
     many = retention.intervals_back(every) + 2
     if many > _MOST_CHECKPOINTS:
         raise UsageError(
             f"the retention reaches over {many:,} intervals; at most {_MOST_CHECKPOINTS:,} are estimated.\n"
             "Ask with --keep about the number of checkpoints that you want"
         )
-    # The last one ends at midnight, as the one does that ends a day.
+    # The simulated newest interval ends at midnight, so the policies for whole days keep it.
     first = datetime(2013, 1, 1, tzinfo=UTC) - many * every
     ended = [_Ended(n, Interval(first + (n - 1) * every, first + n * every)) for n in range(1, many + 1)]
     kept = sorted(retention.keep(ended) | {many})
@@ -297,11 +341,25 @@ class _Ended:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """Bytes, requests and dollars. ``month``: so many intervals are in one.
+    """Estimated bytes, requests and dollars.
 
-    uploaded_bytes, downloaded_bytes, seconds: of an interval. stored_bytes: of all retained checkpoints. savepoint_bytes: of all savepoints that
-    are kept. growth_bytes: outputs of a month, which nothing deletes. growth_objects: the same of objects, the log's included. disk_bytes: of
-    one shard while it runs. dollars: of a month, by what for; outputs of one month are in ``output``. stops: where the model ends.
+    Attributes:
+        checkpoints: The number of retained checkpoints.
+        month: The number of intervals in a month.
+        requests: The requests of an interval by phase.
+        savepoint_requests: The requests of one savepoint.
+        uploaded_bytes: Bytes of state that an interval uploads.
+        downloaded_bytes: Bytes of state that an interval downloads.
+        stored_bytes: Bytes of all retained checkpoints.
+        objects: The number of objects of all retained checkpoints.
+        savepoint_bytes: Bytes of all savepoints that are kept.
+        growth_bytes: Output bytes of a month. Nothing deletes outputs.
+        growth_objects: Objects of a month that nothing deletes, those of the log included.
+        seconds: Seconds of an interval.
+        worker_mib: Memory of a Python worker, in MiB.
+        disk_bytes: Local disk that one shard uses while it runs.
+        dollars: US dollars of a month, by purpose. `output` is the price of storing one month's outputs for a month.
+        stops: Sentences that name the limits of the model that this usage exceeds.
     """
 
     usage: Usage
@@ -324,12 +382,17 @@ class Estimate:
 
 
 def estimate(usage: Usage, prices: Prices = Prices()) -> Estimate:
-    """What it comes to. Raises: UsageError about a retention that can't be played through."""
+    """Estimate the costs of a pipeline.
+
+    Raises:
+        UsageError: The retention keeps too many checkpoints to be simulated.
+    """
     held = plan_held(usage.retention or default_retention(usage.every), usage.every)
     requests = interval_requests(usage, held)
     each = sum(requests.values(), Requests())
     month = MONTH / usage.every
-    # What leaves the state from one retained checkpoint to the next is what came in between: the state does not grow.
+    # An older checkpoint keeps the bytes that later intervals replaced. The state's size is taken as constant, so these
+    # are the bytes that the later intervals uploaded.
     older = sum(min(gap * usage.uploaded_bytes, usage.state_bytes) for gap in held.gaps)
     stored = usage.state_bytes + older
     files = _uploaded_files(usage) + (usage.changed_shards if usage.filed else 0)
@@ -360,7 +423,8 @@ def estimate(usage: Usage, prices: Prices = Prices()) -> Estimate:
         objects=live + sum(min(gap * files, live) for gap in held.gaps),
         savepoint_bytes=savepoint_bytes,
         growth_bytes=growth,
-        # A record, two files of what is settled and a publishing mark stay of every interval.
+        # Each interval leaves four objects that nothing deletes: a record, two files in `settled/`, and a publishing
+        # mark.
         growth_objects=month * (4 + usage.changed_shards),
         seconds=seconds,
         worker_mib=MEASURED.worker_mib if usage.bytes_per_key <= MEASURED.narrow_bytes else MEASURED.wide_worker_mib,
@@ -371,8 +435,12 @@ def estimate(usage: Usage, prices: Prices = Prices()) -> Estimate:
 
 
 def savepoint_requests(usage: Usage) -> Requests:
-    """Of a native one: a lease, given back in the end, a look at whether the checkpoint is still retained, every shard read and written
-    whole, and `savepoint.json`. Without finding the checkpoint, and without renewals of the lease every five minutes."""
+    """Return the requests of one native savepoint.
+
+    Counted are: a lease and its return, a check that the checkpoint is still retained, the read and write of every
+    shard, and `savepoint.json`. Not counted are the search for the checkpoint, and a renewal of the lease every five
+    minutes.
+    """
     each = usage.state_bytes / usage.shards
     files = max(1, math.ceil(each / _TARGET_FILE_BYTES))
     return Requests(
@@ -385,7 +453,7 @@ def savepoint_requests(usage: Usage) -> Requests:
 
 
 def _stops(usage: Usage, held: Held, requests: Mapping[Phase, Requests], seconds: float) -> Sequence[str]:
-    """Where what was measured ends, as sentences."""
+    """Return a sentence for each limit of the measurements that the usage exceeds."""
     said = []
     if usage.keys / usage.shards > MEASURED.keys_per_shard:
         need = math.ceil(usage.keys / MEASURED.keys_per_shard)
@@ -431,7 +499,12 @@ def _stops(usage: Usage, held: Held, requests: Mapping[Phase, Requests], seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """What its newest intervals say: averages over ``intervals`` of them. ``seconds``: the middle one's time, committing left out."""
+    """Averages of a pipeline's newest intervals.
+
+    Attributes:
+        intervals: The number of intervals that were averaged.
+        seconds: The median time of an interval, without the commit.
+    """
 
     intervals: int
     usage: Usage
@@ -439,9 +512,10 @@ class History:
 
 
 def usage_of(contents: Sequence[Content]) -> History | None:
-    """The usage that a pipeline's retained intervals show; ``contents`` ascend by id. None if there is no interval with keys.
+    """Return the usage that a pipeline's retained intervals show; None without an interval that has keys.
 
-    The first interval of a pipeline loads it, and is left out where there are others.
+    `contents` ascend by id. The first interval of a pipeline loads the initial data, so it is left out if other
+    intervals exist.
     """
     shown = [c for c in contents if c.kind == "interval"]
     if len(shown) > 1:
@@ -449,7 +523,7 @@ def usage_of(contents: Sequence[Content]) -> History | None:
     if not shown or not max(shown[-1].totals.keys, shown[-1].totals.entries):
         return None
     newest, many = shown[-1], len(shown)
-    # A pipeline without a value state counts no keys; then an entry stands for one.
+    # A pipeline without a value state counts no keys. Then the number of its entries is used instead.
     keys = newest.totals.keys or newest.totals.entries
     touched = sum(c.totals.keys_touched for c in shown) / many
     bytes_per_key = newest.totals.state_bytes / keys
@@ -470,7 +544,7 @@ def usage_of(contents: Sequence[Content]) -> History | None:
         if touched
         else 1,
         uploaded_files=_files_each(shown),
-        # Its bytes per key have the obsolete versions already.
+        # The history's bytes per key include obsolete versions already.
         stored_to_live=1,
         live_files=newest.totals.state_files / newest.parallelism,
         manifests_filed=any(ref.inline is None for ref in newest.shards),
@@ -480,7 +554,10 @@ def usage_of(contents: Sequence[Content]) -> History | None:
 
 
 def _files_each(shown: Sequence[Content]) -> float:
-    """State files that a shard with output uploaded: a shard whose state changed has put out rows, as far as records tell."""
+    """Estimate the state files that a changed shard uploads in an interval.
+
+    Records do not count changed shards. So the shards with output files are taken for the changed ones.
+    """
     shards = sum(max(1, min(c.parallelism, len(c.outputs))) for c in shown)
     return sum(c.totals.uploaded_files for c in shown) / shards
 
@@ -489,7 +566,7 @@ def _files_each(shown: Sequence[Content]) -> float:
 
 
 def in_bytes(size_bytes: float) -> str:
-    """Three digits and a unit, by powers of 1,000."""
+    """Return a size as three digits and a unit, by powers of 1,000."""
     for unit, of in (("TB", TB), ("GB", 10**9), ("MB", 10**6), ("KB", 1_000)):
         if size_bytes >= of:
             return f"{size_bytes / of:.3g} {unit}" if size_bytes < 1_000 * of else f"{size_bytes / of:,.0f} {unit}"

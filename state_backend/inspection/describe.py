@@ -1,6 +1,6 @@
-"""What there is to say about a log, a checkpoint and the difference of two, as JSON values. Pure, for any front end.
+"""Describe logs, checkpoints and the difference of two checkpoints as JSON values. Pure functions, for any front end.
 
-Instants are ISO 8601 in UTC, sizes bytes, ages seconds, digests 16 hex digits.
+Instants are ISO 8601 in UTC, sizes are bytes, ages are seconds, and digests are 16 hex digits.
 """
 
 from __future__ import annotations
@@ -26,9 +26,12 @@ from state_backend.values.records import (
 
 
 def describe_log(log: Log, ids: Collection[int], written_ms: Mapping[int, int], *, now_ms: int) -> list[dict[str, Any]]:
-    """One row for each entry of ``ids``, newest first. ``written_ms``: when each record was last written, by id; for a dropped checkpoint that is
-    when it was shrunk. ``code``: a name of the code that made it; ``code_changed``: it is other code than that of the one before it
-    whose record is whole."""
+    """Return one row for each entry in `ids`, newest first.
+
+    `written_ms` has the time of each record's last write, by id. For a dropped checkpoint this is when its record
+    became a tombstone. In the rows, `code` is a short name of the code. `code_changed` is True if the code differs from
+    that of the preceding complete record in `ids`.
+    """
     rows, before = [], None
     for n in sorted(ids):
         entry = log.entries[n]
@@ -41,7 +44,7 @@ def describe_log(log: Log, ids: Collection[int], written_ms: Mapping[int, int], 
 
 
 def code_name(content: Content) -> str:
-    """What people call the code of a checkpoint: its version, else the first 8 digits of its hash."""
+    """Return a short name of a checkpoint's code: its version, else the first 8 digits of its hash."""
     return content.code_version or content.code_hash[:8]
 
 
@@ -53,7 +56,7 @@ def _row(log: Log, entry: Entry, age_s: int | None) -> dict[str, Any]:
     if isinstance(entry, Tombstone):
         return row
     totals = entry.content.totals
-    # Keys are counted by the value states alone; without one nobody knows how many there are.
+    # Only value states count keys. Without a value state the number of keys is unknown.
     keys = totals.keys if any(state.kind == "value" for state in entry.content.states) else None
     return {
         **row,
@@ -86,7 +89,10 @@ def _columns(
 
 
 def state_of(log: Log, entry: Record | Tombstone) -> str:
-    """``completed``, ``stale by N``, ``replaced by N``, ``quarantined``, ``descends from quarantined N``, or ``dropped``."""
+    """Return the status of a checkpoint.
+
+    It is `completed`, `stale by N`, `replaced by N`, `quarantined`, `descends from quarantined N`, or `dropped`.
+    """
     if entry.id in log.quarantined:
         return "quarantined"
     if entry.id not in log.retained:
@@ -102,14 +108,20 @@ def state_of(log: Log, entry: Record | Tombstone) -> str:
 
 
 def _newest_of_interval(log: Log, entry: Record | Tombstone) -> int | None:
-    """The last later commit of the same interval that nobody refused: what the next interval starts from in its place."""
+    """Return the id of the newest later commit of the same interval that is not quarantined; None without one.
+
+    The next interval starts from this commit instead of the given one.
+    """
     interval = interval_of(entry)
     same = [e.id for e in log.commits_near(interval, after=entry.id) if interval_of(e) == interval]
     return next((n for n in reversed(same) if log.quarantine_above(n) is None), None)
 
 
 def describe_checkpoint(log: Log, record: Record, manifests: Sequence[ShardManifest]) -> dict[str, Any]:
-    """All that a record says, shard by shard but without the files' bytes. ``manifests`` are those of its shards."""
+    """Return the content of a record, shard by shard, with paths and sizes of its files.
+
+    `manifests` are the manifests of the record's shards, in their order.
+    """
     content = record.content
     refused = log.quarantine_above(record.id)
     return {
@@ -159,9 +171,12 @@ def describe_checkpoint(log: Log, record: Record, manifests: Sequence[ShardManif
 def describe_difference(
     first: Record, manifests: Sequence[ShardManifest] | None, second: Record, others: Sequence[ShardManifest] | None
 ) -> dict[str, Any]:
-    """How the second checkpoint differs from the first. Manifests: None of a canonical savepoint, which has none. Key groups are
-    compared where both have manifests and the same number of them: ``key_groups`` lists those whose entries or digest differ, with
-    the entries of each state before and after."""
+    """Return the difference of two checkpoints.
+
+    Manifests are None for a canonical savepoint. Key groups are compared only if both sides have manifests and the same
+    number of key groups. Then `key_groups` lists those whose entries or digest differ, with the number of entries of
+    each state on both sides. Otherwise it is None.
+    """
     a, b = first.content, second.content
     comparable = a.max_parallelism == b.max_parallelism and manifests is not None and others is not None
     before, after = ({h for m in ms or () for h in handles_in(m)} for ms in (manifests, others))
@@ -204,7 +219,11 @@ def describe_difference(
 
 
 def same_input(first: Content, second: Content) -> bool | None:
-    """Whether two checkpoints were made from the same input, by what their sources recorded; None: one recorded nothing."""
+    """Return True if the sources of two checkpoints recorded the same input.
+
+    Returns:
+        False for different intervals or source positions; None if a source recorded no position.
+    """
     if first.interval != second.interval:
         return False
     positions = first.source_position, second.source_position
@@ -212,7 +231,7 @@ def same_input(first: Content, second: Content) -> bool | None:
 
 
 def plain(value: Any) -> Any:
-    """A value of state as JSON has it."""
+    """Return a value of state as a JSON value: bytes as hex digits, decimals as text, dates and times in ISO 8601."""
     match value:
         case float() if not math.isfinite(value):
             return "NaN" if math.isnan(value) else f"{'-' if value < 0 else ''}Infinity"
@@ -220,7 +239,7 @@ def plain(value: Any) -> Any:
             return bytes(value).hex()
         case Decimal():
             return str(value)
-        case date():  # datetimes too
+        case date():  # Also matches `datetime`, a subclass of `date`.
             return value.isoformat()
         case tuple() | list():
             return [plain(item) for item in value]
@@ -251,17 +270,19 @@ def _instant(ms: int | None) -> str | None:
 
 
 def _content(group: KeyGroupState | None) -> tuple[dict[str, int], int] | None:
-    """What two checkpoints are compared by; an older version did not record how many bytes it takes."""
+    """Return the values that key groups are compared by.
+
+    Byte counts are left out, because older releases did not record them.
+    """
     return None if group is None else (group.entries, group.digest)
 
 
 def _plain(value: Any) -> dict[str, Any]:
-    """A flat dataclass as a dict."""
     return {name: getattr(value, name) for name in value.__slots__}
 
 
 def summarise(record: Record) -> dict[str, Any]:
-    """What is worth showing about a checkpoint: ids, interval, counts, bytes."""
+    """Return the most important figures of a checkpoint: ids, interval, counts and bytes."""
     content = record.content
     totals = content.totals
     return {

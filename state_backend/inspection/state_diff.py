@@ -1,13 +1,15 @@
-"""What two states differ in, entry by entry.
+"""Compare two states entry by entry.
 
-    states       with equal counts and digest are equal
-    key groups   the same
-    shards       only those with a key group that differs are restored, from the SSTs that reach into such groups; a file that
-                 both sides need is fetched once
-    entries      of a key group that differs are read from both sides in the order of their keys, and compared as they are stored
+    states       Two states with equal counts and digests are equal.
+    key groups   Two key groups with equal counts and digests are equal.
+    shards       Only shards with a differing key group are restored, and only from SSTs whose keys overlap such groups.
+                 A file that both sides need is fetched once.
+    entries      The entries of a differing key group are read from both sides in the order of their keys. The
+                 stored bytes are compared.
 
-Entries that are stored differently but read the same, since they were written again after the schema grew, are no change.
-A canonical savepoint has one digest for all, so if that is another, all of it is read, into the key groups of the other side.
+After a schema change, entries may be stored in different bytes but decode to the same value. They count as equal. A
+canonical savepoint records one digest for the whole state. If this digest differs, the whole savepoint is read, into
+the key groups of the other side.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ _ALL_BYTES = 1 << 62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A value, an element or a map's entry as it is read, with when it expires."""
+    """Decoded value, list element or map value of a state, with its expiry time (None: it never expires)."""
 
     value: dict[str, Any]
     expiry_ms: int | None
@@ -53,7 +55,14 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryChange:
-    """One entry that differs. ``user_key`` is for maps, ``position`` for lists; a timer's entry is when it fires, as ``at_ms``."""
+    """Difference of one entry.
+
+    Attributes:
+        user_key: The key inside of a map; None for other states.
+        position: The position inside of a list; None for other states.
+        before: The entry of the first state; None if it was added. A timer's value is its time, as `at_ms`.
+        after: The entry of the second state; None if it was removed.
+    """
 
     state: str
     change: Literal["added", "removed", "changed"]
@@ -65,10 +74,13 @@ class EntryChange:
 
 
 def plan_groups(first: Groups | None, second: Groups | None, max_parallelism: int) -> list[int]:
-    """The key groups that may differ, ascending. None: it is not known what a side has in each."""
+    """Return the key groups that may differ, ascending.
+
+    If a side is None, the content of its key groups is unknown, so all key groups may differ.
+    """
     if first is None or second is None:
         return [*range(max_parallelism)]
-    # Not by bytes: an older version did not record them.
+    # Byte counts are not compared, because older releases did not record them.
     held = [{g: (s.entries, s.digest) for g, s in groups.items()} for groups in (first, second)]
     return sorted(g for g in first.keys() | second.keys() if held[0].get(g) != held[1].get(g))
 
@@ -76,9 +88,17 @@ def plan_groups(first: Groups | None, second: Groups | None, max_parallelism: in
 def diff_states(
     first: StateSource, second: StateSource, work: Path, *, states: Collection[str] | None = None
 ) -> Iterator[EntryChange]:
-    """What has to change in the first to become the second, by key group, state and key. ``work``: an empty folder.
+    """Yield the changes that turn the first state into the second, by key group, state and key.
 
-    Raises: UsageError if neither has its keys in the key groups of the other, or the keys are of other columns.
+    Args:
+        first: The first checkpoint or savepoint.
+        second: The second checkpoint or savepoint.
+        work: An empty local folder.
+        states: The names of the states to compare; None: all, timers included.
+
+    Raises:
+        UsageError: The key columns differ, both sides have a fixed but different number of key groups, or neither side
+            has a named state.
     """
     keys = [names_and_types(parse_struct(source.content.key_schema)) for source in (first, second)]
     if keys[0] != keys[1]:
@@ -98,7 +118,7 @@ def diff_states(
         groups = plan_groups(sides[0].groups, sides[1].groups, fixed[0])
         cache = work / "cache"
         for group in groups:
-            # What both sides have done with is fetched for nobody else.
+            # Both sides have closed their shards. No later shard needs the cached files.
             if not any([side.keeps(group) for side in sides]):
                 shutil.rmtree(cache, ignore_errors=True)
             for side in sides:
@@ -107,12 +127,12 @@ def diff_states(
 
 
 def _same_state(content: Content) -> tuple[int, int]:
-    """Equal for two that hold the same entries, whatever their shards and key groups."""
+    """Return values that are equal for contents with the same entries, even with other shards and key groups."""
     return content.digest, content.totals.entries
 
 
 class _Side:
-    """One of the two, with the one shard open that has the key group which is being compared."""
+    """One of the two compared states. One shard is open at a time: the shard that holds the compared key group."""
 
     def __init__(self, source: StateSource, max_parallelism: int, work: Path, stack: ExitStack) -> None:
         self.source, self.work = source, work
@@ -130,7 +150,7 @@ class _Side:
         return {s.key_group: s for m in manifests_of(self.source, self.storage) for s in m.key_group_states}
 
     def keeps(self, group: int) -> bool:
-        """Whether the open shard has this key group too; if not, it is closed."""
+        """Return True if the open shard holds this key group. Close the shard if not."""
         if self._range is not None and group in self._range:
             return True
         self._close()
@@ -171,7 +191,10 @@ class _Side:
         shutil.rmtree(self.work, ignore_errors=True)
 
     def scan(self, group: int, state_id: int | None) -> Iterator[tuple[bytes, bytes]]:
-        """(what follows key group and state id, entry) of one state in the open shard, ascending."""
+        """Yield the stored entries of one state in a key group, ascending.
+
+        An entry is a pair: the stored key without key group and state id, and the stored value.
+        """
         if state_id is None or self._store is None:
             return
         start = layout.prefix(group, state_id)
@@ -180,7 +203,7 @@ class _Side:
 
 
 def manifests_of(source: StateSource, storage: Storage) -> list[ShardManifest]:
-    """The manifests of a checkpoint or a native savepoint, by shard; none of a canonical one."""
+    """Return the manifests of a checkpoint or a native savepoint, by shard; an empty list for a canonical savepoint."""
     if source.savepoint is None:
         with telling_drops(storage, source.checkpoint_id):
             return [manifest_of(ref, storage) for ref in source.content.shards]
@@ -188,8 +211,11 @@ def manifests_of(source: StateSource, storage: Storage) -> list[ShardManifest]:
 
 
 def describe_change(change: EntryChange) -> dict[str, Any]:
-    """An entry that differs; of a timer ``at_ms`` says when it fires. Bytes are hex digits, decimals text, instants ISO 8601 (those
-    of type timestamp are UTC), and what JSON has no number for is "NaN", "Infinity" or "-Infinity"."""
+    """Return a differing entry as JSON values.
+
+    A timer has the field `at_ms`. Bytes are hex digits, decimals text, and instants ISO 8601 (columns of type timestamp
+    are in UTC). Numbers that JSON lacks are "NaN", "Infinity" or "-Infinity".
+    """
     row = {"state": change.state, "change": change.change, "key": plain(change.key)}
     if change.user_key is not None:
         row["user_key"] = plain(change.user_key)
@@ -217,7 +243,7 @@ def _group_changes(first: _Side, second: _Side, group: int, states: Collection[s
 def _state_changes(first: _Side, second: _Side, group: int, name: str) -> Iterator[EntryChange]:
     a, b = first.states.get(name), second.states.get(name)
     if a is not None and b is not None and _shape(a) != _shape(b):
-        # It was dropped, and declared anew as something else.
+        # The state was dropped and declared again with another kind or user key. So no entry can be compared.
         yield from _compare(first, second, group, a, None)
         yield from _compare(first, second, group, None, b)
     else:
@@ -245,7 +271,8 @@ def _compare(
         ]
         place = next((found[0] for found in read if found is not None), None)
         if place is None:
-            continue  # where a list begins and goes on: no entry
+            # The record of a list's positions is no entry.
+            continue
         before, after = (found[1] if found is not None else None for found in read)
         if before is not None and after is not None and _same(before, after):
             continue
@@ -259,13 +286,16 @@ def _compare(
 
 
 def _same(before: Entry, after: Entry) -> bool:
-    """Whether they read the same; a field that one side does not know is null there."""
+    """Return True if both entries have equal values and expiry times.
+
+    A field that one side's schema lacks counts as null.
+    """
     known = [{name: value for name, value in e.value.items() if value is not None} for e in (before, after)]
     return (repr(known[0]), before.expiry_ms) == (repr(known[1]), after.expiry_ms)
 
 
 class _Reader:
-    """Entries of one state of one side."""
+    """Decoder of the entries of one state on one side."""
 
     def __init__(self, side: _Side, descriptor: StateDescriptor) -> None:
         version = descriptor.versions[-1]
@@ -275,7 +305,7 @@ class _Reader:
         self._decode = row_reader(descriptor.name, descriptor.versions)
 
     def read(self, group: int, rest: bytes, entry: bytes) -> tuple[dict[str, Any], Entry] | None:
-        """Where it lies and what it is; None for the positions of a list."""
+        """Return the place of a stored entry, and the decoded entry; None for the record of a list's positions."""
         stored_key = layout.prefix(group, self._descriptor.state_id) + rest
         found = decode_entry(self._descriptor, stored_key, entry, self._keys, self._user_keys)
         if found is None:
@@ -306,7 +336,7 @@ def _timer_changes(first: _Side, second: _Side, group: int) -> Iterator[EntryCha
 
 
 def _timers(side: _Side, group: int) -> Iterator[tuple[bytes, bytes]]:
-    """Key and expiry of each timer, and nothing, ascending; of whichever layout."""
+    """Yield each timer as its key with its time, ascending, with an empty value. Both layouts of timers are read."""
     for rest, entry in side.scan(group, layout.TIMERS):
         for timer in layout.timers_in(rest, entry):
             yield timer, b""
@@ -315,7 +345,7 @@ def _timers(side: _Side, group: int) -> Iterator[tuple[bytes, bytes]]:
 def merged(
     first: Iterator[tuple[bytes, bytes]], second: Iterator[tuple[bytes, bytes]]
 ) -> Iterator[tuple[bytes, tuple[bytes | None, bytes | None]]]:
-    """Two ascending runs of (key, entry) as one, with what either side has under each key."""
+    """Merge two ascending sequences of (key, entry). Yield each key with the entry of either side, or None."""
     a, b = next(first, None), next(second, None)
     while a is not None or b is not None:
         if b is None or (a is not None and a[0] < b[0]):

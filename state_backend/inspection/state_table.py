@@ -1,14 +1,15 @@
-"""State as Arrow tables: of a checkpoint or a savepoint, shard by shard, a bounded part at a time, without Spark.
+"""State of a checkpoint or a savepoint as Arrow tables. Shards are read one by one, in bounded memory, without Spark.
 
-    key struct | value struct | user_key struct (maps) | pos long (lists) | expires_at timestamp | key_group int | shard int
+    state      key struct | value struct | user_key struct (maps) | pos long (lists) | expires_at timestamp
+               | key_group int | shard int
     timers     key struct | expires_at timestamp | key_group int | shard int
 
-A time for which there is no date is shown as 9999-12-31T00:00:00Z, or 0001-01-02T00:00:00Z (`shown_ms`).
-Entries whose time is up are left out, as processors do not see them. Rows ascend by key group and encoded key, then by user
-key, position or time.
+A time outside of the calendar's range is shown as 9999-12-31T00:00:00Z or 0001-01-02T00:00:00Z (`shown_ms`). Expired
+entries are left out, because processors do not see them. Rows ascend by key group and encoded key, then by user key,
+position or time.
 
-Only what is needed is fetched. Where part of a shard is asked for, that is its manifest, its segments, and those SSTs whose keys
-reach into the part: RocksDB's own MANIFEST, which travels inside ours, says which keys a file holds.
+A read of a part of a shard fetches only the shard's manifest, its segments, and the SSTs whose key ranges overlap the
+part. The key ranges are in RocksDB's own MANIFEST, which the shard's manifest contains.
 """
 
 from __future__ import annotations
@@ -52,8 +53,14 @@ Shape = Callable[[pa.Table], Iterator[pa.Table]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSource:
-    """State that lies at ``url``, which its handles are relative to. ``savepoint``: None for a checkpoint of that pipeline's
-    folder."""
+    """State of one checkpoint or savepoint.
+
+    Attributes:
+        url: The folder that the handles in `content` are relative to.
+        checkpoint_id: The checkpoint's id; of a savepoint the id of the checkpoint that it copies; 0 for a prepared
+            attempt.
+        savepoint: The savepoint; None for a checkpoint, whose `url` is the pipeline's folder.
+    """
 
     url: str
     content: Content
@@ -62,17 +69,17 @@ class StateSource:
 
     @classmethod
     def of_record(cls, url: str, record: Record) -> StateSource:
-        """A committed checkpoint; ``url`` is the pipeline's folder."""
+        """Return the source of a committed checkpoint. `url` is the pipeline's folder."""
         return cls(url=url, content=record.content, checkpoint_id=record.id)
 
     @classmethod
     def of_savepoint(cls, url: str, savepoint: Savepoint) -> StateSource:
-        """A savepoint; ``url`` is its own folder."""
+        """Return the source of a savepoint. `url` is the savepoint's folder."""
         return cls(url=url, content=savepoint.content, checkpoint_id=savepoint.checkpoint_id, savepoint=savepoint)
 
     @property
     def canonical(self) -> bool:
-        """Whether the state lies in Parquet files and not in shards."""
+        """Return True if the state is in canonical Parquet files, and not in shards."""
         return self.savepoint is not None and self.savepoint.format == "canonical"
 
     def __str__(self) -> str:
@@ -80,7 +87,11 @@ class StateSource:
         return what if self.savepoint is None else f"the {self.savepoint.format} savepoint of {what} in {self.url}"
 
     def descriptor(self, state: str) -> StateDescriptor | None:
-        """Of a state by name; None for the timers. Raises: UsageError, naming the states, if there is none of that name."""
+        """Return the descriptor of a state by its name; None for the timers.
+
+        Raises:
+            UsageError: The checkpoint has no state of this name. The message lists the states.
+        """
         if state == layout.TIMERS_NAME:
             return None
         for descriptor in self.content.states:
@@ -90,22 +101,30 @@ class StateSource:
         raise UsageError(f"{self} has no state {state!r}; it has {names}")
 
     def key_groups(self, shard: int) -> KeyGroupRange:
-        """Which key groups the shard holds."""
+        """Return the key groups that the shard holds."""
         return range_of(shard, self.content.parallelism, self.content.max_parallelism)
 
     def held(self, what: str) -> AbstractContextManager[None]:
-        """Keeps the files of a committed checkpoint while the block reads them, as ``holding`` does; a savepoint needs no lease."""
+        """Hold a lease on the checkpoint while the block reads its files, as `holding` does.
+
+        A savepoint needs no lease. `what` names the reader in the lease.
+        """
         return holding(open_storage(self.url), self.checkpoint_id if self.savepoint is None else None, what)
 
     def files(self, shard: int, state: str) -> list[CanonicalFile]:
-        """Of a canonical savepoint, in the order of their rows."""
+        """Return the files of one state in one shard of a canonical savepoint, in the order of their rows."""
         listed = self.savepoint.files if self.savepoint is not None else ()
         return [f for f in listed if (f.shard, f.state) == (shard, state)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What of a shard is wanted: key groups, or single keys as (key group, encoded key), each ascending; None: not limited."""
+    """Part of a shard that a read is limited to.
+
+    Attributes:
+        key_groups: The key groups to read, ascending; None: all.
+        keys: The keys to read, as (key group, encoded key), ascending; None: all. If given, `key_groups` is ignored.
+    """
 
     key_groups: tuple[int, ...] | None = None
     keys: tuple[tuple[int, bytes], ...] | None = None
@@ -115,7 +134,7 @@ WHOLE = Part()
 
 
 def table_schema(source: StateSource, state: str) -> pa.Schema:
-    """The columns of a state's table."""
+    """Return the schema of a state's table."""
     descriptor = source.descriptor(state)
     fields = [pa.field("key", arrow_type(parse_struct(source.content.key_schema)), False)]
     if descriptor is not None:
@@ -132,10 +151,20 @@ def table_schema(source: StateSource, state: str) -> pa.Schema:
 def read_table(
     source: StateSource, state: str, shard: int, storage: Storage, work: Path, part: Part = WHOLE
 ) -> Iterator[pa.Table]:
-    """The rows of one state in one shard. ``storage`` is that of the source's URL; ``work``: an empty folder.
+    """Return an iterator over the rows of one state in one shard.
 
-    Raises: UsageError for a state that is not there; CorruptFile for what is missing or damaged; CheckpointDropped if retention
-    dropped the checkpoint meanwhile.
+    Args:
+        source: The checkpoint or savepoint.
+        state: The name of the state.
+        shard: The shard's number.
+        storage: The storage of the source's URL.
+        work: An empty local folder.
+        part: The part of the shard to read.
+
+    Raises:
+        UsageError: The source has no such state.
+        CorruptFile: A file is missing or damaged.
+        CheckpointDropped: A file is missing because retention dropped the checkpoint meanwhile.
     """
     return (table for _, table in read_shard(source, [state], shard, storage, work, part))
 
@@ -143,7 +172,10 @@ def read_table(
 def read_shard(
     source: StateSource, states: Sequence[str], shard: int, storage: Storage, work: Path, part: Part = WHOLE
 ) -> Iterator[tuple[str, pa.Table]]:
-    """The same of several states, one behind the other, with one restore."""
+    """Yield the rows of several states in one shard as (state, table), state by state, with one restore of the shard.
+
+    The arguments and errors are those of `read_table`.
+    """
     descriptors = [source.descriptor(state) for state in states]
     rows = [_rows(source, descriptor) for descriptor in descriptors]
     shapes = [_shape(source, state, shard) for state in states]
@@ -166,7 +198,7 @@ def _rows(source: StateSource, descriptor: StateDescriptor | None) -> StateRows 
 
 
 def _prefixes(manifest: ShardManifest, state: str, state_id: int, part: Part) -> list[bytes]:
-    """Where the state's entries lie in a shard. A key group without any is not looked into."""
+    """Return the prefixes of the state's stored keys in the part, ascending, without key groups that have no entry."""
     groups = {s.key_group for s in manifest.key_group_states if s.entries.get(state)}
     if part.keys is not None:
         return [layout.prefix(group, state_id) + key for group, key in part.keys if group in groups]
@@ -175,7 +207,7 @@ def _prefixes(manifest: ShardManifest, state: str, state_id: int, part: Part) ->
 
 
 def _shape(source: StateSource, state: str, shard: int) -> Shape:
-    """From the columns of a canonical savepoint to those of the table."""
+    """Return a function from tables in the canonical columns to tables in the columns of `table_schema`."""
     descriptor, schema = source.descriptor(state), table_schema(source, state)
     now_ms = source.content.time.processing_time_ms
 
@@ -187,7 +219,7 @@ def _shape(source: StateSource, state: str, shard: int) -> Shape:
         if not table.num_rows:
             return
         columns = {name: table[name] for name in table.column_names}
-        if descriptor is not None and "value" not in columns:  # Parquet couldn't hold it
+        if descriptor is not None and "value" not in columns:  # Parquet can't store this value's type.
             decode = columns_reader(descriptor.name, descriptor.versions)
             columns["value"] = decode(table["encoded_row"].combine_chunks()).to_struct_array()
         if "position" in columns:
@@ -205,7 +237,7 @@ def _shape(source: StateSource, state: str, shard: int) -> Shape:
 def _file_tables(
     source: StateSource, rows: StateRows | TimerRows, file: CanonicalFile, storage: Storage, work: Path, part: Part
 ) -> Iterator[pa.Table]:
-    """The row groups of a canonical file that may hold the part, less the rows that are not in it."""
+    """Yield the rows of a canonical file that are in the part, row group by row group."""
     groups = part.key_groups if part.keys is None else tuple(sorted({group for group, _ in part.keys}))
     if groups is not None and not groups:
         return
@@ -240,10 +272,20 @@ def open_shard(
     spans: Sequence[Span] | None = None,
     cache: FileCache | None = None,
 ) -> Iterator[tuple[RocksStore, ShardManifest]]:
-    """A shard's state in a folder below ``work``, and its manifest, which lists only those of its files that were fetched.
-    ``spans``: what of its key space will be looked at; the store tells nothing true about the rest.
+    """Restore a shard into a folder below `work`, and yield the open store and the manifest of the restored files.
 
-    Raises: CorruptFile for what is missing or damaged; CheckpointDropped if retention dropped the checkpoint meanwhile.
+    Args:
+        source: The checkpoint or native savepoint.
+        shard: The shard's number.
+        storage: The storage of the source's URL.
+        work: A local folder.
+        spans: Ranges of stored keys that the caller will read. Other SSTs are not fetched, so the store is incomplete
+            outside of the ranges. None: the whole shard.
+        cache: A cache of files; None: every file is downloaded.
+
+    Raises:
+        CorruptFile: A file is missing or damaged.
+        CheckpointDropped: A file is missing because retention dropped the checkpoint meanwhile.
     """
     with telling_drops(storage, source.checkpoint_id if source.savepoint is None else None):
         manifest = _manifest(source, shard, storage)
@@ -270,7 +312,7 @@ def _manifest(source: StateSource, shard: int, storage: Storage) -> ShardManifes
 
 
 def _spans(part: Part, state_ids: Sequence[int]) -> list[Span] | None:
-    """Where the part of these states lies in key space."""
+    """Return the ranges of stored keys that hold the part of these states; None for a whole shard."""
     if part.keys is not None:
         behind = part.keys
     elif part.key_groups is not None:
@@ -282,9 +324,13 @@ def _spans(part: Part, state_ids: Sequence[int]) -> list[Span] | None:
 
 
 def needed_for(manifest: ShardManifest, spans: Sequence[Span]) -> ShardManifest:
-    """The manifest without the SSTs that hold nothing of the spans. If RocksDB's own MANIFEST can't be followed, all stay."""
+    """Return the manifest without the SSTs that have no key in the spans.
+
+    All SSTs stay if RocksDB's MANIFEST can't be parsed.
+    """
     log = next((f for f in manifest.inline_files if f.name.startswith("MANIFEST-")), None)
-    if log is None:  # A shard that never had an entry has no files.
+    # A shard that never had an entry has no files.
+    if log is None:
         return manifest
     try:
         files = store_of(log.data, f"{log.name} of shard {manifest.shard}").spans

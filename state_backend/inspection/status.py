@@ -1,4 +1,4 @@
-"""Where a pipeline stands: what the next interval is and whether it can start, and what is not as it should be. Reads only."""
+"""Status of a pipeline: its next interval, the obstacles to it, and unusable or unpublished checkpoints. Only reads."""
 
 from __future__ import annotations
 
@@ -16,11 +16,18 @@ from state_backend.values.records import Permissions, Record
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """``next``: the interval after the one that reaches furthest, as long as that one; None without any checkpoint. ``base``: the id
-    of the checkpoint that it starts from; None if it can't start, and then ``problem`` says why and ``rerun`` which intervals to run
-    first, if that helps. ``stale``: retained checkpoints with the id that made each stale, but for those whose interval was run again since.
-    ``quarantined``: those that validation refused, with its reason. ``unpublished``: intervals whose output no ``checkpoint`` task has
-    published yet, with its id.
+    """Status of a pipeline.
+
+    Attributes:
+        next: The interval after the one with the latest end, with equal length; None without a checkpoint.
+        base: The id of the checkpoint that `next` starts from; None if `next` can't start.
+        problem: The reason why `next` can't start; None if it can.
+        rerun: The intervals to run first, if that solves the problem.
+        stale: Stale checkpoints, each with the id of the checkpoint that made it stale. Those whose interval was run
+            again since are left out.
+        quarantined: The checkpoints that validation refused, each with the reason.
+        unpublished: The intervals whose current output no `checkpoint` task has published, each with the checkpoint's
+            id.
     """
 
     next: Interval | None
@@ -33,14 +40,15 @@ class Status:
 
     @property
     def well(self) -> bool:
-        """Whether the next interval can start and all output is published."""
+        """Return True if the next interval can start and all output is published."""
         return self.problem is None and not self.unpublished
 
 
 def with_refused_bases(log: Log, pipeline: str, rerun: Rerun, length: timedelta, pipeline_start_ms: int) -> Rerun:
     """Extend a re-run back to the first interval whose base is usable.
 
-    The first interval of ``rerun`` may itself start from a checkpoint that is stale or quarantined, and be refused.
+    The base of the re-run's first interval may be stale or quarantined itself. Then this interval would be refused, so
+    the re-run must begin earlier.
     """
     while True:
         try:
@@ -54,7 +62,15 @@ def with_refused_bases(log: Log, pipeline: str, rerun: Rerun, length: timedelta,
 
 
 def status_of(log: Log, pipeline: str, storage: Storage) -> Status:
-    """``storage``: of the pipeline's folder, for a look at each mark that may be missing. Raises: CorruptRecord, StorageUnavailable."""
+    """Return the status of a pipeline.
+
+    `storage` is the storage of the pipeline's folder. It gets one metadata request for each publishing mark that may be
+    missing.
+
+    Raises:
+        CorruptRecord: A record of the log is damaged.
+        StorageUnavailable: The storage can't be reached.
+    """
     completed = log.completed()
     following = base = problem = rerun = None
     if completed:

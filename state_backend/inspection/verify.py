@@ -1,13 +1,15 @@
-"""Whether what lies on the storage is what the log says: by metadata only, or by restoring every shard and walking its state.
+"""Verify the files on the storage against the log: by metadata only (fast), or by a restore of every shard (deep).
 
-Fast: every record, mark and manifest is read and checked, and every file that a record names is looked up in one listing: size,
-and crc32c where the storage keeps one. Deep: also every file is downloaded against its handle, every shard restored into an
-empty folder, and every entry compared with the counts and digests of its key group.
+Fast: every record, mark and manifest is read and checked. Every file that a record names is compared with one listing
+by size, and by crc32c if the storage keeps checksums. Deep: every file is also downloaded and compared with its handle.
+Every shard is restored into an empty folder, and its entries are compared with the counts and digests of their key
+groups.
 
-``verify_files`` is for one checkpoint or savepoint before it is used or published: like fast, but where the storage keeps no
-checksums the bytes of every file are read. It decodes no entry, so a file that was rewritten together with its handle passes.
+`verify_files` checks one checkpoint or savepoint before it is used or published. It is like the fast verification, but
+if the storage keeps no checksums, it reads every file. It decodes no entry, so a file that was rewritten together with
+its handle passes.
 
-The log is read first and the files are listed last, so that what is committed or dropped meanwhile is no finding.
+The log is read before the files are listed, so that a commit or a drop during the verification causes no finding.
 """
 
 from __future__ import annotations
@@ -87,7 +89,12 @@ _READERS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedCheckpoint:
-    """What was found wrong with a checkpoint, and how many entries were walked (0 if only metadata were looked at)."""
+    """Result for one checkpoint.
+
+    Attributes:
+        entries: The number of entries that the deep verification read; 0 after a fast one.
+        findings: A sentence for each problem.
+    """
 
     id: int
     entries: int
@@ -96,8 +103,13 @@ class VerifiedCheckpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """``findings`` are of the log, the marks, and output that outlives its checkpoint; the rest is by checkpoint. ``unknown``: paths of
-    files that no part of Cairn writes; readers ignore them."""
+    """Result for a pipeline's folder.
+
+    Attributes:
+        findings: Problems of the log, of marks, and of output whose checkpoint was dropped.
+        checkpoints: The results by checkpoint.
+        unknown: Paths of files that Cairn does not write. Readers ignore these files.
+    """
 
     findings: tuple[str, ...]
     checkpoints: tuple[VerifiedCheckpoint, ...]
@@ -105,22 +117,26 @@ class Verification:
 
     @property
     def success(self) -> bool:
-        """Whether nothing was found, in the folder or in any checkpoint."""
+        """Return True if neither the folder nor a checkpoint has a finding."""
         return not self.findings and not any(c.findings for c in self.checkpoints)
 
     @property
     def newest_intact(self) -> int | None:
-        """The highest id without findings; None also if the log itself can't be read."""
+        """Return the highest checkpoint id without findings; None without one, or if the log can't be read."""
         return max((c.id for c in self.checkpoints if not c.findings), default=None)
 
 
 def verify_pipeline(
     storage: Storage, *, which: Collection[int] | None = None, work: Path | None = None
 ) -> Verification:
-    """Verifies the log and its completed checkpoints, or those of ``which`` (ids). ``work`` is an empty local folder for the deep
-    verification, with room for one shard; None verifies by metadata only.
+    """Verify a pipeline's log and its retained checkpoints.
 
-    What is wrong is returned, naming the file; only a storage that can't be reached raises.
+    Problems are returned as findings that name the file. Only an unreachable storage raises an error.
+
+    Args:
+        storage: The storage of the pipeline's folder.
+        which: The ids of the checkpoints to verify; None: all retained ones.
+        work: An empty local folder with room for one shard, for the deep verification; None: the fast verification.
     """
     log, findings = _verified_log(storage)
     files = {info.path: info for info in storage.list("")}
@@ -136,13 +152,14 @@ def verify_pipeline(
         if which is None or record.id in which:
             verified = _checkpoint(record, storage, files, work)
             if verified.findings and record.id not in read_log(storage).retained:
-                continue  # it was dropped, and its files with it, while we looked
+                # A clean-up dropped the checkpoint and deleted its files during the verification.
+                continue
             checkpoints.append(verified)
     return Verification(findings=tuple(dict.fromkeys(findings)), checkpoints=tuple(checkpoints), unknown=unknown)
 
 
 def _lost_marks(log: Log) -> Iterator[str]:
-    """Marks of quarantine that the newest record knew of."""
+    """Yield a finding for each quarantine mark that the newest record lists but that is missing."""
     for checkpoint_id in sorted({*log.summary.marks} - log.quarantined.keys()):
         yield (
             f"{paths.quarantine(checkpoint_id)} is missing: checkpoint {checkpoint_id} was quarantined, and counts as usable now. "
@@ -151,7 +168,7 @@ def _lost_marks(log: Log) -> Iterator[str]:
 
 
 def _outputs(storage: Storage, log: Log, files: Mapping[str, FileInfo], work: Path | None) -> list[str]:
-    """What is wrong with current output that outlives its checkpoint."""
+    """Return the findings about current output whose checkpoint was dropped."""
     try:
         findings = [
             f"output of {interval}, checkpoint {checkpoint_id}: {finding}"
@@ -165,7 +182,10 @@ def _outputs(storage: Storage, log: Log, files: Mapping[str, FileInfo], work: Pa
 
 
 def _overlaps(log: Log) -> Iterator[str]:
-    """Current outputs that overlap, committed by code that let them: whoever reads them has the same rows twice."""
+    """Yield a finding for each pair of current outputs that overlap: their readers get the same rows twice.
+
+    Older releases allowed such commits.
+    """
     current = sorted((interval, n) for interval, (n, _) in log.current_outputs().items())
     for (before, n), (interval, other) in pairwise(current):
         if before.overlaps(interval):
@@ -176,14 +196,18 @@ def _overlaps(log: Log) -> Iterator[str]:
 
 
 def intact_before(storage: Storage, damaged: Content) -> Record | None:
-    """The newest restore point up to the start of the damaged checkpoint's interval that an interval would start from and whose
-    files verify by metadata; None if there is none. The log has to be readable."""
+    """Return the newest usable checkpoint that ends no later than the damaged checkpoint's interval starts.
+
+    Usable means: the following interval would start from it (it is neither stale nor quarantined), and its files verify
+    by metadata. None: no checkpoint is usable. The log must be readable.
+    """
     log, files = read_log(storage), {info.path: info for info in storage.list("")}
     ends = {r.content.interval.end for r in log.completed() if r.content.interval.end <= damaged.interval.start}
     for end in sorted(ends, reverse=True):
         following = Interval(end, end + (damaged.interval.end - damaged.interval.start))
-        with suppress(StateUnusable):  # stale, or quarantined
-            allowed = Permissions(replace_overlapping=True)  # what output there is says nothing about the state
+        # `plan_base` raises an error for a stale or quarantined checkpoint.
+        with suppress(StateUnusable):
+            allowed = Permissions(replace_overlapping=True)  # Existing output does not matter for the state.
             base = plan_base(log, damaged.pipeline, following, allowed, damaged.pipeline_start_ms)
             if base is not None and not _checkpoint(base, storage, files, None).findings:
                 return base
@@ -192,10 +216,14 @@ def intact_before(storage: Storage, damaged: Content) -> Record | None:
 
 @contextmanager
 def offering_intact(storage: Storage, restored: Record | None) -> Iterator[None]:
-    """Adds to a CorruptFile that is raised while a checkpoint (None: empty state) is restored, what can be restored
-    instead.
+    """Add advice to a `CorruptFile` that the block raises while it restores a checkpoint.
 
-    Raises: CheckpointDropped in its place if retention dropped the checkpoint meanwhile.
+    The advice names the checkpoint that can be restored instead. `restored` is the checkpoint that the block restores;
+    None for empty state.
+
+    Raises:
+        CheckpointDropped: Retention dropped the checkpoint meanwhile, and the block raised `CorruptFile` or `NotFound`
+            for this reason.
     """
     try:
         with telling_drops(storage, restored.id if restored is not None else None):
@@ -227,7 +255,13 @@ def _offer(storage: Storage, damaged: Record | None) -> tuple[str, Rerun | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedFiles:
-    """How many files a checkpoint needs, their bytes, and what was found wrong with them or with what is recorded of them."""
+    """Result of `verify_files`.
+
+    Attributes:
+        files: The number of files that the checkpoint needs.
+        size_bytes: Bytes of these files.
+        findings: A sentence for each problem of a file or of the record.
+    """
 
     files: int
     size_bytes: int
@@ -237,19 +271,25 @@ class VerifiedFiles:
 def verify_files(
     content: Content, storage: Storage, *, work: Path, savepoint: Sequence[CanonicalFile] | None = None
 ) -> VerifiedFiles:
-    """That every file which the content names is there with its size and crc32c, and that the content agrees with itself: states,
-    shards, key-group ranges, counts, and the digests of all key groups, which sum up to the recorded one.
+    """Verify that the files of a checkpoint or savepoint match their recorded sizes and checksums.
 
-    ``savepoint``: of a savepoint, its canonical files (native: none); its content tells the checkpoint's bytes, not its own.
-    ``work``: an empty local folder; where the storage keeps no checksums, it holds eight files at a time while they are read. Only
-    a storage that can't be reached raises.
+    The record's states, shards, key-group ranges, counts and digests are compared with those of the manifests, and the
+    digests of all key groups must sum up to the recorded digest. Problems are returned as findings. Only an unreachable
+    storage raises an error.
+
+    Args:
+        content: The content of the checkpoint's record or of the savepoint.
+        storage: The storage that the content's handles are relative to.
+        work: An empty local folder. If the storage keeps no checksums, it holds eight downloaded files at a time.
+        savepoint: The canonical files of a savepoint, empty for a native one; None for a checkpoint. A savepoint's
+            total of bytes is not checked, because it records that of its checkpoint.
     """
     findings, canonical = [*_contradictions(content)], savepoint or ()
     manifests, damaged = _manifests(content, storage)
     handles = dict.fromkeys([*handles_in(content), *handles_in(tuple(manifests)), *(f.handle for f in canonical)])
     folders = sorted({f"{handle.path.rpartition('/')[0]}/" for handle in handles})
     listed = {info.path: info for folder in folders for info in storage.list(folder)}
-    # A listing on a network disk may be some seconds old, so files that the listing lacks are looked up by name.
+    # A listing of a network disk may be some seconds old. So a file that the listing lacks is looked up by its path.
     missing = at_once(storage.stat, [handle.path for handle in handles if handle.path not in listed])
     listed |= {info.path: info for info in missing if info is not None}
     wrong = {h: finding for h in handles if (finding := _listed(h, listed.get(h.path))) is not None}
@@ -282,7 +322,7 @@ def _verified_log(storage: Storage) -> tuple[Log | None, list[str]]:
 
 
 def _marks(storage: Storage, files: Mapping[str, FileInfo]) -> Iterator[str]:
-    """Everything that is JSON, decoded, and under the name that its content asks for."""
+    """Yield a finding for each JSON file that can't be decoded, or whose content belongs to another path."""
     for path in files:
         expected = _DECODED.get(paths.kind_of(path) or "")
         if expected is None:
@@ -290,7 +330,8 @@ def _marks(storage: Storage, files: Mapping[str, FileInfo]) -> Iterator[str]:
         try:
             found: Any = record_codec.decode(storage.read(path), path, *expected)
         except NotFound:
-            continue  # cleaned up meanwhile; a record never is, and the log was read already
+            # A clean-up deleted the file meanwhile. This file is no record: records are never deleted.
+            continue
         except (CorruptRecord, UnsupportedFormat) as error:
             rebuilt = "\nThe file is only a hint: the next commit or sweep writes it anew" if path == paths.HEAD else ""
             yield f"{error}{rebuilt}"
@@ -341,9 +382,9 @@ def _path_of(
 def _files(
     storage: Storage, handles: Iterable[Handle], files: Mapping[str, FileInfo], work: Path | None
 ) -> Iterator[str]:
-    """What is wrong with files: as listed, and if there is a ``work`` folder, byte by byte."""
+    """Yield the findings about files, by the listing and, with a `work` folder, by a download of each file."""
     for handle in dict.fromkeys(handles):
-        # As above: the listing may be some seconds old.
+        # The listing may be some seconds old, so a file that the listing lacks is looked up by its path.
         finding = _listed(handle, files.get(handle.path) or storage.stat(handle.path))
         if finding is None and work is not None:
             finding = _downloaded(handle, storage, work / "file")
@@ -387,7 +428,7 @@ def _checkpoint(
         if not wrong and work is not None:
             walked, wrong = _walked(manifest, content, storage, work)
             entries += walked
-            # A restore stops at the first damaged file; the others are worth knowing too.
+            # A restore stops at the first damaged file. A download of each file finds the other damaged files too.
             wrong = [*_files(storage, handles, files, work)] or wrong if wrong and not walked else wrong
         findings += wrong
     if not damaged:
@@ -396,7 +437,7 @@ def _checkpoint(
 
 
 def _manifests(content: Content, storage: Storage) -> tuple[list[ShardManifest], list[str]]:
-    """Those that can be read, and what is wrong with the others."""
+    """Return the readable manifests, and a finding for each of the others."""
     manifests, findings = [], []
     for ref in content.shards:
         try:
@@ -421,7 +462,7 @@ def _walked(manifest: ShardManifest, content: Content, storage: Storage, work: P
 
 
 def _contradictions(content: Content) -> Iterator[str]:
-    """What can't be true of the states that a content declares."""
+    """Yield a finding for each contradiction in the states that a content declares."""
     names, ids = [d.name for d in content.states], [d.state_id for d in content.states]
     if len({*names}) < len(names) or len({*ids}) < len(ids):
         yield f"two states share a name or an id: {', '.join(f'{n} ({i})' for n, i in zip(names, ids, strict=True))}"
@@ -432,7 +473,7 @@ def _contradictions(content: Content) -> Iterator[str]:
 
 
 def _sums(content: Content, manifests: Sequence[ShardManifest]) -> Iterator[str]:
-    """Where the record and the manifests of its shards disagree."""
+    """Yield a finding for each difference between the record and the manifests of its shards."""
     shards = [*range(content.parallelism)]
     if [ref.shard for ref in content.shards] != shards:
         yield f"the record has shards {[ref.shard for ref in content.shards]}, its parallelism is {content.parallelism}"

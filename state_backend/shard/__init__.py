@@ -1,1 +1,1 @@
-"""One shard's files: restoring them, capturing them, and what says which there are."""
+"""Files of one shard: manifests, snapshots, segments, restores, consolidation and transfer."""

@@ -1,8 +1,8 @@
-"""A shard's state as canonical files, and back into a store of any key-group range and max parallelism.
+"""Write a shard's state to canonical Parquet files, and read the files into a store of any key-group range.
 
-Only entries travel. What can be made of them is made anew: positions of lists, the index of timers, the index of what
-expires, counts and digests. The key group of each key is computed, also where it is in the file: an entry in the wrong place
-would never be found again.
+The files hold only entries. The reader computes everything else again: positions of lists, the index of timers, the
+index of expiry times, counts and digests. The reader also computes the key group of each key, although the file records
+it: no lookup would find an entry that is stored under a wrong key group.
 """
 
 from __future__ import annotations
@@ -44,8 +44,21 @@ def write_canonical(
     task: int,
     max_file_bytes: int = MAX_FILE_BYTES,
 ) -> tuple[CanonicalFile, ...]:
-    """Writes what the store holds, expired entries too, by way of the folder ``work``. ``manifest``: the shard that the
-    store was restored from. States without entries have no file."""
+    """Write all entries of a store, expired entries too, to canonical Parquet files, and upload the files.
+
+    A state without entries has no file.
+
+    Args:
+        store: The open store of one shard.
+        manifest: The manifest that the store was restored from. Its key-group states say which key groups have entries.
+        states: The states of the savepoint, without the timers, which are always written.
+        key_schema: The schema of the key.
+        storage: The storage of the savepoint's folder.
+        work: A local folder for the files before their upload.
+        savepoint: The savepoint's uuid, a part of the file names.
+        task: Spark's task number, a part of the file names.
+        max_file_bytes: A file is closed when it has this size.
+    """
     files: list[CanonicalFile] = []
     for descriptor in (*states, None):
         rows = TimerRows(key_schema) if descriptor is None else StateRows(descriptor, key_schema)
@@ -73,7 +86,10 @@ def write_canonical(
 
 
 def stored_batches(store: RocksStore, prefixes: Sequence[bytes]) -> Iterator[tuple[pa.Array, pa.Array]]:
-    """Stored keys that begin so, and their entries, prefix by prefix, at most about 64 MiB at a time, and one entry at least."""
+    """Yield stored keys that begin with one of the prefixes, and their entries, prefix by prefix.
+
+    A batch holds about 64 MiB at most, and at least one entry.
+    """
     keys: list[bytes] = []
     values: list[bytes] = []
     left_bytes = _BATCH_BYTES
@@ -106,10 +122,28 @@ def read_canonical(
     max_parallelism: int,
     recorded_max_parallelism: int,
 ) -> tuple[KeyGroupState, ...]:
-    """Fills an empty store with the entries whose key group, at ``max_parallelism``, is in ``owned``. Counts and digests of
-    what it wrote. Where max parallelism changes, all files are read; else those of the range.
+    """Fill an empty store with the entries of canonical files whose key group is in `owned`.
 
-    Raises: CorruptFile, naming the file, for rows that are not a canonical savepoint's.
+    If the max parallelism of the savepoint and of the store differ, every file is read. Otherwise only the files of the
+    range are read.
+
+    Args:
+        files: The savepoint's files, by state, each state's in the order of their rows.
+        states: The states that the savepoint declares.
+        key_schema: The schema of the key.
+        storage: The storage of the savepoint's folder.
+        store: The empty store.
+        work: A local folder for one downloaded file at a time.
+        owned: The key groups that the store gets, counted with `max_parallelism`.
+        max_parallelism: The number of key groups of the pipeline that the store belongs to.
+        recorded_max_parallelism: The number of key groups that the savepoint was written with.
+
+    Returns:
+        The counts and digests of the entries that were written, by key group.
+
+    Raises:
+        CorruptFile: A file is missing, or has rows that a canonical savepoint can't have. The message names the file.
+        InvariantViolated: A file belongs to a state that the savepoint does not declare.
     """
     target = EntryWriter(store, states, key_schema, owned, max_parallelism)
     same = max_parallelism == recorded_max_parallelism
@@ -138,8 +172,11 @@ def read_canonical(
 
 
 class EntryWriter:
-    """Fills an empty store with entries of the key groups that it owns, and makes what goes with them: positions of lists, the
-    indexes of timers and of what expires, counts and digests. Which is why a list comes whole or in order."""
+    """Writer of entries into an empty store, limited to the key groups that the store owns.
+
+    It also writes the positions of lists, the index of timers and the index of expiry times, and counts entries and
+    digests. Positions need all elements of a list at once, or in ascending order over several calls.
+    """
 
     def __init__(
         self,
@@ -161,7 +198,23 @@ class EntryWriter:
         where: str,
         same: bool,
     ) -> tuple[int, bytes]:
-        """Writes those rows of a row group that belong here; its last row, for the check that rows ascend."""
+        """Write the rows of one row group whose key group the store owns.
+
+        Args:
+            rows: The reader of the state's columns, or of the timers' columns.
+            descriptor: The state; None for timers.
+            table: The row group, with at least one row.
+            last: Key group and stored key of the row before the table; None for the first table of a state.
+            where: The file's name in error messages.
+            same: True if the file was written with this writer's max parallelism, so that the recorded key groups must
+                be right.
+
+        Returns:
+            Key group and stored key of the table's last row, for the check that rows ascend.
+
+        Raises:
+            CorruptFile: A row can't be decoded, has the wrong key group, or does not ascend.
+        """
         try:
             located = rows.located(table)
             hashed = key_groups_of(rows.keys_of(table), self._key_schema, self._max_parallelism)
@@ -179,11 +232,11 @@ class EntryWriter:
         return last
 
     def put_entries(self, descriptor: StateDescriptor, located: Located, groups: Array, mine: Array) -> None:
-        """Writes the entries of one state whose rows are marked in ``mine``."""
+        """Write the entries of one state whose rows are True in `mine`."""
         places = np.flatnonzero(mine)
         if not len(places):
             return
-        # In order of key group: as the digest is summed, and nearly as the store has them.
+        # The digest is summed key group by key group, and the store keeps entries nearly in this order.
         places = places[np.argsort(groups[places], kind="stable")]
         here, rests, entries = groups[places], located.rests.take(places), located.entries.take(places)
         self._account(descriptor.name, here, rests, entries)
@@ -204,7 +257,7 @@ class EntryWriter:
             self._index(layout.EXPIRY_INDEX, here[expiring], times, behind, rests.filter(mask))
 
     def put_timers(self, located: Located, groups: Array, mine: Array) -> None:
-        """Writes the timers whose rows are marked in ``mine``."""
+        """Write the timers whose rows are True in `mine`."""
         places = np.flatnonzero(mine)
         if not len(places):
             return

@@ -1,9 +1,11 @@
-"""Changelog mode: an interval's changes become a segment beside the files of the base, and nothing is captured.
+"""Changelog mode: the changes of an interval become a segment beside the files of the base.
 
-That goes on until segments outgrow a threshold; then the image is taken as ever, and holds what they said. On disk, if we stop: a
-segment under ``shared/<attempt>/`` that no record names.
+No image of the store is captured while segments stay below the thresholds of `ChangelogOptions`. Past a threshold, the
+checkpoint captures the store's files, which then contain all changes of the segments. A task that stops leaves a
+segment under `shared/<attempt>/` that no record names.
 
-Source: the idea is that of Flink's changelog state backend, which writes changes continuously and materialises now and then.
+Source: the idea is that of Flink's changelog state backend, which writes changes continuously and materialises now and
+then.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from state_backend.values.records import (
     ShardRef,
 )
 
-# Segments of so many bytes are allowed whatever the share of the state: else a small state would write files in every interval.
+# 256 KiB of segments are allowed at any size of the state. Otherwise a small state would write files in every interval.
 _ALWAYS_BYTES = 256 * 1024
 # Room for inline segments: 12 KiB per record, at least 2 KiB per shard. A larger segment becomes a file.
 _INLINE_SEGMENTS_BYTES, _INLINE_SEGMENT_BYTES = 12 * 1024, 2 * 1024
@@ -39,9 +41,17 @@ _INLINE_SEGMENTS_BYTES, _INLINE_SEGMENT_BYTES = 12 * 1024, 2 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangelogOptions:
-    """How long a shard's changes stay segments. A checkpoint writes files instead if with its own changes there would be
-    more than ``max_segments``, or more bytes of keys and values in them than ``max_bytes`` or than ``max_share_of_state``
-    of the bytes of the shard's files (256 KiB are always allowed by the latter). Every restore replays what there is."""
+    """Thresholds up to which a shard's changes stay segments.
+
+    A checkpoint writes files instead of a segment if the segments, this interval's included, would exceed one of the
+    thresholds. Every restore replays all segments.
+
+    Attributes:
+        max_bytes: The most bytes of keys and values in all segments of a shard.
+        max_segments: The most segments of a shard.
+        max_share_of_state: The most bytes of keys and values in segments, as a share of the bytes of the shard's files.
+            256 KiB are always allowed by this threshold.
+    """
 
     max_bytes: int = 64 * MIB
     max_segments: int = 16
@@ -53,16 +63,23 @@ class ChangelogOptions:
 
 
 def changelog_limit(base: ShardManifest, options: ChangelogOptions) -> int:
-    """The most bytes of keys and values that segments over the base's files may have, all together."""
+    """Return the most bytes of keys and values that all segments on top of the base's files may have together."""
     return min(options.max_bytes, max(_ALWAYS_BYTES, int(base.files_bytes * options.max_share_of_state)))
 
 
 def plan_changelog(
     base: ShardManifest, content_bytes: int | None, options: ChangelogOptions, *, most_bytes: int | None = None
 ) -> bool:
-    """Whether an interval's changes become a segment; else the checkpoint writes files. ``content_bytes``: of the changes,
-    and of an inline segment that they take over; None: more than the limit. ``most_bytes``: for files and segments together, since
-    only files can be rewritten without what is obsolete; 256 KiB are always allowed."""
+    """Return True if an interval's changes become a segment, and False if the checkpoint writes files.
+
+    Args:
+        base: The manifest that the segment would be added to.
+        content_bytes: Bytes of keys and values of the changes, together with those of an inline segment that the new
+            segment absorbs. None: more than `changelog_limit`.
+        options: The thresholds.
+        most_bytes: The most bytes of the shard's files and segments together; at least 256 KiB are allowed. Above it
+            files are written, because consolidation can remove obsolete bytes from files only. None: no limit.
+    """
     held = kept_segments(base)
     return (
         content_bytes is not None
@@ -76,18 +93,21 @@ def plan_changelog(
 
 
 def kept_segments(base: ShardManifest) -> tuple[Segment, ...]:
-    """Those that a next segment follows. An inline one is taken over by it: else a few small intervals would fill the
-    record, and from then on each would need a file."""
+    """Return the base's segments that stay when a new segment is added.
+
+    If the base's last segment is inline, the new segment absorbs its changes. Otherwise a few small intervals would
+    fill the record, and each later segment would need a file.
+    """
     return base.segments[:-1] if base.segments and base.segments[-1].data is not None else base.segments
 
 
 def inline_segment_bytes(parallelism: int) -> int:
-    """How large a segment may be that travels in its shard's manifest."""
+    """Return the largest size in bytes of a segment that is stored inside its shard's manifest."""
     return max(_INLINE_SEGMENTS_BYTES // parallelism, _INLINE_SEGMENT_BYTES)
 
 
 class ShardChangelog:
-    """What an interval changes in one shard, from the restore on until it becomes a segment, or is given up for files."""
+    """Recorder of one interval's changes to one shard, from the restore until they become a segment or files."""
 
     def __init__(
         self,
@@ -99,13 +119,20 @@ class ShardChangelog:
         base_ref: ShardRef | None = None,
         parallelism: int = 1,
     ) -> None:
-        """Sets the store's recorder, which begins with the inline segment that the base ends with.
+        """Set the store's recorder.
 
-        base: the shard as it was restored; a segment is added to it. ``folder`` must not exist. ``base_ref``: what the record of the base
-        says of this very shard; None for a start from nothing. ``parallelism`` divides the record's room among shards.
+        The recorder begins with the changes of the base's last segment, if that segment is inline.
+
+        Args:
+            store: The open store of the shard. Every later write to it is recorded.
+            base: The manifest that the shard was restored from. `append` adds a segment to it.
+            folder: A local folder for the segment, which must not exist.
+            options: The thresholds.
+            base_ref: The ref of this shard in the base's record; None if the interval starts from empty state.
+            parallelism: The number of shards that share the room for inline segments in a record.
         """
         folder.mkdir()
-        # Where the base's manifest lies in a file, the next record can name that file again.
+        # If the base's manifest is a file, the next record can refer to this file again.
         self._base_ref = base_ref if isinstance(base_ref, FiledShard) else None
         self._base, self._parallelism = base, parallelism
         self._segment, self._options = folder / "segment", options
@@ -121,7 +148,7 @@ class ShardChangelog:
         store.recorder = self._changes
 
     def fits(self, most_bytes: int | None = None) -> bool:
-        """Whether what changed so far becomes a segment; `plan_changelog` has the rule."""
+        """Return True if the changes so far can become a segment, by the rule of `plan_changelog`."""
         return plan_changelog(self._base, self._changes.content_bytes(), self._options, most_bytes=most_bytes)
 
     def append(
@@ -133,10 +160,13 @@ class ShardChangelog:
         key_group_states: tuple[KeyGroupState, ...],
         inline_budget_bytes: int | None = None,
     ) -> Snapshot:
-        """The base with one more segment, if anything changed; inline if it fits the budget (by default `inline_segment_bytes`). A segment
-        in a file takes the manifest along if that would need another.
+        """Return the base's manifest with one more segment; without changes, with the same segments.
 
-        Raises: InvariantViolated if it does not fit.
+        A segment stays inline if it fits `inline_budget_bytes` (None: `inline_segment_bytes`). A larger segment is
+        uploaded as a file. If the manifest would then need a file too, it is appended to the segment's file.
+
+        Raises:
+            InvariantViolated: The changes exceed `changelog_limit`. `fits` returns False in this case.
         """
         base, unchanged = self._base, replace(self._base, key_group_states=key_group_states)
         content_bytes = self._changes.content_bytes()
@@ -154,7 +184,8 @@ class ShardChangelog:
             inline = Segment(handle=None, data=data, changes=count, content_bytes=content_bytes)
             return self._snapshot(_followed_by(unchanged, inline), uploaded_files=0, uploaded_bytes=size_bytes)
         path = paths.shared(attempt, base.shard, task, 0, "log")
-        # Its checksum is not known yet; this one is as long as any.
+        # The checksum is known only after the upload. The placeholder has the most digits, so the size estimate of the
+        # record holds.
         handle = Handle(path=path, size_bytes=size_bytes, crc32c=2**32 - 1)
         expected = Segment(handle=handle, data=None, changes=count, content_bytes=content_bytes)
         in_segment = None
@@ -169,7 +200,7 @@ class ShardChangelog:
         return self._snapshot(manifest, uploaded_files=1, uploaded_bytes=handle.size_bytes, in_segment=in_segment)
 
     def fits_record(self, manifest: ShardManifest) -> bool:
-        """Whether the record has room for what this manifest says; the driver, which has the same rule, will find it too."""
+        """Return True if the record has room for the manifest. The driver applies the same rule, `plan_ref`."""
         changes = self._changes_to(manifest)
         kept = replace(self._base_ref, changes=changes) if self._base_ref is not None and changes is not None else None
         return plan_ref(manifest, kept, self._parallelism) is not None

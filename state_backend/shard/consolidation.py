@@ -1,22 +1,23 @@
-"""Consolidation: a shard's files are merged on purpose, so that their number and bytes stay flat over a history of any length.
+"""Consolidation: merge a shard's files, so that their number and bytes stay constant over any number of intervals.
 
-Every interval leaves one more sorted run of files, and in the older ones whatever it replaced. Two rules hold against that,
-both carried out when the shard is captured, so that what they write is uploaded once:
+Every interval adds one sorted run of files. The entries that it replaces stay in the older runs. Two rules limit this
+growth. Both are applied when the shard is captured, so that merged files are uploaded only once:
 
-1. More than ``most_sorted_runs``: the newest are merged, as many as cost least per run that goes. Such a merge writes little,
-   but leaves the oldest run, and what is obsolete there.
-2. More than ``most_obsolete_percent`` of the live bytes obsolete: the whole shard is rewritten. Shards that take the same load
-   reach that limit together, so each waits for its turn, one interval in eight, and for its part of the budget of bytes; past
-   a quarter more it waits for neither.
+1. More than `most_sorted_runs` runs: the newest runs are merged. The number of merged runs is the one with the lowest
+   cost per removed run. This merge writes little, but the oldest run and its obsolete entries stay.
+2. Obsolete bytes above `most_obsolete_percent` of the live bytes: the whole shard is rewritten. Shards with equal load
+   exceed the limit in the same interval. So each shard waits for its turn, one interval in eight, and for its share of
+   the byte budget. A shard that exceeds the limit by a quarter waits for neither.
 
-Live bytes are counted, for each key group, as records are written and deleted (``KeyGroupState.size_bytes``); RocksDB counts
-the bytes of its files in the same way, before compression. The difference is obsolete: what was replaced, what was deleted, and
-the deletions themselves.
+Live bytes are counted for each key group when records are written and deleted (`KeyGroupState.size_bytes`). RocksDB
+counts the bytes of its files in the same way, before compression. The difference is obsolete: replaced entries, deleted
+entries and deletion markers.
 
-Neither begins without room for its output on the local disk; nothing is lost by waiting but bytes and time.
+Neither rule starts a merge if the local disk lacks room for the output. A delayed merge costs only time and bytes.
 
-Source: sorted runs and merges of the newest ones are RocksDB's universal compaction. Left to itself it picks by size alone,
-for all shards at once: it uploaded 3.6 times the changed bytes over 300 batches, where leveled compaction took 13.6.
+Source: sorted runs and merges of the newest ones are RocksDB's universal compaction. RocksDB itself picks runs by size
+alone, for all shards at once: it uploaded 3.6 times the changed bytes over 300 batches, where leveled compaction took
+13.6.
 """
 
 from __future__ import annotations
@@ -31,16 +32,23 @@ from state_backend.state.layout import key_group_bounds, record_bytes
 from state_backend.values.records import KeyGroupState
 
 TURNS = 8
-# A merge of w runs that writes b bytes costs b / (w - 1) ** _WIDTH_BIAS. Cost alone (1.0) would go for two small runs again and
-# again; with 1.3 to 1.4 a history of 70 to 110 equal batches above its oldest run was rewritten least, for 12 runs 1.1 times.
+# A merge of w runs that writes b bytes has the cost b / (w - 1) ** _WIDTH_BIAS. With a bias of 1.0, the same two small
+# runs would be merged again and again. With 1.3 to 1.4, a history of 70 to 110 equal batches was rewritten least: each
+# byte 1.1 times, with 12 runs.
 _WIDTH_BIAS = 1.4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Consolidation:
-    """How many of the newest runs to merge (0: none), and at most how many bytes that writes. ``whole``: that is all of them, so
-    that the shard is rewritten and nothing obsolete stays. ``put_off`` says what a merge
-    that is due still waits for."""
+    """Plan of one shard's merge.
+
+    Attributes:
+        merged_runs: How many of the newest runs are merged; 0: no merge.
+        written_bytes: The most bytes that the merge writes.
+        whole: True if all runs are merged, so that the shard is rewritten without obsolete entries.
+        put_off: The reason why a due merge waits: the shard's turn, the byte budget, or room on the local disk. None:
+            no merge waits.
+    """
 
     merged_runs: int
     written_bytes: int
@@ -62,9 +70,18 @@ def plan_consolidation(
     sequence: int,
     free_bytes: int,
 ) -> Consolidation:
-    """What to merge of a shard's runs, newest first. ``live_raw_bytes``: what all live records take before compression;
-    ``ranges_deleted``: the files hold a deleted range; ``sequence`` counts intervals; ``free_bytes`` is the room on the local
-    disk."""
+    """Plan which of a shard's runs to merge. The module's docstring has the rules.
+
+    Args:
+        runs: The sorted runs of the shard, newest first.
+        live_raw_bytes: Bytes of all live records before compression.
+        ranges_deleted: True if the shard's files hold a deleted range.
+        options: The limits and the byte budget.
+        shard: The shard's number, which decides its turn.
+        parallelism: The number of shards that share the byte budget.
+        sequence: A number that grows with each interval. It decides whose turn it is.
+        free_bytes: Free bytes on the local disk.
+    """
     if len(runs) < 2:
         return _NOTHING
     turns = min(TURNS, parallelism)
@@ -87,7 +104,7 @@ def plan_consolidation(
             return Consolidation(merged_runs=len(runs), written_bytes=rewritten_bytes, whole=True)
     if len(runs) <= options.most_sorted_runs:
         return Consolidation(merged_runs=0, written_bytes=0, put_off=put_off)
-    # Far too many runs cost every read: then a merge past the budget is the lesser evil.
+    # Every read checks each run. So with more than twice the allowed runs, a merge may exceed the budget.
     allowed_bytes = budget_bytes if len(runs) <= 2 * options.most_sorted_runs else total_bytes
     written, cheapest = 0, (0.0, 0, 0)
     for width, run in enumerate(runs, 1):
@@ -104,19 +121,24 @@ def plan_consolidation(
 
 
 def live_bytes(runs: Sequence[SortedRun], live_raw_bytes: int) -> int:
-    """About how many bytes a shard's files would have after a rewriting.
+    """Estimate the bytes of a shard's files after a rewrite.
 
-    The live records are compressed as far as the oldest run is, since after a rewriting that run is the whole shard; or as far as
-    all runs are, where that is further. If either misleads, because the live records are of another kind than most of the files,
-    the shard is rewritten too early once, and from then on its oldest run tells the truth."""
+    The estimate uses the compression ratio of the oldest run, because a rewrite leaves only such a run. If all runs
+    together are compressed further, it uses their ratio. Both ratios mislead if live records differ in kind from most
+    of the files. Then the shard is rewritten once too early, and its new oldest run has the right ratio from then on.
+    """
     oldest, size_bytes = runs[-1], sum(run.size_bytes for run in runs)
     density = min(size_bytes / max(sum(run.raw_bytes for run in runs), 1), oldest.size_bytes / max(oldest.raw_bytes, 1))
     return int(live_raw_bytes * density)
 
 
 def _is_paid(runs: Sequence[SortedRun], options: EngineOptions) -> bool:
-    """Whether changes since the last rewriting are a fair part of what it writes. A shard that was split holds the files of both
-    halves: to rewrite all shards at once for that would upload the whole state in one interval."""
+    """Return True if the shard has changed enough since its last rewrite to justify another.
+
+    After a split, both new shards hold the files of the whole old shard. A rewrite of all shards just for this would
+    upload the whole state in one interval. So the changes must reach a quarter of `most_obsolete_percent` of the oldest
+    run.
+    """
     oldest, newer = runs[-1], runs[:-1]
     deleted_bytes = sum(run.deletions for run in newer) * oldest.size_bytes / max(oldest.entries, 1)
     changed_bytes = sum(run.size_bytes for run in newer) + deleted_bytes
@@ -124,9 +146,13 @@ def _is_paid(runs: Sequence[SortedRun], options: EngineOptions) -> bool:
 
 
 def most_bytes(store: RocksStore, key_groups: Sequence[KeyGroupState], options: EngineOptions) -> int | None:
-    """The most bytes that files and segments of a shard may take together: past them its rewriting waits for nothing. None: not
-    known, since not all key groups are counted, or there is no file yet; or a deleted range waits for more changes, so that to write
-    files would not lead to a rewriting."""
+    """Return the most bytes that a shard's files and segments may take together before a rewrite is urgent.
+
+    Returns:
+        The limit in bytes. None in three cases: a key group has no byte count; the shard has no file; or the shard
+            holds a deleted range and
+        has changed too little for a rewrite, so that writing files would not lead to one.
+    """
     sizes = [s.size_bytes for s in key_groups]
     runs = store.sorted_runs(flushed=False)
     if None in sizes or not runs or (store.range_deletions() and not _is_paid(runs, options)):
@@ -135,7 +161,10 @@ def most_bytes(store: RocksStore, key_groups: Sequence[KeyGroupState], options: 
 
 
 def counted(store: RocksStore, key_groups: Sequence[KeyGroupState]) -> tuple[KeyGroupState, ...]:
-    """The same with the bytes of each key group. Those that an older version wrote are read whole for that, once."""
+    """Return the key-group states with a byte count each.
+
+    Older releases recorded no byte counts. The entries of these key groups are read once and counted.
+    """
     return tuple(
         s if s.size_bytes is not None else replace(s, size_bytes=_scanned(store, s.key_group)) for s in key_groups
     )
@@ -154,7 +183,16 @@ def consolidate(
     parallelism: int,
     sequence: int,
 ) -> Consolidation:
-    """Merges what is due, and returns what that was. Flushes the store. ``key_groups``: of all the store's state, ``counted``."""
+    """Flush the store, merge the runs that are due, and return the plan of the merge.
+
+    Args:
+        store: The open store of the shard.
+        key_groups: The states of all key groups of the store, as `counted` returns them.
+        options: The limits and the byte budget.
+        shard: The shard's number.
+        parallelism: The number of shards.
+        sequence: A number that grows with each interval.
+    """
     runs = store.sorted_runs()
     plan = plan_consolidation(
         runs,

@@ -1,18 +1,20 @@
 """Local recovery: immutable files that this host wrote or fetched, kept for the next interval that is restored here.
 
     <folder>/<40 hex digits>-<crc32c>   a file of some root: SHA-256 over the root's URL, path, size and crc32c, so that
-                                        neither shards nor pipelines can meet under one name
-    <folder>/.<uuid>.part               a copy in the making, or left behind by a crash
+                                        files of different shards or pipelines have different names
+    <folder>/.<uuid>.part               an unfinished copy, perhaps left behind by a crash
 
-A hit is a hard link into the shard's folder: RocksDB deletes its SSTs, but never changes them. The cache is shared by all
-processes of one user on the host, without a lock; whatever it can't do, it answers as a miss, which costs a download:
-1. A file is verified before it gets in. Then its time of modification is set to one that its name implies; whoever writes to
-   it, through whatever link, sets another, and a file of a wrong size or time is a miss and is removed. What the disk itself
-   damaged, RocksDB's block checksums find; who sees that calls `forget`.
-2. Removing an entry takes nothing from those who linked it. Two who remove or insert the same one end up the same.
-3. The least recently used go, by the time of access, which every hit sets. To look at all entries costs time, so one
-   insertion in some does, picked by its checksum: once per 1/16 of the limit in bytes, and per 1/64 of the most files.
-4. Where the shard's folder is on another file system, files are copied, and verified on the way out as well.
+A hit is a hard link into the shard's folder: RocksDB deletes its SSTs, but never changes them. All processes of one
+user on the host share the cache, without a lock. Every failure of the cache counts as a miss, which costs a download:
+1. A file is verified before it is added. Then its modification time is set to a value that its name implies. A process
+   that writes to the file through any link changes this time. A file with a wrong size or time is a miss and is
+   removed. Damage by the disk itself is found by RocksDB's block checksums; the reader that finds it calls `forget`.
+2. Removal of an entry does not affect processes that have linked the file. Two processes that remove or add the same
+   entry at once end with the same result.
+3. The least recently used files are removed first, by access time. Every hit sets the access time. A scan of all
+   entries takes time, so only some additions start one, selected by checksum: on average once per 1/16 of the limit in
+   bytes, and per 1/64 of the most files.
+4. If the shard's folder is on another file system, files are copied instead of linked, and each copy is verified.
 """
 
 from __future__ import annotations
@@ -42,20 +44,21 @@ _CHUNK_BYTES = 1 << 20
 _NAME = re.compile(r"[0-9a-f]{40}-([0-9a-f]{8})")
 _MOST_FILES = 16_384
 _LEFTOVER_MIN_AGE_S = 3600.0
-# Whole even seconds, which every file system can keep, from September 2001 on: no file that is written now has such a time.
+# Base of the modification times: September 2001, in whole even seconds, which every file system can store. A newly
+# written file never has such a time.
 _SEALED_FROM_S = 1_000_000_000
 _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.EACCES)
 
 
 class FileCache:
-    """Files of any number of roots, about ``limit_bytes`` of them at most, in a folder of this user's own."""
+    """Cache of files of any number of roots, limited to about `limit_bytes`, in a folder that this user owns."""
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
         self._folder = folder
         self._limit_bytes = limit_bytes
 
     def link(self, url: str, handle: Handle, destination: Path) -> bool:
-        """Puts the file of a root at ``destination``, which must not exist, if the cache has it whole."""
+        """Link a cached file to `destination`, which must not exist, and return True. Return False for a miss."""
         name = _entry(url, handle)
         try:
             with self._opened() as folder:
@@ -75,7 +78,8 @@ class FileCache:
                         return False
                 os.utime(name, ns=(time.time_ns(), found.st_mtime_ns), dir_fd=folder, follow_symlinks=False)
         except FileNotFoundError:
-            # Never there, or somebody evicted it; if that was after the link, ours stays.
+            # The cache has no such entry, or another process evicted it. After an eviction behind the link, the link
+            # remains valid.
             return destination.exists()
         except OSError:
             destination.unlink(missing_ok=True)
@@ -83,8 +87,12 @@ class FileCache:
         return True
 
     def keep(self, url: str, files: Iterable[tuple[Handle, Path]]) -> None:
-        """Takes files in that were just verified against their handles, and makes room for them. The local files go on to
-        be used, but must not be written to any more. With the disk full, or the folder not ours, nothing is kept."""
+        """Add local files that were just verified against their handles, and evict old entries if needed.
+
+        The local files may still be read, but nothing may write to them afterwards, because they are links to the
+        cache's files. An `OSError`, such as a full disk or a folder of another user, ends the call: the remaining files
+        are not cached.
+        """
         with suppress(OSError):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with self._opened() as folder:
@@ -98,7 +106,10 @@ class FileCache:
                     self._evict(folder)
 
     def forget(self, url: str, handles: Iterable[Handle]) -> int:
-        """Drops files that were found damaged after all, so that the next try fetches them; how many there were."""
+        """Remove files that were found to be damaged, and return how many were removed.
+
+        Later restores download the files again.
+        """
         forgotten = 0
         with suppress(OSError), self._opened() as folder:
             for handle in handles:
@@ -113,7 +124,8 @@ class FileCache:
         if local.stat().st_size != handle.size_bytes:
             return
         try:
-            # The two names are of one file, so this is what the entry's time will be, from its first moment on.
+            # The entry will be a link to this same file, so the entry has the sealed modification time from its
+            # creation on.
             os.utime(local, ns=times_ns)
             os.link(local, name, dst_dir_fd=folder, follow_symlinks=False)
         except FileExistsError:
@@ -131,8 +143,11 @@ class FileCache:
                     os.unlink(copy.name, dir_fd=folder)
 
     def _evict(self, folder: int) -> None:
-        """Removes the least recently used while there are more files or bytes than the limits, or more bytes than half of what
-        the disk could give: work folders need the rest."""
+        """Remove the least recently used files until files and bytes are within the limits.
+
+        The cache may also take at most half of the bytes that the disk has for the cache and free space together: work
+        folders need the rest.
+        """
         entries = []
         now_s = touched_s(folder)
         for name in no_follow.names_in(folder):
@@ -154,10 +169,13 @@ class FileCache:
 
     @contextmanager
     def _opened(self) -> Iterator[int]:
-        """The descriptor of the folder. Below a shared temp folder anybody could have made the folder first, or may lay a link in its
-        place at any time.
+        """Yield a descriptor of the cache's folder.
 
-        Raises: OSError if the folder is not a real one of this user's.
+        In a shared temp folder, another user may have created the folder first, or may replace it by a link at any
+        time.
+
+        Raises:
+            OSError: The folder is a link, or belongs to another user.
         """
         with no_follow.closing(no_follow.open_folder(self._folder)) as descriptor:
             if os.fstat(descriptor).st_uid != os.geteuid():
@@ -172,17 +190,20 @@ def _entry(url: str, handle: Handle) -> str:
 
 
 def open_cache(options: EngineOptions) -> FileCache | None:
-    """The cache of this host, or None where the options want none."""
+    """Return the cache of this host; None if the options disable it."""
     folder = options.cache_folder()
     return None if folder is None else FileCache(folder, options.cache_bytes)
 
 
 @contextmanager
 def damage_of_copies(cache: FileCache | None, url: str, manifests: Iterable[ShardManifest]) -> Iterator[None]:
-    """What is found damaged in the block may be this host's copy only.
+    """Replace a `CorruptFile` of the block by `DamagedCopy` if cached copies may be the cause.
 
-    Raises: DamagedCopy in place of a CorruptFile if the cache had files of these manifests. They are dropped: another try fetches them
-    from the storage, and tells whether those are damaged too.
+    The block's damaged files may be damaged only in this host's cache. So the cached files of the manifests are
+    removed. Another try downloads them from the storage, and shows if those are damaged too.
+
+    Raises:
+        DamagedCopy: The block raised `CorruptFile`, and the cache had files of these manifests.
     """
     try:
         yield
@@ -199,7 +220,7 @@ def _sealed_ns(name: str) -> int:
 
 
 def _copied(source: Path, destination: Path, handle: Handle) -> bool:
-    """Copies a file; False, and no copy, if it is not what the handle says."""
+    """Copy a file. If the copy does not match the handle, delete it and return False."""
     shutil.copyfile(source, destination)
     if (destination.stat().st_size, _crc32c_of(destination)) == (handle.size_bytes, handle.crc32c):
         return True

@@ -1,11 +1,12 @@
 """Union of the files of several shards in one store, without a read of their entries.
 
-Shards of one checkpoint share no key. So one store can have the SSTs of several shards, each in its level, if RocksDB's MANIFEST lists
-them all. This holds only while no SST has a key outside of its shard's key groups. After a split of a shard, both halves have the files of
-the whole shard, with a deleted range over the other half's keys. In one store with the other half, the deleted range would hide the other
-half's keys. The entries of such shards are copied, until consolidation has rewritten the shard.
+Shards of one checkpoint have no key in common. So one store can hold the SSTs of several shards, each SST in its level,
+if RocksDB's MANIFEST lists all of them. This holds only while no SST has a key outside of its shard's key groups. After
+a split of a shard, both halves have the files of the whole shard, with a deleted range over the other half's keys. In
+one store with the other half, the deleted range would hide the other half's keys. The entries of such shards are copied
+until consolidation has rewritten the shard.
 
-Source: Flink restores in this way with ``createColumnFamilyWithImport``, which rocksdict does not have.
+Source: Flink restores in this way with `createColumnFamilyWithImport`, which rocksdict does not have.
 """
 
 from __future__ import annotations
@@ -19,17 +20,20 @@ from state_backend.state.layout import key_group_bounds
 from state_backend.values.errors import CorruptFile
 from state_backend.values.records import InlineFile, ShardManifest
 
-# RocksDB begins to merge on its own at ``RUNS_WITHIN_INTERVAL`` files of level 0; the interval's own need some room.
+# RocksDB starts its own merges at `RUNS_WITHIN_INTERVAL` files of level 0. Four of them are left for the files of the
+# interval itself.
 _MOST_RUNS = RUNS_WITHIN_INTERVAL - 4
 
 
 def join_manifests(
     first: ShardManifest, others: Sequence[ShardManifest]
 ) -> tuple[ShardManifest, tuple[ShardManifest, ...]]:
-    """Join the files and segments of ``first`` and of each of the ``others`` whose files can be in the same store.
+    """Join the files and segments of `first` and of each of the `others` whose files can be in the same store.
 
     Returns:
-        The joint manifest, with ``key_groups`` and ``key_group_states`` of ``first``, and the joined others in the order of their segments.
+        The joint manifest, with `key_groups` and `key_group_states` of `first`, and the joined others in the order of
+            their segments. If no
+        other shard can be joined, `first` and an empty tuple.
     """
     joined: list[tuple[ShardManifest, Store]] = []
     try:
@@ -49,7 +53,8 @@ def join_manifests(
     except (
         CorruptFile,
         ValueError,
-    ):  # the log of a RocksDB that this code can't follow: the entries can still be copied
+    ):
+        # This code can't parse the MANIFEST, perhaps of another RocksDB version. The caller copies the entries instead.
         return first, ()
     if not joined:
         return first, ()
@@ -68,11 +73,11 @@ def join_manifests(
 
 
 def _opened(manifest: ShardManifest) -> tuple[InlineFile, Store]:
-    """Return RocksDB's MANIFEST, and the store that the MANIFEST describes.
+    """Return the file of RocksDB's MANIFEST, and the store that it describes.
 
     Raises:
-        CorruptFile: The MANIFEST can't be followed.
-        ValueError: The MANIFEST is missing, or names other SSTs than the shard has.
+        CorruptFile: The MANIFEST can't be parsed.
+        ValueError: The MANIFEST is missing, or lists other SSTs than the shard has.
     """
     (log,) = (f for f in manifest.inline_files if f.name.startswith("MANIFEST-"))
     store = store_of(log.data, log.name)

@@ -1,4 +1,7 @@
-"""Manifests and the refs of records to them. Apart from ``restore``, since whoever only counts files needs no RocksDB."""
+"""Read and write the manifests of shards, and the refs in records that point to manifests.
+
+This module is separate from `restore`, because code that only lists files should not import RocksDB.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +25,19 @@ from state_backend.values.records import (
     ShardRef,
 )
 
-# Manifests lie in the record while all of them together stay below this; else each is a file of its own, and in the record is
-# what changed since it was written, while that stays below this.
+# All manifests are stored in the record while they take less than 40 KiB together. Otherwise each manifest is a file of
+# its own, and the record stores the changes since that file was written, while these changes take less than 40 KiB.
 INLINE_MANIFESTS_BYTES = 40 * 1024
 
 
 def write_manifests(
     manifests: Sequence[ShardManifest], attempt: str, storage: Storage, *, task: int = 0
 ) -> tuple[ShardRef, ...]:
-    """What a record says of an attempt's shards, none of which it shares with a checkpoint before. ``task`` is the number in the
-    names of the files; a try that finds files of an earlier one takes another."""
+    """Return the refs of new manifests for a record: inline if all of them fit, else as files that are created here.
+
+    The manifests must not share files with an earlier checkpoint's manifest. `task` is a number in the names of the
+    files: a second try of the attempt passes another number if the first has left files.
+    """
     encoded = [record_codec.encode(m) for m in manifests]
     if sum(map(len, encoded)) <= INLINE_MANIFESTS_BYTES:
         return tuple(InlineShard(shard=m.shard, inline=m) for m in manifests)
@@ -43,9 +49,12 @@ def write_manifests(
 
 
 def manifest_of(ref: ShardRef, storage: Storage) -> ShardManifest:
-    """The manifest, inline or from its file, verified, with what changed since it was written.
+    """Return the verified manifest of a ref, inline or from its file, with the ref's changes applied.
 
-    Raises: NotFound if the file is gone; CorruptFile or CorruptRecord, naming it, if it is not what was written.
+    Raises:
+        NotFound: The manifest's file is missing.
+        CorruptFile: The file has another size or checksum than the ref records. The message names the file.
+        CorruptRecord: The file can't be decoded. The message names the file.
     """
     if ref.inline is not None:
         return ref.inline
@@ -65,7 +74,12 @@ def manifest_of(ref: ShardRef, storage: Storage) -> ShardManifest:
 
 
 def needed_manifest(ref: ShardRef, storage: Storage) -> ShardManifest:
-    """Like `manifest_of`, but for restores. Raises: CorruptFile, not NotFound, if the file is gone."""
+    """Return the manifest like `manifest_of`, for code that can't go on without it.
+
+    Raises:
+        CorruptFile: The manifest's file is missing or damaged. `NotFound` is never raised.
+        CorruptRecord: The file can't be decoded.
+    """
     try:
         return manifest_of(ref, storage)
     except NotFound as error:
@@ -76,10 +90,13 @@ def needed_manifest(ref: ShardRef, storage: Storage) -> ShardManifest:
 
 
 def _manifest_in(where: InSegment, handle: Handle, storage: Storage) -> ShardManifest:
-    """The manifest at the end of a segment's file. It can't name the file that it lies in, so that segment is added here. The rest
-    of the file is not read.
+    """Read the manifest at the end of a segment's file, and add this segment to it.
 
-    Raises: CorruptFile if a checksum is wrong, or the file does not end where the manifest does.
+    The stored manifest can't contain the handle of the file that it is part of. Only the bytes from the manifest's
+    offset on are read.
+
+    Raises:
+        CorruptFile: A checksum is wrong, or the file has another size than the handle.
     """
     tail = storage.read(handle.path, offset=where.offset)
     if where.offset + len(tail) != handle.size_bytes:
@@ -92,14 +109,20 @@ def _manifest_in(where: InSegment, handle: Handle, storage: Storage) -> ShardMan
 
 
 def changed(manifest: ShardManifest, changes: ShardChanges) -> ShardManifest:
-    """The manifest as it is after the changes."""
+    """Return the manifest with the changes applied. Key groups that became empty are left out."""
     states = {s.key_group: s for s in manifest.key_group_states} | {s.key_group: s for s in changes.key_group_states}
     left = tuple(state for _, state in sorted(states.items()) if state.entries)
     return replace(manifest, segments=changes.segments, key_group_states=left)
 
 
 def changes_since(earlier: ShardChanges | None, base: ShardManifest, now: ShardManifest) -> ShardChanges | None:
-    """The changes from a file that became ``base`` by the ``earlier`` ones to ``now``; None if more than those changed."""
+    """Return the changes that turn a manifest's file into the manifest `now`.
+
+    `earlier` are the changes from the file to `base`; None if the file holds `base` itself.
+
+    Returns:
+        The changes; None if other fields than segments and key-group states differ between `base` and `now`.
+    """
     if replace(now, segments=base.segments, key_group_states=base.key_group_states) != base:
         return None
     states = {s.key_group: s for s in earlier.key_group_states} if earlier is not None else {}
@@ -113,8 +136,14 @@ def changes_since(earlier: ShardChanges | None, base: ShardManifest, now: ShardM
 
 
 def plan_ref(manifest: ShardManifest, kept: FiledShard | None, parallelism: int) -> ShardRef | None:
-    """What a record says of a shard within that shard's equal part of the room for manifests, so that a worker knows it as well as the
-    driver; None: it needs a file. ``kept``: the ref to its manifest's file and what changed since, if only that did."""
+    """Return the ref of a shard for a record, if it fits the shard's equal part of the room for manifests.
+
+    The part depends on `parallelism` alone, so a worker and the driver decide alike. `kept` is a ref to an earlier
+    manifest's file with the changes since; None if the manifest differs in more than these.
+
+    Returns:
+        `kept` if its changes fit, else the inline manifest if it fits, else None: the manifest needs a file.
+    """
     room_bytes = INLINE_MANIFESTS_BYTES // parallelism
     if kept is not None and changes_bytes(kept, manifest) <= room_bytes:
         return kept
@@ -124,7 +153,7 @@ def plan_ref(manifest: ShardManifest, kept: FiledShard | None, parallelism: int)
 
 
 def changes_bytes(ref: FiledShard, manifest: ShardManifest) -> int:
-    """About what the ref's changes take in a record."""
+    """Estimate the bytes that the ref's changes take in a record; 0 without changes."""
     if ref.changes is None:
         return 0
     states, segments = ref.changes.key_group_states, ref.changes.segments

@@ -1,10 +1,13 @@
-"""From manifests to an open shard, into any parallelism.
+"""Restore: open one shard of any key-group range from the manifests of a checkpoint.
 
-Source: the plan follows Flink's incremental restore: one overlapping handle is opened and clipped to the range; of several
-the best is opened, together with the files of all others that can lie beside its own (``join_files``). The entries of those that can't,
-as far as they belong to the range, are written to files that it takes in. Every
-file is verified against its handle while it is fetched: a damaged SST opens without complaint, and its iterators end early.
-Changelog segments are replayed last, each key group's from the handle that had it, and of each only what belongs to the range.
+Source: the plan follows Flink's incremental restore. If one manifest overlaps the range, its files are opened and
+clipped to the range. If several overlap, the best one is opened, together with the files of all others that can be in
+the same store (`join_files`). From the remaining manifests, the entries in the range are written to files that the
+store ingests.
+
+Every file is verified against its handle while it is fetched, because RocksDB opens a damaged SST without an error, and
+its iterators end early. Segments are replayed last, limited to the range. Each key group's segments come from the
+manifest that held the key group.
 """
 
 from __future__ import annotations
@@ -28,14 +31,22 @@ from state_backend.values.errors import CorruptFile, CorruptRecord, InvariantVio
 from state_backend.values.key_groups import KeyGroupRange
 from state_backend.values.records import KeyGroupState, LocalFile, ShardManifest
 
-# RocksDB opens what this file names, also elsewhere.
+# RocksDB opens the file that CURRENT names, even outside of the folder. So the content of CURRENT must match this
+# pattern.
 _CURRENT = re.compile(rb"MANIFEST-[0-9]+\n")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestorePlan:
-    """Open ``first`` (None: start empty), together with what can lie beside it of those ``others`` that are ``worth_joining``. Clip it if
-    ``clip``, or if one of these reaches out of the range. Then copy the range from the rest of the others."""
+    """Plan of a restore.
+
+    Attributes:
+        first: The manifest whose files are opened; None: the shard starts empty.
+        clip: True if `first` has key groups outside of the range. They are deleted after the files are opened.
+        others: The other manifests that overlap the range. The range's entries are copied from those that are not
+            joined.
+        worth_joining: Those of `others` whose files may be opened together with the files of `first`.
+    """
 
     first: ShardManifest | None
     clip: bool
@@ -45,9 +56,15 @@ class RestorePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoredShard:
-    """An open store with its range's state, and the files that it was opened from: the next checkpoint shares them.
+    """Open store with the state of its range, and the files that it was opened from.
 
-    ``base``: the one manifest that holds just this range, if it was restored from such a one; changes can be added to it.
+    Attributes:
+        base: The manifest that holds exactly this range, if there is one. A segment can be added to it. None if the
+            store was clipped or combined from several manifests.
+        opened: The files that the store was opened from. The next checkpoint shares them.
+        opened_inline: The names of the SSTs that the manifest carried inline.
+        downloaded_bytes: Bytes from the storage.
+        cached_bytes: Bytes from the host's cache.
     """
 
     store: RocksStore
@@ -60,11 +77,11 @@ class RestoredShard:
 
 
 def plan_restore(target: KeyGroupRange, manifests: Sequence[ShardManifest]) -> RestorePlan:
-    """Which manifests a shard restores from, and how.
+    """Plan which manifests a shard is restored from, and how.
 
-    The best to open is the one that brings most of the range; of equals, the one of which most is wanted. Of another one the files are
-    worth having if at least half of its key groups are wanted: all that is opened is shared by the next checkpoint, and downloaded by
-    restores to come.
+    `first` is the manifest with the most key groups of the range. Among equals it is the one with the largest share of
+    its own key groups in the range. Another manifest is worth joining if at least half of its key groups are in the
+    range: the next checkpoint shares all opened files, and each later restore downloads them.
     """
     overlapping = [(m, i) for m in manifests if (i := m.key_groups.intersect(target)) is not None]
     if not overlapping:
@@ -89,9 +106,19 @@ def restore_shard(
     options: EngineOptions,
     cache: FileCache | None = None,
 ) -> RestoredShard:
-    """Opens the state of ``target`` in ``directory``, which must not exist, from the storage, or what ``cache`` has of it.
+    """Open the state of `target` in `directory`, from the storage or from the host's cache.
 
-    Raises: CorruptFile naming the file that is missing or damaged; then nothing is left in ``directory``.
+    Args:
+        target: The key groups of the shard.
+        manifests: The manifests of a checkpoint. Those that do not overlap `target` are ignored.
+        storage: The storage that the manifests' handles are relative to.
+        directory: A local folder, which must not exist. After an error it is deleted.
+        options: The options of the store.
+        cache: The host's cache; None: every file is downloaded.
+
+    Raises:
+        CorruptFile: A file is missing or damaged. The message names the file.
+        CorruptRecord: CURRENT names a file outside of the folder.
     """
     plan = plan_restore(target, manifests)
     states = tuple(s for m in manifests for s in m.key_group_states if s.key_group in target)
@@ -143,10 +170,16 @@ def restore_shard(
 def fetch(
     manifest: ShardManifest, storage: Storage, directory: Path, cache: FileCache | None = None
 ) -> tuple[int, int]:
-    """Makes a folder with the shard's files, which RocksDB opens, and its segments, which are replayed into the open store.
+    """Make a folder with the files that RocksDB opens, and with the shard's segments as files beside them.
 
-    Returns the bytes that the storage delivered, and the bytes that the cache had.
-    Raises: CorruptFile if a file is missing or damaged; CorruptRecord if CURRENT names a file outside the folder.
+    `restore_shard` replays the segments into the open store.
+
+    Returns:
+        The bytes that the storage delivered, and the bytes that the cache had.
+
+    Raises:
+        CorruptFile: A file is missing or damaged.
+        CorruptRecord: CURRENT names a file outside of the folder.
     """
     directory.mkdir(parents=True)
     for file in manifest.inline_files:
@@ -171,17 +204,20 @@ def fetch(
 
 
 def _segment(directory: Path, number: int) -> Path:
-    """Where the manifest's n-th segment lies in the shard's folder, under a name that RocksDB does not take for a file of its own."""
+    """Return the path of the manifest's n-th segment. RocksDB does not take a file of this name for its own."""
     return directory / f"segment-{number}"
 
 
 def _replay(
     manifest: ShardManifest, directory: Path, store: RocksStore, target: KeyGroupRange, replayed: int = 0
 ) -> None:
-    """Writes the changes of the manifest's segments into the store, in the order of the segments. Key groups that the target does not
-    have are left out. ``replayed``: how many segments of other shards lie in the folder before these.
+    """Write the changes of the manifest's segments into the store, limited to key groups of `target`.
 
-    Raises: CorruptFile if a segment is damaged or has another count of changes than its manifest says.
+    Segments are replayed in their order. `replayed` is the number of segments in the folder that belong to other shards
+    and come first.
+
+    Raises:
+        CorruptFile: A segment is damaged, or has another number of changes than its manifest records.
     """
     owned = manifest.key_groups.intersect(target)
     if owned is None:
@@ -208,14 +244,13 @@ def _replay(
 
 
 def _inside(directory: Path, name: str) -> Path:
-    """A file of the folder by its name, which no decoded manifest has leading out of it."""
+    """Return the path of a file in the folder. A decoded manifest never names a file outside of it."""
     if "/" in name or name in ("", ".", "..") or "\\" in name:
         raise InvariantViolated(f"a manifest names a local file {name!r}, which would lie outside of {directory}")
     return directory / name
 
 
 def _clip(store: RocksStore, target: KeyGroupRange) -> None:
-    """Deletes all key groups that the target does not have."""
     start, end = key_group_bounds(target.first, target.last)
     if start > b"\x00\x00":
         store.delete_range(b"", start)

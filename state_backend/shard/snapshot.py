@@ -1,8 +1,11 @@
-"""From an open shard to durable files: what a checkpoint uploads.
+"""Upload an open shard's state as durable files: the snapshot of a checkpoint.
 
-Synchronous part: capture an image (flush, hard links). Then upload: only SSTs that the base does not have, since SSTs never
-change. On disk, if we stop: after the capture, a local folder that nobody refers to; during the upload, files under
-``shared/<attempt>/`` that no record names and the sweeper removes. Nothing counts before the record of the commit.
+1. Capture an image of the store: flush, then hard links. The store must not be written meanwhile. A crash leaves a
+   local folder that nothing refers to.
+2. Upload the SSTs that the base does not have. SSTs never change, so the manifest refers to the base's files for all
+   others. A crash leaves files under `shared/<attempt>/` that no record names, and `cairn sweep` deletes them.
+
+The state counts only when a record names the files.
 """
 
 from __future__ import annotations
@@ -26,14 +29,17 @@ INLINE_RECORD_BYTES, INLINE_SHARD_BYTES = 256 * 1024, 8 * 1024
 
 
 def inline_budget_bytes(parallelism: int) -> int:
-    """How many bytes of small files one shard keeps in its manifest: its part of a record's, and never less than 8 KiB, since of
-    many shards each that changes writes a file for its manifest anyway."""
+    """Return the bytes of small files that one shard's manifest may carry inline.
+
+    The budget is an equal share of 256 KiB per record, but at least 8 KiB: with many shards, each changed shard writes
+    its manifest as a file anyway.
+    """
     return max(INLINE_RECORD_BYTES // parallelism, INLINE_SHARD_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotPlan:
-    """What to do with each SST of an image: share the base's file, carry it inline, or upload it."""
+    """Plan for each SST of an image: share the base's file, carry it inline, or upload it."""
 
     shared: tuple[LocalFile, ...]
     inline: tuple[str, ...]
@@ -42,9 +48,16 @@ class SnapshotPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """A shard's manifest and what writing it cost: files and bytes that are new on the storage, inlined ones included.
-    ``in_segment``: the file of the last segment holds the manifest, too. ``changes``: the base's manifest lies in a file, and this is
-    all that is other than there."""
+    """Manifest of a shard, and the cost of writing it.
+
+    Attributes:
+        uploaded_files: New files on the storage.
+        uploaded_bytes: Bytes of these files and of new inline files.
+        in_segment: The position of the manifest in the file of the last segment; None if the manifest is not stored
+            there.
+        changes: The changes since the manifest file that the base's ref names; None if the base has no such file, or
+            more has changed than segments and key-group states.
+    """
 
     manifest: ShardManifest
     uploaded_files: int
@@ -56,10 +69,19 @@ class Snapshot:
 def plan_snapshot(
     sizes: dict[str, int], opened: Sequence[LocalFile], *, full: bool, inline_budget_bytes: int
 ) -> SnapshotPlan:
-    """``sizes``: the image's SSTs by name. ``opened``: the files that this very store was opened from.
+    """Plan which SSTs of an image are shared, carried inline, or uploaded.
 
-    A name is shared only with the file that the store was opened from under that name: RocksDB never gives a number twice
-    within one store, but two stores opened from one checkpoint both go on at the same number. ``full`` shares nothing.
+    A file of the base is shared only if the store was opened from it under the same name. RocksDB never uses a file
+    number twice within one store, but two stores that were opened from one checkpoint both continue at the same number.
+
+    Args:
+        sizes: The sizes in bytes of the image's SSTs, by name.
+        opened: The files that this store was opened from.
+        full: True: share no file.
+        inline_budget_bytes: The most bytes of inline SSTs together.
+
+    Raises:
+        InvariantViolated: An SST has another size than the base's file of the same name.
     """
     known = {} if full else {f.name: f for f in opened}
     shared, inline, upload = [], [], []
@@ -95,9 +117,24 @@ def take_snapshot(
     inline_budget_bytes: int,
     cache: FileCache | None = None,
 ) -> Snapshot:
-    """Captures the store into the folder ``image`` and uploads what the base lacks; ``cache`` keeps it for this host's next
-    interval. ``opened_inline``: names of SSTs that the base carried inline; carrying them on writes nothing new but counts
-    against the budget."""
+    """Capture the store into the folder `image`, and upload the files that the base lacks.
+
+    Args:
+        store: The open store.
+        storage: The storage that gets the files.
+        image: A local folder for the image, which must not exist.
+        attempt: The attempt's uuid, a part of the paths.
+        shard: The shard's number.
+        task: Spark's task number, a part of the paths.
+        key_groups: The key groups of the shard.
+        key_group_states: Counts and digests for the manifest.
+        opened: The files that the store was opened from.
+        opened_inline: Names of SSTs that the base's manifest carried inline. They count against the budget, but not as
+            uploaded.
+        full: True: upload every file.
+        inline_budget_bytes: The most bytes of inline SSTs.
+        cache: The host's cache, which keeps the uploaded files for the next interval; None: no cache.
+    """
     ssts, small = store.capture(image)
     sizes = {f.name: f.stat().st_size for f in ssts}
     plan = plan_snapshot(sizes, opened, full=full, inline_budget_bytes=inline_budget_bytes)

@@ -1,4 +1,4 @@
-"""Many files up or down at once: all of them, or none and the first error."""
+"""Upload, copy or download many files at once. Either all succeed, or the first error is raised."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ T = TypeVar("T")
 
 
 def upload_all(storage: Storage, files: Sequence[tuple[str, Path]], *, parallelism: int = 8) -> list[Handle]:
-    """Uploads (path, local file) pairs; handles in their order.
+    """Upload (path, local file) pairs in parallel, and return their handles in the order of the pairs.
 
-    At the first failure nothing more is begun, what runs is waited for, the files that this call created are deleted,
-    and that first error is raised as it came. If any outcome is unknown, nothing is deleted.
+    At the first failure no further upload starts, and running uploads are awaited. Then the files that this call
+    created are deleted, and the first error is raised unchanged. If the outcome of any upload is unknown, no file is
+    deleted.
     """
     return _create_all(storage, lambda at: storage.upload(*files[at]), len(files), parallelism)
 
@@ -26,13 +27,19 @@ def upload_all(storage: Storage, files: Sequence[tuple[str, Path]], *, paralleli
 def copy_all(
     source: Storage, destination: Storage, files: Sequence[tuple[Handle, str]], *, parallelism: int = 8
 ) -> list[Handle]:
-    """Takes (handle, new path) pairs over from another storage; handles in their order. A failure as in `upload_all`."""
+    """Copy (handle, new path) pairs from another storage, and return the new handles in the order of the pairs.
+
+    Failures are handled as in `upload_all`.
+    """
     return _create_all(destination, lambda at: destination.copy_from(source, *files[at]), len(files), parallelism)
 
 
 def download_all(storage: Storage, files: Sequence[tuple[Handle, Path]], *, parallelism: int = 8) -> None:
-    """Downloads (handle, destination) pairs, verified. At the first failure as `upload_all`; the destinations that
-    this call wrote are removed."""
+    """Download (handle, destination) pairs in parallel, and verify each.
+
+    At the first failure no further download starts, and running downloads are awaited. Then the destinations that this
+    call wrote are deleted, and the first error is raised unchanged.
+    """
     done: list[Path] = []
 
     def download(file: tuple[Handle, Path]) -> None:
@@ -55,7 +62,10 @@ def _create_all(storage: Storage, create: Callable[[int], Handle], count: int, p
 
 
 def _run(work: Callable[[T], object], items: Sequence[T], parallelism: int) -> list[BaseException]:
-    """Runs the work on all items in threads; the errors, the first one first. No thread runs when it returns."""
+    """Run `work` on all items in threads, and return the errors, the first one first.
+
+    When the function returns, no thread runs any more.
+    """
     if parallelism < 1:
         raise UsageError(f"parallelism of transfers must be at least 1; got {parallelism}")
     errors: list[BaseException] = []
@@ -76,7 +86,9 @@ def _run(work: Callable[[T], object], items: Sequence[T], parallelism: int) -> l
                     futures.append(pool.submit(attempt, items[len(futures)]))
                 wait(futures)
                 break
-            except BaseException as error:  # an interrupt: what runs would write on after we cleaned up, so wait again
+            # An interrupt. The loop waits again, because running transfers would go on writing after the caller's
+            # clean-up.
+            except BaseException as error:
                 errors.append(error)
     return errors
 

@@ -1,1 +1,1 @@
-"""Keyed state of one shard: values, lists, maps, timers and expiry over one sorted key space."""
+"""Keyed state of one shard: values, lists, maps, timers and expiry times in one sorted key space."""

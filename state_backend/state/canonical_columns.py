@@ -1,6 +1,7 @@
-"""Between entries as a shard stores them and the rows of a canonical savepoint, many at a time.
+"""Conversion between a shard's stored entries and the rows of a canonical savepoint, many at a time.
 
-``stored`` are keys of the shard's key space and ``entries`` what lies under them, as ``layout`` draws both.
+In this module, `stored` are whole stored keys, `rests` are stored keys without key group and state id, and `entries`
+are the values under them (see `layout`).
 """
 
 from __future__ import annotations
@@ -41,8 +42,14 @@ _NULL = pa.scalar(None, pa.binary())
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """Entries of one state and where they go. ``rests``: stored keys without key group and state id; ``lists``: for lists
-    (row, next position) of each row that begins a list."""
+    """Stored entries of one state, made from rows of a savepoint.
+
+    Attributes:
+        rests: The stored keys without key group and state id.
+        entries: The stored entries, in the order of `rests`.
+        lists: The lists that begin in these rows, as two arrays: the row of each list's first element, and the lists'
+            first and next positions (two rows). None for states other than lists.
+    """
 
     rests: pa.Array
     entries: pa.Array
@@ -50,7 +57,13 @@ class Located:
 
 
 class StateRows:
-    """Rows of one state. Batches come in the order of the state's keys: a list may go on from batch to batch."""
+    """Converter between the entries and the savepoint rows of one state.
+
+    Pass batches in the order of the state's keys, because a list may continue in the next batch.
+
+    Attributes:
+        schema: The Arrow schema of the rows.
+    """
 
     def __init__(self, descriptor: StateDescriptor, key_schema: StructType) -> None:
         latest = descriptor.versions[-1]
@@ -65,12 +78,17 @@ class StateRows:
         self._next_position = 0
         self._last_key: bytes | None = None
 
-    # --- to rows ---------------------------------------------------------------------------------------------------------
+    # --- from entries to rows -------------------------------------------------------------------------------------------
 
     def table(self, stored: pa.Array, entries: pa.Array) -> pa.Table:
-        """The rows of ascending stored keys; positions of lists become a column.
+        """Convert entries to rows. The positions of lists become columns.
 
-        Raises: CorruptFile for what is no entry.
+        Args:
+            stored: The stored keys, ascending.
+            entries: The stored entries.
+
+        Raises:
+            CorruptFile: The bytes are not entries of this state.
         """
         groups, _, rests = parts_of(stored)
         columns: dict[str, pa.Array] = {}
@@ -103,7 +121,11 @@ class StateRows:
     def _elements(
         self, groups: Groups, rests: pa.Array, entries: pa.Array
     ) -> tuple[Groups, pa.Array, pa.Array, dict[str, pa.Array]]:
-        """Of a list state what is no list's positions, and those as columns. They lie before their list's elements."""
+        """Separate the elements of lists from the lists' positions, which are stored before the elements.
+
+        Returns:
+            Key groups, rests and entries of the elements, and the columns `position` and `next_position`.
+        """
         _, sizes = self._keys.decode_prefix(rests)
         offsets, raw = binary_views(rests)
         behind = np.diff(offsets) - sizes
@@ -116,7 +138,8 @@ class StateRows:
             raise CorruptFile(f"list state {self._descriptor.name!r}: the positions of a list are not 16 bytes")
         nexts = _u64(entry_bytes, starts[:-1][heads] + 8).astype(np.int64)
         list_of = np.cumsum(heads) - 1
-        every = np.concatenate((nexts, [self._next_position]))  # a list that began in an earlier batch: place -1
+        # Index -1 is the next position of a list that began in an earlier batch.
+        every = np.concatenate((nexts, [self._next_position]))
         elements = ~heads
         positions = _u64(raw, offsets[1:][elements] - 8).astype(np.int64)
         next_positions = every[list_of[elements]]
@@ -134,14 +157,21 @@ class StateRows:
             raise CorruptFile(f"state {self._descriptor.name!r}: an entry does not begin as a row does")
         return raw[offsets[:-1] + 1]
 
-    # --- back ------------------------------------------------------------------------------------------------------------
+    # --- from rows to entries -------------------------------------------------------------------------------------------
 
     def keys_of(self, table: pa.Table) -> list[pa.Array]:
-        """The key columns."""
+        """Return the columns of the key."""
         return _fields(table, "key")
 
     def located(self, table: pa.Table) -> Located:
-        """The entries of rows, one at least, in their order. Raises: CorruptFile for rows that no state can hold."""
+        """Convert rows to entries in the order of the rows.
+
+        Args:
+            table: At least one row.
+
+        Raises:
+            CorruptFile: This state can't hold the rows.
+        """
         keys = self._keys.encode(self.keys_of(table))
         rests, lists = keys, None
         if self._user_keys is not None:
@@ -171,14 +201,22 @@ class StateRows:
 
 
 class TimerRows:
-    """Rows of the timers."""
+    """Converter between timers and their savepoint rows.
+
+    Attributes:
+        schema: The Arrow schema of the rows.
+    """
 
     def __init__(self, key_schema: StructType) -> None:
         self.schema = timers_schema(key_schema)
         self._keys = KeyColumns(key_schema)
 
     def table(self, stored: pa.Array, entries: pa.Array) -> pa.Table:
-        """A row for each timer, by key and time. Raises: CorruptFile for what is none."""
+        """Convert stored timers to one row each, ordered by key and time.
+
+        Raises:
+            CorruptFile: The bytes are not timers.
+        """
         groups, _, rests = parts_of(stored)
         groups, timers = timers_of(groups, rests, entries)
         keys, times = split_timers(timers)
@@ -186,11 +224,11 @@ class TimerRows:
         return pa.table([key, pa.array(times), pa.array(groups.astype(np.int32))], schema=self.schema)
 
     def keys_of(self, table: pa.Table) -> list[pa.Array]:
-        """The key columns."""
+        """Return the columns of the key."""
         return _fields(table, "key")
 
     def located(self, table: pa.Table) -> Located:
-        """``rests``: key and time, as the digest hashes them; the entries are empty."""
+        """Convert rows to timers: `rests` are encoded key and packed time, and `entries` are empty."""
         keys = self._keys.encode(self.keys_of(table))
         times = _longs(table, "expires_at_ms").view(np.uint64) ^ _SIGN
         rests = joined(keys, concatenate(len(keys), [Fixed(times.astype(">u8"))]))
@@ -198,9 +236,19 @@ class TimerRows:
 
 
 def check_ascending(groups: Array, rests: pa.Array, before: tuple[int, bytes] | None, name: str) -> tuple[int, bytes]:
-    """The last of the rows, as the row before the next ones.
+    """Check that rows ascend strictly by key group and stored key.
 
-    Raises: CorruptFile unless rows ascend strictly by key group and stored key, from the row before them on.
+    Args:
+        groups: The key group of each row; at least one row.
+        rests: The stored keys without key group and state id.
+        before: Key group and rest of the row before the first one; None if no row is before.
+        name: The file, for the message.
+
+    Returns:
+        Key group and rest of the last row, as `before` of the next call.
+
+    Raises:
+        CorruptFile: The rows do not ascend, or the first row is not after `before`.
     """
     first = (int(groups[0]), rests[0].as_py())
     risen = groups[1:] > groups[:-1]
@@ -211,7 +259,16 @@ def check_ascending(groups: Array, rests: pa.Array, before: tuple[int, bytes] | 
 
 
 def index_keys(groups: Groups, index: int, times: Array, behind: bytes, rests: pa.Array) -> list[bytes]:
-    """Where the timer index or the expiry index has these rows: by time, then what lies ``behind`` it, then the rest."""
+    """Return the timer-index or expiry-index keys of these entries.
+
+    Args:
+        groups: The key group of each entry.
+        index: `layout.TIMER_INDEX` or `layout.EXPIRY_INDEX`.
+        times: The time of each entry, in milliseconds since the epoch.
+        behind: Bytes between time and rest: the state id in the expiry index, nothing in the timer index.
+        rests: The last part of each index key: the encoded key of a timer, or an entry's stored key without key group
+            and state id.
+    """
     pieces = [Fixed((times.view(np.uint64) ^ _SIGN).astype(">u8"))]
     if behind:
         pieces.append(Fixed(np.void(behind)))
@@ -219,13 +276,13 @@ def index_keys(groups: Groups, index: int, times: Array, behind: bytes, rests: p
 
 
 def differs(keys: pa.Array, before: bytes | None) -> Array:
-    """Which keys are other than the one in front of them."""
+    """Return for each key whether it differs from the key before. `before` is the key before the first one."""
     inner = pc.not_equal(keys[1:], keys[:-1]).to_numpy(zero_copy_only=False)
     return np.concatenate(([keys[0].as_py() != before], inner))
 
 
 def _split(entries: pa.Array, name: str) -> tuple[pa.Array, pa.Array]:
-    """Expiries, null for none, and rows."""
+    """Split entries into expiry times, in milliseconds since the epoch or null for never, and encoded rows."""
     expiring = is_expiring(entries)
     if not expiring.any():
         return pa.nulls(len(entries), pa.int64()), entries

@@ -1,8 +1,8 @@
-"""Whether a restored shard is, entry by entry, the state that its manifest records.
+"""Check, entry by entry, that a restored shard is the state that its manifest records.
 
-Entries are looked at as Arrow columns, some ten thousand at a time. What has to agree with something that lies elsewhere in
-the shard (timers with their index, entries that expire with theirs, all of them with the recorded digest) is compared as sums
-of hashes by key group, so that memory stays bounded however large the shard is.
+Entries are read as Arrow columns, up to 65,536 entries or 32 MiB at a time. Some entries must agree with data elsewhere
+in the shard: timers with the timer index, expiring entries with the expiry index, and all entries with the recorded
+digest. The check compares sums of hashes by key group for these, so memory stays bounded for a shard of any size.
 """
 
 from __future__ import annotations
@@ -51,11 +51,17 @@ def verify_shard(
     key_schema: dict[str, Any],
     max_parallelism: int,
 ) -> tuple[int, list[str]]:
-    """(entries, findings). Walks everything: each key in its key group and shard, each value decodable with its recorded
-    schema, lists dense between their positions, indexes that agree with what they index, counts and digests as recorded.
+    """Check every entry of a shard against its manifest.
 
-    At most 20 findings are listed. Of a batch in which something can't be decoded, only the first such entry is named. A list
-    may have holes if its state has an expiry, since elements may expire in any order once the expiry was changed.
+    1. Each key belongs to the shard and to the key group that it is stored under.
+    2. Each entry can be decoded with its recorded schema version.
+    3. Each list has an element at every position, except if its state has an expiry: elements may expire in any order
+       once the expiry was changed.
+    4. The timer index and the expiry index agree with the timers and the expiring entries.
+    5. The entry counts and digests of the key groups are the recorded ones.
+
+    Returns:
+        The number of entries, and at most 20 findings. Only the first undecodable entry of a batch gets a finding.
     """
     try:
         check = _Check(manifest, states, key_schema, max_parallelism)
@@ -82,7 +88,14 @@ def _batches(store: RocksStore) -> Iterator[tuple[pa.Array, pa.Array]]:
 
 @dataclass(slots=True)
 class _OpenList:
-    """The list that the batches have come to: where it lies, its positions, and how many elements were seen."""
+    """The list whose elements are being checked. Its elements may continue in the next batch.
+
+    Attributes:
+        place: The key group and the encoded key of the list.
+        first: The stored first position.
+        next: The stored next position.
+        seen: The number of elements checked so far.
+    """
 
     place: tuple[int, bytes]
     first: int
@@ -91,7 +104,7 @@ class _OpenList:
 
 
 class _State:
-    """What it takes to look at the entries of one state."""
+    """Codecs of one state, and the list of the state that is being checked."""
 
     def __init__(self, descriptor: StateDescriptor) -> None:
         self.descriptor, self.name = descriptor, descriptor.name
@@ -124,7 +137,7 @@ class _Check:
         self._key_groups = manifest.key_groups.last + 1
         self._counts: dict[str, npt.NDArray[np.int64]] = {}
         self._digests = self._sums()
-        # What should be indexed minus what is.
+        # Sums of hashes by key group: expected index keys minus stored index keys. 0 means that they agree.
         self._timer_balance, self._expiry_balance = self._sums(), self._sums()
 
     def _sums(self) -> Sums:
@@ -135,7 +148,7 @@ class _Check:
             self.findings.append(f"shard {self._manifest.shard}: {text}")
 
     def look_at(self, stored: pa.Array, entries: pa.Array) -> None:
-        """One batch, in the order of the stored keys."""
+        """Check one batch of entries. Batches come in the order of the stored keys."""
         long_enough = np.diff(binary_views(stored)[0]) >= 3
         if not long_enough.all():
             self.found(f"{np.count_nonzero(~long_enough)} stored keys have no key group and state")
@@ -192,7 +205,7 @@ class _Check:
             self._values(state, groups, rests, entries)
 
     def _values(self, state: _State, groups: Groups, rests: pa.Array, entries: pa.Array) -> None:
-        """Expiries against their index, rows against the schema version that they say."""
+        """Check rows against their schema versions, and add expiring entries to the balance of the expiry index."""
         offsets, raw = binary_views(entries)
         lengths = np.diff(offsets)
         marks = np.where(lengths > 0, raw[np.minimum(offsets[:-1], len(raw) - 1)] if len(raw) else 0, 0)
@@ -249,7 +262,11 @@ class _Check:
     # --- lists -------------------------------------------------------------------------------------------------------------
 
     def _lists(self, state: _State, groups: Groups, rests: pa.Array, entries: pa.Array, sizes: Array) -> Array:
-        """Which rows are elements; the others are positions, which lie before their list's elements."""
+        """Check list positions and elements. A list's positions are stored before its elements.
+
+        Returns:
+            A mask that is True for the rows that are list elements.
+        """
         offsets, raw = binary_views(rests)
         lengths = np.diff(offsets)
         marks = raw[offsets[:-1] + np.minimum(sizes, lengths - 1)]
@@ -317,7 +334,7 @@ class _Check:
         at = concatenate(len(timers), [Fixed((times_ms.view(np.uint64) ^ _SIGN).astype(">u8"))])
         _add(self._timer_balance, groups, xxh64(joined(at, keys), 0))
 
-    # --- what is recorded ----------------------------------------------------------------------------------------------------
+    # --- comparison with the manifest -------------------------------------------------------------------------------------
 
     def compare(self) -> None:
         for state in self._by_id.values():
@@ -347,13 +364,13 @@ _SIGN = np.uint64(1 << 63)
 
 
 def _add(sums: Sums, groups: Groups, hashes: Sums) -> None:
-    """Adds to the sum of each key group, modulo 2^64; groups ascend."""
+    """Add hashes to the sum of each key group, modulo 2^64. `groups` ascend."""
     if len(groups):
         starts = np.concatenate([[0], np.flatnonzero(groups[1:] != groups[:-1]) + 1])
         sums[groups[starts]] += np.add.reduceat(hashes, starts)
 
 
 def _u64(raw: Array, positions: Array) -> Array:
-    """The big-endian numbers at these places, all below 2^63 but in damaged state."""
+    """Read the big-endian u64 at each byte position, as int64. Only damaged state has values of 2^63 or more."""
     places = positions[:, None] + np.arange(8)
     return np.ascontiguousarray(raw[places]).view(">u8")[:, 0].astype(np.uint64).view(np.int64)

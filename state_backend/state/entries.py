@@ -1,4 +1,4 @@
-"""One stored entry decoded without a processor, for comparisons."""
+"""Decoder of single stored entries, for comparisons of checkpoints without a processor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,16 @@ from state_backend.values.records import StateDescriptor
 
 @dataclass(frozen=True, slots=True)
 class StoredEntry:
-    """One value, list element or map entry. ``row`` is encoded; ``user_key`` is for maps, ``position`` for lists."""
+    """A decoded value, list element or map entry.
+
+    Attributes:
+        key_group: The key group that the stored key names.
+        key: The key's column values.
+        user_key: The user key's column values of a map entry; None for other states.
+        position: The position of a list element; None for other states.
+        expiry_ms: The time from which the entry is unreadable, in milliseconds since the epoch; None for never.
+        row: The row, still encoded by the row codec.
+    """
 
     key_group: int
     key: tuple[Any, ...]
@@ -26,9 +35,20 @@ class StoredEntry:
 def decode_entry(
     descriptor: StateDescriptor, stored_key: bytes, entry: bytes, keys: KeyCodec, user_keys: KeyCodec | None
 ) -> StoredEntry | None:
-    """The entry under a stored key of this state; None for the positions of a list.
+    """Decode one stored entry of a state.
 
-    Raises: CorruptFile if it is no entry.
+    Args:
+        descriptor: The state that the entry belongs to.
+        stored_key: The entry's whole key in RocksDB.
+        entry: The bytes stored under the key.
+        keys: The codec of the pipeline's key.
+        user_keys: The codec of the map's user key; None unless the state is a map.
+
+    Returns:
+        The entry; None if the stored key holds the first and next position of a list.
+
+    Raises:
+        CorruptFile: The bytes are not an entry of this state.
     """
     key, at = keys.decode_prefix(stored_key, 3)
     rest = stored_key[at:]

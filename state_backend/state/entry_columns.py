@@ -1,4 +1,4 @@
-"""Entries of many keys as Arrow columns: where they are stored, when they expire, and what they add to the digest."""
+"""Stored keys, expiry times and digest changes of many entries at a time, as Arrow and NumPy columns."""
 
 from __future__ import annotations
 
@@ -15,19 +15,26 @@ from state_backend.state import layout
 from state_backend.values.errors import CorruptFile
 
 Groups = npt.NDArray[np.uint16]
-# Key group and state id.
+# Length of the key group (2) and the state id (1), which begin each stored key.
 PREFIX_BYTES = 3
 
 
 def stored_keys(key_groups: Groups, state_id: int, keys: pa.Array, suffix: bytes = b"") -> list[bytes]:
-    """Where the entries of these keys lie."""
+    """Return the stored keys of a state for these encoded keys.
+
+    Args:
+        key_groups: The key group of each key.
+        state_id: The state's id.
+        keys: The encoded keys.
+        suffix: Bytes that follow each key.
+    """
     behind = [Fixed(np.void(suffix))] if suffix else []
     located: list[bytes] = concatenate(len(keys), [_prefixes(key_groups, state_id), keys, *behind]).to_pylist()
     return located
 
 
 def parts_of(stored: pa.Array) -> tuple[Groups, npt.NDArray[np.uint8], pa.Array]:
-    """Key groups, state ids and what is left of stored keys."""
+    """Split stored keys into key groups, state ids, and the rest of each stored key."""
     offsets, raw = binary_views(stored)
     starts = offsets[:-1]
     groups = (raw[starts].astype(np.uint16) * 256 + raw[starts + 1]).astype(np.uint16)
@@ -35,7 +42,12 @@ def parts_of(stored: pa.Array) -> tuple[Groups, npt.NDArray[np.uint8], pa.Array]
 
 
 def indexed_entries(expiry_keys: pa.Array) -> tuple[Groups, Array, npt.NDArray[np.uint8], pa.Array]:
-    """Key groups, times as they are packed, state ids and the rest of each of these ``layout.expiry_key``."""
+    """Split expiry-index keys into their parts.
+
+    Returns:
+        The key group of each index key; its packed expiry time, which sorts by time; its state id; and the rest of its
+        entry's stored key.
+    """
     offsets, raw = binary_views(expiry_keys)
     starts = offsets[:-1]
     groups = gather(raw, starts, np.dtype(">u2")).astype(np.uint16)
@@ -44,7 +56,7 @@ def indexed_entries(expiry_keys: pa.Array) -> tuple[Groups, Array, npt.NDArray[n
 
 
 def expiry_keys(key_groups: Groups, times_ms: Array, state_id: int, rests: pa.Array) -> list[bytes]:
-    """``layout.expiry_key`` of each."""
+    """Return `layout.expiry_key` of each entry."""
     pieces = [
         _prefixes(key_groups, layout.EXPIRY_INDEX),
         packed_times(times_ms),
@@ -56,14 +68,14 @@ def expiry_keys(key_groups: Groups, times_ms: Array, state_id: int, rests: pa.Ar
 
 
 def timer_index_keys(key_groups: Groups, times_ms: Array, keys: pa.Array) -> list[bytes]:
-    """``layout.timer_index_key`` of the timers of encoded keys."""
+    """Return `layout.timer_index_key` of each timer."""
     pieces = [_prefixes(key_groups, layout.TIMER_INDEX), packed_times(times_ms), keys]
     located: list[bytes] = concatenate(len(keys), pieces).to_pylist()
     return located
 
 
 def indexed_timers(index_keys: pa.Array) -> tuple[pa.Array, npt.NDArray[np.int64]]:
-    """Encoded keys, and times in milliseconds, of these ``layout.timer_index_key``."""
+    """Return the encoded key, and the time in milliseconds since the epoch, of each timer-index key."""
     offsets, raw = binary_views(index_keys)
     packed = gather(raw, offsets[:-1] + PREFIX_BYTES, np.dtype(">u8")).astype(np.uint64)
     times_ms = (packed ^ np.uint64(1 << 63)).view(np.int64)
@@ -71,12 +83,12 @@ def indexed_timers(index_keys: pa.Array) -> tuple[pa.Array, npt.NDArray[np.int64
 
 
 def packed_times(times_ms: Array) -> Fixed:
-    """``layout.pack_time`` of each, which are int64."""
+    """Return `layout.pack_time` of each time. Times must fit a signed 64-bit integer."""
     return Fixed((times_ms.astype(np.int64).view(np.uint64) ^ np.uint64(1 << 63)).astype(">u8"))
 
 
 def _prefixes(key_groups: Groups, state_id: int) -> Fixed:
-    """``layout.prefix`` of each."""
+    """Return `layout.prefix` of each key group."""
     prefixes = np.empty(len(key_groups), [("key_group", ">u2"), ("state_id", "u1")])
     prefixes["key_group"], prefixes["state_id"] = key_groups, state_id
     return Fixed(prefixes)
@@ -85,8 +97,18 @@ def _prefixes(key_groups: Groups, state_id: int) -> Fixed:
 def changes_by_key_group(
     name: str, key_groups: Groups, rests: pa.Array, old: pa.Array, new: pa.Array
 ) -> Iterator[tuple[int, int, int, int]]:
-    """(key group, change of its digest, of its count, of its bytes) of entries of one state that were replaced; null is none.
-    A key group comes once if they ascend. ``rests``: stored keys without key group and state id."""
+    """Yield what the replacement of entries of one state changes in each key group.
+
+    Args:
+        name: The state's name.
+        key_groups: The key group of each entry. If they ascend, each key group is yielded once.
+        rests: The stored keys without key group and state id.
+        old: The entries before; null for none.
+        new: The entries after; null for none.
+
+    Yields:
+        The key group, and the changes of its digest, its number of entries and its bytes.
+    """
     seed = layout.seed_of(name)
     gone, come = (entries.is_valid().to_numpy(zero_copy_only=False) for entries in (old, new))
     change = np.zeros(len(rests), np.uint64)
@@ -109,7 +131,13 @@ def _behind(rests: pa.Array, entries: pa.Array) -> pa.Array:
 
 
 def _entry_bytes(name: str, key_sizes: npt.NDArray[np.int64], entries: pa.Array) -> npt.NDArray[np.int64]:
-    """``layout.entry_bytes`` of each; 0 for null. ``key_sizes``: of the stored keys."""
+    """Return `layout.entry_bytes` of each entry; 0 for null.
+
+    Args:
+        name: The state's name.
+        key_sizes: The length of each stored key.
+        entries: The stored entries.
+    """
     there = entries.is_valid().to_numpy(zero_copy_only=False)
     if not there.any():
         return np.zeros(len(entries), np.int64)
@@ -125,10 +153,19 @@ def _entry_bytes(name: str, key_sizes: npt.NDArray[np.int64], entries: pa.Array)
 
 
 def timers_of(groups: Groups, rests: pa.Array, entries: pa.Array) -> tuple[Groups, pa.Array]:
-    """Key group, and key with expiry as the digest hashes them, of each timer in entries of either layout, in their
-    order.
+    """Return the timers of stored entries, which may have either timer layout.
 
-    Raises: CorruptFile for an entry that is of neither.
+    Args:
+        groups: The key group of each entry.
+        rests: The stored keys without key group and state id.
+        entries: The stored entries.
+
+    Returns:
+        For each timer, its key group, and its encoded key and packed time as one value that the digest hashes. The
+        order is that of the entries.
+
+    Raises:
+        CorruptFile: An entry has neither layout.
     """
     (starts, raw), key_sizes = binary_views(entries), np.diff(binary_views(rests)[0])
     sizes = np.diff(starts)
@@ -146,14 +183,14 @@ def timers_of(groups: Groups, rests: pa.Array, entries: pa.Array) -> tuple[Group
 
 
 def split_timers(timers: pa.Array) -> tuple[pa.Array, Array]:
-    """Keys, and expiries in milliseconds, of what ``timers_of`` gives."""
+    """Split the values that `timers_of` returns into encoded keys and times in milliseconds since the epoch."""
     offsets, raw = binary_views(timers)
     times = np.ascontiguousarray(raw[(offsets[1:] - 8)[:, None] + np.arange(8)]).view(">u8")[:, 0].astype(np.uint64)
     return cut(timers.buffers()[2], offsets[:-1], offsets[1:] - 8), (times ^ np.uint64(1 << 63)).view(np.int64)
 
 
 def is_expiring(entries: pa.Array) -> Mask:
-    """Which entries have an expiry; not those that are null."""
+    """Return for each entry whether it has an expiry. False for null."""
     offsets, raw = binary_views(entries)
     if not len(raw):
         return np.zeros(len(entries), np.bool_)
@@ -165,8 +202,14 @@ def is_expiring(entries: pa.Array) -> Mask:
 
 
 def expiries(entries: pa.Array) -> npt.NDArray[np.int64]:
-    """The expiry of each entry, in milliseconds. Every entry must have one (`is_expiring`). Raises: CorruptFile for an entry that ends
-    within it."""
+    """Return the expiry time of each entry, in milliseconds since the epoch.
+
+    Args:
+        entries: Stored entries that all have an expiry (`is_expiring`).
+
+    Raises:
+        CorruptFile: An entry is shorter than its expiry.
+    """
     offsets, raw = binary_views(entries)
     if len(entries) and np.diff(offsets).min() < 9:
         raise CorruptFile("an entry with an expiry is cut off")
@@ -174,16 +217,16 @@ def expiries(entries: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def bytes_in(column: pa.Array) -> int:
-    """The bytes of all rows of a binary column, in which null rows have none."""
+    """Return the total size in bytes of the values of a binary column. Null counts as 0."""
     return int(pc.sum(pc.binary_length(column)).as_py() or 0)
 
 
 def without_expiry(entries: pa.Array) -> pa.Array:
-    """Rows of entries that all have an expiry."""
-    # A slice without a stop fails in Arrow 26.
+    """Return the encoded rows of entries that all have an expiry."""
+    # `binary_slice` without a stop fails in Arrow 26, so the length of the longest entry is the stop.
     return pc.binary_slice(entries, 9, pc.max(pc.binary_length(entries)).as_py())
 
 
 def joined(*parts: pa.Array | pa.Scalar) -> pa.Array:
-    """The binary columns concatenated row by row; a scalar is the same in every row."""
+    """Concatenate binary columns row by row. A scalar is repeated in every row."""
     return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))

@@ -1,4 +1,4 @@
-"""What expired goes, at the end of an interval: many entries at a time, as columns."""
+"""Deletion of expired entries at the end of an interval, many entries at a time as Arrow columns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ENTRIES = 32_768
 
 
 class _Span(NamedTuple):
-    """All keys of the expiry index from ``start`` on and before ``end``, which are of one key group."""
+    """All expiry-index keys with start <= key < end. They belong to one key group."""
 
     keys: list[bytes]
     start: bytes
@@ -29,8 +29,11 @@ class _Span(NamedTuple):
 
 
 def expire(shard: ShardState) -> int:
-    """Physically deletes every entry whose time is up, and returns how many. Runs at the end of an interval, always, so that what is
-    in the files depends on the intervals alone."""
+    """Delete every expired entry of a shard, and return the number of deleted entries.
+
+    An entry is expired if its expiry time is not after `shard.now_ms`. Every interval ends with this call. Therefore
+    the stored state depends only on the intervals that ran.
+    """
     shard.flush()
     expired = held = 0
     waiting: list[_Span] = []
@@ -52,7 +55,7 @@ def expire(shard: ShardState) -> int:
 
 
 def _remove(shard: ShardState, spans: list[_Span]) -> int:
-    """Deletes what these keys of the expiry index name, and them."""
+    """Delete the entries that these expiry-index keys name, then the index keys. Return the number of entries."""
     if not spans:
         return 0
     groups, times, state_ids, rests = indexed_entries(
@@ -78,17 +81,20 @@ def _remove(shard: ShardState, spans: list[_Span]) -> int:
 
 
 def _in_order(groups: Groups, state_ids: np.ndarray, rests: pa.Array) -> np.ndarray:
-    """What sorts entries by state, key group and key."""
+    """Return the row order that sorts entries by state id, key group and key."""
     pieces = [Fixed(state_ids), Fixed(groups.astype(">u2")), rests]
     order: np.ndarray = pc.array_sort_indices(concatenate(len(rests), pieces)).to_numpy()
     return order
 
 
 class ExpiredEntries(EntryColumns):
-    """Entries that are to go; each is an owner of its own. Whoever removes them deletes what the expiry index has of them."""
+    """Expired entries of one state, for deletion.
+
+    Each entry counts as a key of the batch. `_remove` deletes the expiry-index keys itself, so `_index` does nothing.
+    """
 
     def remove(self) -> None:
-        """Deletes them all."""
+        """Delete all entries that `begin` was called with."""
         owners = np.arange(len(self._keys))
         located = stored_keys(self._groups, self._state_id, self._keys)
         self._replace(owners, self._keys, self._read(owners, located), pa.nulls(len(located), pa.binary()), located)

@@ -1,24 +1,26 @@
-"""How keyed state lies in the sorted key space of a shard.
+"""Byte layout of keyed state in the sorted key space of a shard.
 
-    key group u16 BE | state id u8 | rest                                    so that a key group is one contiguous range
+    key group u16 BE | state id u8 | rest                                    all entries of a key group are one range
 
-    value     … | key                                  -> entry
-    list      … | key | 00                             -> first position u64 BE | next position u64 BE
-              … | key | 01 | position u64 BE           -> entry
-    map       … | key | user key                       -> entry
-    timers    … | FB  | key | expiry BE                -> (empty)
-    as once   … | FB  | key                            -> expiries, BE, ascending, of all the key's timers
-    timer index … | FC | expiry BE | key               -> (empty)           due timers of a key group, in order of time
-    expiry index … | FD | expiry BE | state id u8 | rest -> (empty)         due entries of a key group, in order of time
+    value         … | key                                  -> entry
+    list          … | key | 00                             -> first position u64 BE | next position u64 BE
+                  … | key | 01 | position u64 BE           -> entry
+    map           … | key | user key                       -> entry
+    timer         … | FB | key | time BE                   -> (empty)
+    old timers    … | FB | key                             -> times of all the key's timers, BE, ascending
+    timer index   … | FC | time BE | key                   -> (empty)     timers of a key group, by time
+    expiry index  … | FD | expiry BE | state id u8 | rest  -> (empty)     expiring entries of a key group, by time
 
-    entry     01 … (row codec)                         no expiry
-              02 | expiry i64 LE | 01 …                readable while expiry > processing time
+    entry         01 … (row codec)                         an entry without expiry
+                  02 | expiry i64 LE | 01 …                an entry that is readable while expiry > processing time
 
-Keys and user keys are prefix-free (key codec), so no entry of one key can be taken for one of another. Expiries are signed
-milliseconds since the epoch; in keys they are big-endian with the sign bit flipped, so that they sort.
+The key codec is prefix-free: no encoded key or user key begins with another. So entries of two keys never mix. Times
+are signed 64-bit milliseconds since the epoch. Stored keys hold times big-endian with the sign bit flipped, so that
+RocksDB sorts entries by time.
 
-Timers of a key lay in one entry once. A key group that was written so is read as it is, and rewritten when a timer of it is next
-looked at or changed by a processor; all of its timers lie the one way or the other. Digests are the same.
+Older releases stored all timers of a key in one entry ("old timers"). Such key groups are still readable. `ShardState`
+rewrites a key group to one entry per timer before a processor reads or changes a timer in the group. A key group has
+only one of the two layouts. Both layouts have the same digest.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ TIMERS_NAME = "$timers"
 PLAIN, EXPIRING = 1, 2
 MIN_TIME_MS, MAX_TIME_MS = -(1 << 63), (1 << 63) - 1
 SEQUENCE_BYTES = 8
-# By which a key in the expiry index is longer than that of its entry.
+# An expiry-index key is this much longer than its entry's stored key: 8 bytes of time, 1 byte of state id.
 EXPIRY_BYTES = 9
 LIST_META, LIST_ELEMENT = b"\x00", b"\x01"
 
@@ -49,23 +51,35 @@ _TIMER_INDEX = bytes([TIMER_INDEX])
 
 
 def prefix(key_group: int, state_id: int) -> bytes:
-    """What every stored key of a state in a key group begins with."""
+    """Return the first 3 bytes of every stored key of one state in one key group."""
     return _PREFIX.pack(key_group, state_id)
 
 
 def key_group_bounds(first: int, last: int) -> tuple[bytes, bytes | None]:
-    """The span of the key groups first..last: start, and end (exclusive; None: to the very last key)."""
+    """Return the range of stored keys of the key groups `first` to `last`.
+
+    Returns:
+        The start, and the end (exclusive). The end is None if the range extends to the last possible key.
+    """
     return first.to_bytes(2, "big"), None if last == 0xFFFF else (last + 1).to_bytes(2, "big")
 
 
 def after(start: bytes) -> bytes | None:
-    """The first key that is greater than every key that begins with ``start``; None if there is none."""
+    """Return the smallest key that is greater than every key with the prefix `start`.
+
+    Returns:
+        The key; None if `start` has only FF bytes, because no greater key exists.
+    """
     stripped = start.rstrip(b"\xff")
     return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else None
 
 
 def pack_time(time_ms: int) -> bytes:
-    """Eight bytes that sort as the times do. Raises: StateTypeError for what is not a signed 64-bit number."""
+    """Encode a time as 8 bytes that sort by time.
+
+    Raises:
+        StateTypeError: `time_ms` does not fit a signed 64-bit integer.
+    """
     try:
         return _U64.pack(time_ms + _SIGN)
     except struct.error:
@@ -75,21 +89,28 @@ def pack_time(time_ms: int) -> bytes:
 
 
 def later(time_ms: int, duration_ms: int) -> int:
-    """The sum; the latest time there is, where that is exceeded."""
+    """Return the sum of a time and a duration, but at most the greatest time that can be stored."""
     return min(time_ms + duration_ms, MAX_TIME_MS)
 
 
 def unpack_time(data: bytes) -> int:
-    """The time that `pack_time` packed, in milliseconds since the epoch; before it too."""
+    """Decode a time that `pack_time` encoded, in milliseconds since the epoch. It may be negative."""
     time_ms: int = _U64.unpack(data)[0]
     return time_ms - _SIGN
 
 
 def timers_in(rest: bytes, data: bytes) -> list[bytes]:
-    """Key and expiry of each timer in an entry of either layout, as the digest hashes them. ``rest``: the stored key
-    without key group and state id.
+    """Return the timers of one stored entry, which may have either timer layout.
 
-    Raises: CorruptFile if the entry is of neither.
+    Args:
+        rest: The stored key without key group and state id.
+        data: The bytes stored under the key.
+
+    Returns:
+        Encoded key and packed time of each timer, as one byte string that the digest hashes.
+
+    Raises:
+        CorruptFile: The entry has neither layout.
     """
     if len(data) % 8 or (not data and len(rest) < 8):
         raise CorruptFile(f"the timers under {rest.hex()} are not times of 8 bytes each: {data[:16].hex()}")
@@ -97,64 +118,79 @@ def timers_in(rest: bytes, data: bytes) -> list[bytes]:
 
 
 def timer_index_key(stored_key: bytes) -> bytes:
-    """The place in the timer index of what is stored as ``FB | key | expiry``."""
+    """Return the timer-index key of the timer stored under `FB | key | time`."""
     return stored_key[:2] + _TIMER_INDEX + stored_key[-8:] + stored_key[3:-8]
 
 
 def unpack_position(data: bytes) -> int:
-    """The position that `pack_position` packed."""
+    """Decode a list position that `pack_position` encoded."""
     position: int = _U64.unpack(data)[0]
     return position
 
 
 def pack_position(position: int) -> bytes:
-    """A list element's position, so that bytes order as numbers do."""
+    """Encode the position of a list element as 8 bytes that sort like the number."""
     return _U64.pack(position)
 
 
 def pack_positions(first: int, next_: int) -> bytes:
-    """Where a key's list begins, and where its next element goes."""
+    """Encode the bounds of a list.
+
+    Args:
+        first: The position of the first element.
+        next_: The position that the next appended element gets.
+    """
     return _POSITIONS.pack(first, next_)
 
 
 def unpack_positions(data: bytes) -> tuple[int, int]:
-    """What `pack_positions` packed."""
+    """Decode the first and the next position of a list."""
     first, next_ = _POSITIONS.unpack(data)
     return first, next_
 
 
 def is_positions(data: bytes) -> bool:
-    """Whether a list's positions, and not an entry: positions stay below 2^56, so they begin with a zero byte."""
+    """Return True if `data` holds the positions of a list, and False if it holds an entry.
+
+    Positions stay below 2^56, so their first byte is 0. The first byte of an entry is 1 or 2.
+    """
     return data[0] == 0
 
 
 def with_expiry(row: bytes, expiry_ms: int) -> bytes:
-    """An entry whose row counts until this instant, in milliseconds since the epoch."""
+    """Return an entry whose row is readable until `expiry_ms`, in milliseconds since the epoch."""
     return _EXPIRY.pack(EXPIRING, expiry_ms) + row
 
 
 def expiry_key(key_group: int, expiry_ms: int, state_id: int, rest: bytes) -> bytes:
-    """The entry's place in the expiry index."""
+    """Return the expiry-index key of an entry.
+
+    Args:
+        key_group: The entry's key group.
+        expiry_ms: The entry's expiry time, in milliseconds since the epoch.
+        state_id: The id of the entry's state.
+        rest: The entry's stored key without key group and state id.
+    """
     return prefix(key_group, EXPIRY_INDEX) + pack_time(expiry_ms) + bytes([state_id]) + rest
 
 
 def expiry_of(entry: bytes) -> int | None:
-    """When the entry stops being readable, or None."""
+    """Return the time from which an entry is unreadable, in milliseconds since the epoch; None for never."""
     return _EXPIRY.unpack_from(entry)[1] if entry[0] == EXPIRING else None
 
 
 def row_of(entry: bytes) -> bytes:
-    """The encoded row of an entry, with or without expiry."""
+    """Return the encoded row of an entry, without the expiry."""
     return entry[9:] if entry[0] == EXPIRING else entry
 
 
 def record_bytes(stored_key: bytes, data: bytes) -> int:
-    """What RocksDB counts for one record: key, value, and 8 bytes of sequence number and type."""
+    """Return the bytes that RocksDB counts for a record: key, value, and 8 for sequence number and type."""
     return len(stored_key) + len(data) + SEQUENCE_BYTES
 
 
 def entry_bytes(stored_key: bytes, entry: bytes) -> int:
-    """``record_bytes`` of an entry and of its record in an index, if it has one."""
+    """Return `record_bytes` of an entry plus those of its record in the timer index or expiry index."""
     size_bytes = len(stored_key) + len(entry) + SEQUENCE_BYTES
     if stored_key[2] == TIMERS:
         return size_bytes + len(stored_key) + SEQUENCE_BYTES
@@ -162,13 +198,22 @@ def entry_bytes(stored_key: bytes, entry: bytes) -> int:
 
 
 def seed_of(state_name: str) -> int:
-    """Tells states apart in the digest by name: ids may differ after a fork, and are not hashed."""
+    """Return the hash seed of a state, computed from the state's name.
+
+    The digest does not hash state ids, because a fork may give the same state another id.
+    """
     return xxhash.xxh64_intdigest(state_name.encode())
 
 
 def entry_hash(seed: int, rest: bytes, entry: bytes) -> int:
-    """XXH64 of one entry. ``rest`` is its key without key group and state id, so that the sum over all entries
-    survives a new max parallelism. Timers hash their key and expiry, with an empty entry."""
+    """Return the XXH64 hash of one entry, which the digest sums up.
+
+    Args:
+        seed: The seed of the entry's state, from `seed_of`.
+        rest: The stored key without key group and state id. Without the key group, the sum over all entries stays the
+            same under another `max_parallelism`. For a timer, `rest` is the key and the packed time.
+        entry: The stored entry; empty for a timer.
+    """
     if len(entry) > _COPIED_BYTES:
         whole = xxhash.xxh64(rest, seed)
         whole.update(entry)

@@ -1,4 +1,4 @@
-"""A list state of a shard for many keys at a time, as Arrow tables."""
+"""List state of a shard for many keys at a time, as Arrow tables."""
 
 from __future__ import annotations
 
@@ -17,10 +17,21 @@ _META_BYTES = layout.record_bytes(b"", layout.pack_positions(0, 0))
 
 
 class ListColumns(StateColumns):
-    """Lists of the keys that ``begin`` named. ``owners``: which of them, by position."""
+    """A list state of a shard, for the batch of keys that `begin` was called with.
+
+    In all methods, `owners` holds for each row the index of the row's key in the batch.
+    """
 
     def get(self, wanted: Places) -> tuple[pa.Table, npt.NDArray[np.int64]]:
-        """The elements of the wanted keys, which ascend, in their order and without expired ones, and where those of each key begin."""
+        """Read the lists of the wanted keys, without expired elements.
+
+        Args:
+            wanted: Indexes of keys in the batch, ascending.
+
+        Returns:
+            The elements, and offsets. The list of key `wanted[i]` has the rows `offsets[i]` to `offsets[i + 1] - 1`, in
+            list order.
+        """
         rows, owners = self._elements(wanted)
         there = rows.is_valid()
         if rows.null_count:
@@ -28,7 +39,10 @@ class ListColumns(StateColumns):
         return self._table(rows), offsets_of(owners, wanted)
 
     def exists(self, wanted: Places) -> Mask:
-        """Which of these keys have an element that has not expired. Mostly the last one tells."""
+        """Return a mask that is True for each wanted key whose list has an element that has not expired.
+
+        Reads the last element of each list. Reads a whole list only if its last element has expired.
+        """
         first, next_ = self._positions(wanted)
         filled = next_ > first
         there = np.zeros(len(wanted), np.bool_)
@@ -42,17 +56,25 @@ class ListColumns(StateColumns):
         return there
 
     def append(self, owners: Places, rows: pa.Table) -> None:
-        """Adds a row at the end of its owner's list; rows of one owner in their order. Raises: StateTypeError if rows do not fit."""
+        """Append each row to the list of its owner. Rows of one owner keep their order.
+
+        Raises:
+            StateTypeError: The rows do not fit the state's schema.
+        """
         owners, entries = self._sorted(owners, self._entries(rows))
         touched, starts, counts = np.unique(owners, return_index=True, return_counts=True)
         first, next_ = self._positions(touched)
         positions = np.repeat(next_ - starts, counts) + np.arange(len(owners))
-        # From `next_` on the store has nothing.
+        # The store holds nothing at positions from `next_` on, so no old entry is read.
         self._write_elements(owners, positions, entries, known=True)
         self._write_positions(touched, (first, next_), (first, next_ + counts))
 
     def put(self, owners: Places, rows: pa.Table) -> None:
-        """Replaces the lists of all owners by their rows. Raises: StateTypeError if rows do not fit."""
+        """Replace the whole list of each key in `owners` by the key's rows.
+
+        Raises:
+            StateTypeError: The rows do not fit the state's schema.
+        """
         owners, entries = self._sorted(owners, self._entries(rows))
         touched, starts, counts = np.unique(owners, return_index=True, return_counts=True)
         first, next_ = self._positions(touched)
@@ -65,14 +87,25 @@ class ListColumns(StateColumns):
         self._write_positions(touched, (first, next_), (np.zeros_like(first), counts))
 
     def clear(self, wanted: Places) -> None:
-        """Removes the lists of these keys, which ascend; positions begin at 0 again."""
+        """Remove the lists of the wanted keys. Positions of new elements begin at 0 again.
+
+        Args:
+            wanted: Indexes of keys in the batch, ascending.
+        """
         first, next_ = self._positions(wanted)
         self._remove(wanted, first, next_)
         self._write_positions(wanted, (first, next_), (np.zeros_like(first), np.zeros_like(first)))
 
     def trim(self, key_groups: Groups, elements: pa.Array) -> None:
-        """Moves the first positions of lists past elements that are gone, so that a list that lives by expiry keeps no history. Of these
-        ``elements``, which ascend, each is gone: its key, followed by marker and position."""
+        """Move the first positions of lists behind elements that were just deleted.
+
+        Otherwise a list whose elements expire would keep a growing range of empty positions.
+
+        Args:
+            key_groups: The key group of each element.
+            elements: The stored keys of the deleted elements, without key group and state id (key, marker, position),
+                ascending.
+        """
         offsets, raw = binary_views(elements)
         at = offsets[1:] - layout.SEQUENCE_BYTES
         gone = gather(raw, at, np.dtype(">u8")).astype(np.int64)
@@ -80,10 +113,10 @@ class ListColumns(StateColumns):
         starts = np.flatnonzero(_begins(keys, key_groups))
         self.begin(key_groups[starts], keys.take(pa.array(starts)))
         lists = np.arange(len(starts))
-        # The last elements of the state may have gone just now, and left their positions.
+        # The state may count no entries now, but the positions of its lists are still stored: `empty=False` reads them.
         first, next_ = self._positions(lists, empty=False)
         moving = np.flatnonzero(first == gone[starts])
-        # Of each list the elements that are gone here one after the other, then what was gone before.
+        # Skip the consecutive deleted elements of each list first. Then skip elements that earlier calls deleted.
         counts = np.diff(np.append(starts, len(gone)))
         nth = np.arange(len(gone)) - np.repeat(starts, counts)
         follows = gone == np.repeat(first, counts) + nth
@@ -102,7 +135,7 @@ class ListColumns(StateColumns):
         return (owners, entries) if order is None else (owners[order], entries.take(pa.array(order)))
 
     def _elements(self, wanted: Places) -> tuple[pa.Array, Places]:
-        """Encoded rows with their owners; null where one has expired."""
+        """Read all elements of the wanted lists: their rows, null where expired, and the owner of each row."""
         owners, positions = _ranges(wanted, *self._positions(wanted))
         return self._visible(self._read_elements(owners, positions)), owners
 
@@ -115,7 +148,14 @@ class ListColumns(StateColumns):
         return self._read(owners, self._located(owners, self._rests(owners, positions)))
 
     def _write_elements(self, owners: Places, positions: Positions, entries: pa.Array, *, known: bool) -> None:
-        """``known``: the store has nothing there."""
+        """Write or remove list elements.
+
+        Args:
+            owners: The index of each element's key in the batch.
+            positions: The position of each element in its list.
+            entries: The stored entries; null removes the element.
+            known: The store holds nothing at these positions, so no old entry is read.
+        """
         rests = self._rests(owners, positions)
         located = self._located(owners, rests)
         old = pa.nulls(len(owners), pa.binary()) if known else self._read(owners, located)
@@ -131,7 +171,15 @@ class ListColumns(StateColumns):
         return stored_keys(self._groups[wanted], self._state_id, keys, layout.LIST_META)
 
     def _positions(self, wanted: Places, *, empty: bool = True) -> tuple[Positions, Positions]:
-        """First position and the one after the last of each key; 0 and 0 for no list."""
+        """Read the bounds of the wanted lists.
+
+        Args:
+            wanted: Indexes of keys in the batch, ascending.
+            empty: Read nothing if the state counts no entries. False reads in any case.
+
+        Returns:
+            The first position of each list, and the position after its last element; 0 and 0 for a key without a list.
+        """
         found = self._read(wanted, self._meta_keys(wanted), empty=empty)
         there = found.is_valid().to_numpy(zero_copy_only=False)
         packed = np.zeros((len(wanted), 2), np.int64)
@@ -163,14 +211,14 @@ class ListColumns(StateColumns):
 
 
 def _ranges(owners: Places, first: Positions, next_: Positions) -> tuple[Places, Positions]:
-    """Each owner with all of its positions, from the first one to the one before the next."""
+    """Return every position of each owner's list, from `first` to before `next_`, with the owner of each position."""
     counts = np.maximum(next_ - first, 0)
     begins = np.cumsum(counts) - counts
     return np.repeat(owners, counts), np.arange(counts.sum()) + np.repeat(first - begins, counts)
 
 
 def _begins(keys: pa.Array, key_groups: Groups) -> Mask:
-    """Which rows have another key, or key group, than the row before."""
+    """Return for each row whether its key or key group differs from the row before. True for the first row."""
     other = np.ones(len(keys), np.bool_)
     if len(keys) > 1:
         same = pc.equal(keys[1:], keys[:-1]).to_numpy(zero_copy_only=False)

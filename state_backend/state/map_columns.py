@@ -1,4 +1,4 @@
-"""A map state of a shard for many keys at a time, as Arrow tables."""
+"""Map state of a shard for many keys at a time, as Arrow tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,14 @@ from state_backend.values.records import StateDescriptor
 
 
 class MapColumns(StateColumns):
-    """Maps of the keys that ``begin`` named. ``owners``: which of them, by position; user keys by column, in their schema's order."""
+    """A map state of a shard, for the batch of keys that `begin` was called with.
+
+    In all methods, `owners` holds for each row the index of the row's key in the batch. `user_keys` holds the columns
+    of the user key in the order of its schema.
+
+    Attributes:
+        user_key_names: The column names of the user key.
+    """
 
     def __init__(self, shard: ShardState, descriptor: StateDescriptor) -> None:
         super().__init__(shard, descriptor)
@@ -28,8 +35,15 @@ class MapColumns(StateColumns):
         self.user_key_names = self._user_keys.schema.names
 
     def get(self, owners: Places, user_keys: Sequence[pa.Array]) -> tuple[pa.Table, Mask]:
-        """A row for each of these entries, in this order, and which of them there are. Raises: StateTypeError, here and below, for
-        columns that do not fit."""
+        """Read the values of user keys.
+
+        Returns:
+            One row for each requested user key, in the same order, and a mask that is True where the user key has a
+            value that has not expired.
+
+        Raises:
+            StateTypeError: `user_keys` do not fit the schema of the user key.
+        """
         encoded = self._user_keys.encode(user_keys)
         order = _in_order(owners, encoded)
         if order is not None:
@@ -40,16 +54,31 @@ class MapColumns(StateColumns):
         return self._table(rows), rows.is_valid().to_numpy(zero_copy_only=False)
 
     def update(self, owners: Places, user_keys: Sequence[pa.Array], values: pa.Table) -> None:
-        """Sets the values of these entries; of one that comes twice the last counts."""
+        """Set the values of user keys. If a user key occurs several times for one key, its last value counts.
+
+        Raises:
+            StateTypeError: `user_keys` or `values` do not fit their schemas.
+        """
         self._set(owners, self._user_keys.encode(user_keys), self._entries(values))
 
     def remove(self, owners: Places, user_keys: Sequence[pa.Array]) -> None:
-        """Removes these entries; one that is not there is no change."""
+        """Remove user keys with their values. User keys without a value are ignored.
+
+        Raises:
+            StateTypeError: `user_keys` do not fit the schema of the user key.
+        """
         self._set(owners, self._user_keys.encode(user_keys), pa.nulls(len(owners), pa.binary()))
 
     def entries(self, wanted: Places) -> tuple[list[pa.Array], pa.Table, npt.NDArray[np.int64]]:
-        """User keys and rows of the wanted keys, which ascend, in the order of encoded user keys and without expired ones, and where
-        those of each key begin."""
+        """Read all entries of the wanted keys' maps, without expired entries.
+
+        Args:
+            wanted: Indexes of keys in the batch, ascending.
+
+        Returns:
+            The user-key columns; the values; and offsets. Key `wanted[i]` has the rows `offsets[i]` to `offsets[i + 1]
+            - 1`, in the order of encoded user keys.
+        """
         owners, encoded, found = self._read_below(wanted)
         rows = self._visible(found)
         if rows.null_count:
@@ -62,7 +91,10 @@ class MapColumns(StateColumns):
         return self._user_keys.decode(encoded), self._table(rows), offsets_of(owners, wanted)
 
     def exists(self, wanted: Places) -> Mask:
-        """Which of these keys have an entry that has not expired. Mostly the first one tells."""
+        """Return a mask that is True for each wanted key whose map has an entry that has not expired.
+
+        Reads the first entry of each map. Reads a whole map only if its first entry has expired.
+        """
         there = np.zeros(len(wanted), np.bool_)
         doubtful = wanted
         for rows in (1, None):
@@ -75,7 +107,11 @@ class MapColumns(StateColumns):
         return there
 
     def clear(self, wanted: Places) -> None:
-        """Removes all entries of these keys, which ascend."""
+        """Remove all entries of the wanted keys' maps.
+
+        Args:
+            wanted: Indexes of keys in the batch, ascending.
+        """
         owners, encoded, old = self._read_below(wanted)
         if len(owners):
             rests = self._rests(owners, encoded)
@@ -99,12 +135,15 @@ class MapColumns(StateColumns):
 
 
 def _in_order(owners: Places, encoded: pa.Array) -> Places | None:
-    """What sorts entries by owner and user key, those of one in their order; None where they are."""
+    """Return the row order that sorts entries by owner and user key; None if they are sorted already.
+
+    Rows with equal owner and user key keep their order.
+    """
     same_owner = owners[1:] == owners[:-1]
     descends = pc.less(encoded[1:], encoded[:-1]).to_numpy(zero_copy_only=False)
     if not ((owners[1:] < owners[:-1]) | (same_owner & descends)).any():
         return None
-    # User keys are often few.
+    # User keys often repeat in a batch. Only the distinct user keys are sorted as bytes; rows are sorted by their rank.
     coded = encoded.dictionary_encode()
     ascending = pc.array_sort_indices(coded.dictionary).to_numpy()
     rank = np.empty(len(ascending), np.int64)
@@ -113,6 +152,6 @@ def _in_order(owners: Places, encoded: pa.Array) -> Places | None:
 
 
 def _differ(encoded: pa.Array) -> Mask:
-    """Of each row but the first whether it is another one than the row before."""
+    """Return for each row after the first whether its value differs from the row before."""
     differ: Mask = pc.not_equal(encoded[1:], encoded[:-1]).to_numpy(zero_copy_only=False)
     return differ

@@ -1,4 +1,4 @@
-"""Which states a pipeline has, given what the base recorded and what the processor declares now."""
+"""Plan the states of an interval from the states that its base recorded and those that the processor declares."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ MAX_SCHEMA_VERSION = 255
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatePlan:
-    """What an interval runs with, and what its owner should know.
+    """The states that an interval runs with, and what the pipeline's owner should know about them.
 
-    states: by state id; what the checkpoint will record.
-    undeclared: names of recorded states that are not declared any more; ``states`` has them as they were.
-    dropped: recorded states that ``init`` deletes; ``states`` has them no more, and every entry of theirs has to go.
-    warnings: sentences about data that can't be read any more.
+    Attributes:
+        states: The states that the checkpoint will record, by state id.
+        undeclared: Names of recorded states that the processor no longer declares. `states` keeps them unchanged.
+        dropped: Recorded states that `init` deletes with all their entries. `states` does not have them.
+        warnings: Sentences about data that can no longer be read.
     """
 
     states: tuple[StateDescriptor, ...]
@@ -37,13 +38,22 @@ def plan_states(
     declared: Sequence[StateDescriptor],
     deleted: Collection[str] = (),
 ) -> StatePlan:
-    """Recorded states keep their id, new ones get the next; a changed schema becomes a further version.
+    """Plan the states of an interval.
 
-    An expiry may change; it counts for what is written from now on. A state that is not declared is kept, so that a
-    deploy that is rolled back finds it again. ``deleted``: names given to ``deleteIfExists``; one that is declared too
-    starts anew.
+    A recorded state keeps its id. A new state gets the next id. A changed schema becomes a new schema version. A
+    changed expiry applies to entries written from now on. A state that is no longer declared is kept: after a rollback
+    of the deployed code, the older code finds the state again.
 
-    Raises: StateSchemaError, with every field that is in the way, if older entries can't be read as declared.
+    Args:
+        pipeline: The pipeline's name, for messages.
+        recorded: The states that the base recorded.
+        declared: The states that the processor declares.
+        deleted: Names that `init` gave to `deleteIfExists`. If such a state is declared too, it starts empty with a new
+            id.
+
+    Raises:
+        StateSchemaError: Recorded entries can't be read as declared, a state's type can't be stored, or the pipeline
+            has declared too many states or schema versions. The message names every field that does not fit.
     """
     by_name = {d.name: d for d in recorded if d.name not in deleted}
     taken = max((d.state_id for d in recorded), default=0)
@@ -103,7 +113,11 @@ def _evolved(pipeline: str, before: StateDescriptor, now: StateDescriptor, warni
 
 
 def _check_storable(pipeline: str, state: StateDescriptor) -> None:
-    """Refuses types that state can't hold here, on the driver, and not in the first shard that meets them."""
+    """Check on the driver that the state's types can be stored, before a shard fails with them.
+
+    Raises:
+        StateSchemaError: State can't hold a type of the schema.
+    """
     latest = state.versions[-1]
     try:
         RowCodec(state.name, parse_struct(latest.value), latest.version)

@@ -1,11 +1,13 @@
-"""The keyed state of one shard: what processors read and write, key by key.
+"""Keyed state of one shard, which processors read and write key by key.
 
-Reads see own writes. One batch of input is one round: the entries that a batch's keys will need are prefetched by one
-multi-get or scan, changes gather in memory and are written in one batch. With the batch, not with each change, the state
-digest and the entry counts of the key groups follow, and what was replaced unread is read then.
+Reads see earlier writes of the same interval. One batch of input is one round:
+1. `prefetch` reads the entries that the batch's keys will need, by one multi-get or scan.
+2. State variables and timers change entries in memory.
+3. `flush` writes the changes in one batch. It also updates the indexes, and the digests and entry counts of the key
+   groups. The digest needs each replaced entry, so `flush` reads the replaced entries that were not read before.
 
-Memory is bounded by bytes, and not by rounds alone: a round ends early where much was read ahead, and changes are written early,
-also between two calls of one handler, where much has gathered. Only a single call's own values are as large as they are.
+Memory is bounded in bytes. A round has fewer keys if their entries exceed 16 MiB. Changes are written early, also
+between two calls of one handler, once 32 MiB have gathered. Only the values of a single call have no bound.
 """
 
 from __future__ import annotations
@@ -35,31 +37,39 @@ from state_backend.values.records import KeyGroupState, StateDescriptor
 UNREAD: Any = object()
 _FLUSH_ENTRIES = 10_000
 MIB = 1024 * 1024
-# Bytes in memory: read ahead for a round; read on demand or changed until a flush; taken into Arrow in one go.
+# Most bytes in memory: prefetched for one round; read on demand or changed before a flush; converted to Arrow at once.
 PREFETCH_BYTES, GATHERED_BYTES, PART_BYTES = 16 * MIB, 32 * MIB, 32 * MIB
-# Bytes of one write batch. RocksDB holds a batch twice until it is written.
+# Bytes of entries in one write batch. RocksDB holds a batch twice in memory until the batch is written.
 _WRITE_BYTES = 8 * MIB
-# What Python needs for one changed entry, or for one that was read, beside the entry.
+# Bytes of Python objects for each changed entry and for each read entry, in addition to the entry.
 CHANGE_BYTES, _READ_BYTES = 400, 200
-# Timers that fire in one round; timers of one key that are read ahead where the processor lists timers.
+# Most timers that fire in one round; most timers of a key that are prefetched if the processor lists timers.
 _DUE_TIMERS, _LISTED_TIMERS = 4096, 16
-# Rows of the first chunk of a scan of one key's entries; each further chunk has 8 times as many, up to the most. A map with more unwritten
-# changes than _SCANNED_CHANGES has them written before it is scanned, so that the scan need not merge them.
+# Rows of the first chunk of a scan of one key's entries. Each later chunk has 8 times as many, up to _MOST_SCAN_ROWS. A
+# map with more unwritten changes than _SCANNED_CHANGES is written before a scan: a scan must merge unwritten changes.
 _FIRST_SCAN_ROWS, _MOST_SCAN_ROWS, _SCANNED_CHANGES = 32, 65_536, 1024
 _GET_ROWS = 1024
-# From so many rows on, calls into Arrow and NumPy cost less than a loop. For entries larger than MAX_COLUMN_BYTES their copies cost
-# more than the loop.
+# From MIN_COLUMN_ROWS rows on, Arrow and NumPy calls cost less than a Python loop. For entries that average more than
+# MAX_COLUMN_BYTES, the copies that Arrow makes cost more than the loop.
 MIN_COLUMN_ROWS, MAX_COLUMN_BYTES = 64, 4096
-# A deleted range costs every reader a little, in every file that has one.
+# From this many keys on, `delete_many` writes one range deletion. A range deletion slows down every read of its file a
+# little, so fewer keys are deleted one by one.
 RANGE_KEYS = 64
-# Passing by an entry in a scan costs about a quarter of looking one up. For fewer than MIN_SCAN_ROWS wanted entries it does not pay to
-# begin a scan.
+# To pass an entry in a scan costs about 1/SCAN_SHARE of a lookup. For fewer than MIN_SCAN_ROWS wanted entries, lookups
+# cost less than the start of a scan.
 SCAN_SHARE = 4
 MIN_SCAN_ROWS = 16
 
 
 class DueTimer(NamedTuple):
-    """A timer whose time has come, and where it lies; the order is that in which timers fire."""
+    """A timer that is due. Timers fire in the order of these tuples.
+
+    Attributes:
+        expiry_ms: The timer's time, in milliseconds since the epoch.
+        key_group: The key group of the key.
+        key: The encoded key.
+        stored_key: The timer's stored key in RocksDB.
+    """
 
     expiry_ms: int
     key_group: int
@@ -68,8 +78,14 @@ class DueTimer(NamedTuple):
 
 
 class Stride:
-    """How many entries to read at once, so that they are about ``size_bytes``: by what those before were, since a size is known when
-    it is read. Begins with few."""
+    """The number of entries to read at once so that they have about `size_bytes`.
+
+    The size of an entry is unknown before it is read. So the number begins at 4 and follows the sizes of the entries
+    read last.
+
+    Attributes:
+        rows: The number of entries to read next, at least 1.
+    """
 
     __slots__ = ("_most", "_size_bytes", "rows")
 
@@ -78,15 +94,20 @@ class Stride:
         self._size_bytes, self._most = size_bytes, most
 
     def seen(self, rows: int, size_bytes: int) -> None:
-        """So many were read."""
+        """Adapt `rows` to the last read, in which `rows` entries had `size_bytes` in total."""
         fitting = self._size_bytes * rows // size_bytes if size_bytes else self._most
         self.rows = max(1, min(4 * self.rows, fitting, self._most))
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class _Scan:
-    """A scan that is under way: entries from ``start`` to ``end`` are still to be read. ``over`` holds those of them that the store
-    has otherwise than they were when the scan began; None: there was none."""
+    """A scan in progress.
+
+    Attributes:
+        start: The first stored key that is not read yet.
+        end: The end of the scan (exclusive); None for the last key of the store.
+        over: For each entry that differs in the store now, the entry at the beginning of the scan; None for no entry.
+    """
 
     start: bytes
     end: bytes | None
@@ -94,11 +115,22 @@ class _Scan:
 
 
 class ShardState:
-    """State of the key groups of one shard, over a store that holds nothing else.
+    """State of the key groups of one shard, in a store that holds nothing else.
 
-    ``now_ms`` is the logical processing time: expiry is judged by it, never by a wall clock. The states of
-    ``state_variables`` act on the key that ``set_key`` chose last. ``zone``: of naive datetimes in timestamps. ``nulls_for_misfits``:
-    store NULL where Spark does (`spark_nulls`), and count that in ``mismatches``.
+    The state variables of `state_variables` act on the key of the last `set_key`. They also access the attributes
+    `cache`, `before` and `unaccounted`, for speed.
+
+    Attributes:
+        now_ms: The interval's processing time, in milliseconds since the epoch. An entry has expired if its expiry is
+            not after this time; the wall clock plays no role.
+        mismatches: Counts of values that did not fit and were stored as NULL, as Spark does (`spark_nulls`). None
+            unless the argument `nulls_for_misfits` is true.
+        changed_bytes: Bytes of keys and entries written or deleted so far.
+        struct_factory: Makes the struct values that processors get; None for tuples.
+        zone: The time zone of naive datetimes in timestamps.
+        gathered_bytes: Bytes in memory that were read on demand or changed since the last flush.
+        key_group: The current key's group; -1 for no key.
+        key: The current key, encoded.
     """
 
     def __init__(
@@ -122,21 +154,26 @@ class ShardState:
         self._by_id = {d.state_id: d for d in descriptors}
         self._accounts = {d.state_id: (d.name, layout.seed_of(d.name)) for d in descriptors}
         self._accounts[layout.TIMERS] = layout.TIMERS_NAME, layout.seed_of(layout.TIMERS_NAME)
-        # What the batch read or wrote, as it is now, and of what it wrote, how it was: UNREAD where nobody looked.
+        # All three dicts are by stored key, and None stands for no entry.
+        # `cache`: the present entries that this round read or changed.
+        # `before`: for each changed entry what the store holds, or UNREAD.
+        # `unaccounted`: changed records that digests and counts leave out.
         self.cache: dict[bytes, bytes | None] = {}
         self.before: dict[bytes, bytes | None] = {}
         self.unaccounted: dict[bytes, bytes | None] = {}
-        # Of what was read on demand or changed since the last flush.
+        # Bytes read on demand or changed since the last flush.
         self.gathered_bytes = 0
         self._prefetch_stride = Stride(size_bytes=PREFETCH_BYTES, most=1 << 20)
         self._change_stride = Stride(size_bytes=PART_BYTES, most=1024)
-        # Maps and timers are scanned by prefix; of these prefixes some entries are not written yet.
+        # Stored keys with unwritten changes, by the prefix of their map or of their key's timers: scans of the prefix
+        # need them.
         self._changed_maps: dict[bytes, set[bytes]] = {}
         self._scans: WeakSet[_Scan] = WeakSet()
-        # Timers of keys as the store has them, for a processor that lists them.
+        # True once the processor has listed timers. Then `_listed` holds the prefetched timers of keys as they are
+        # stored.
         self._lists_timers = False
         self._listed: dict[bytes, list[tuple[bytes, bytes]]] = {}
-        # Key groups whose timers are known to lie one by one.
+        # Key groups that certainly have one entry per timer, not the old timer layout.
         self._timers_apart: set[int] = set()
         self._due_ms: int | None = None
         self._registered_while_firing: set[bytes] = set()
@@ -144,7 +181,8 @@ class ShardState:
         self._digests: dict[int, int] = {}
         self._counts: dict[tuple[int, str], int] = {}
         self._totals: dict[str, int] = {}
-        # Bytes of each key group's records; only what changed of those that were never counted.
+        # Bytes of each key group's records. For key groups in `_uncounted`, only the change since the restore: their
+        # total is unknown.
         self._sizes: dict[int, int] = {}
         self._uncounted: set[int] = set()
         for s in key_groups:
@@ -160,7 +198,11 @@ class ShardState:
         self.key = b""
 
     def descriptor(self, name: str, kind: str) -> StateDescriptor:
-        """What the driver planned for the state. Raises: StateSchemaError if there is none of this kind."""
+        """Return the descriptor that the driver planned for a state.
+
+        Raises:
+            StateSchemaError: The driver planned no state with this name and kind.
+        """
         descriptor = self._descriptors.get(name)
         if descriptor is None or descriptor.kind != kind:
             raise StateSchemaError(
@@ -169,35 +211,51 @@ class ShardState:
         return descriptor
 
     def entries(self, name: str, key_group: int | None = None) -> int:
-        """How many entries a state has, in a key group or in all; what was changed key by key counts when it is written."""
+        """Return the number of entries of a state, in one key group or in all.
+
+        Changes of state variables and timers count only after they are written to the store.
+        """
         return self._totals.get(name, 0) if key_group is None else self._counts.get((key_group, name), 0)
 
     def key_groups_of(self, name: str) -> list[int]:
-        """The key groups where a state has entries, ascending."""
+        """Return the key groups in which a state has entries, ascending."""
         return sorted(kg for (kg, of), n in self._counts.items() if of == name and n)
 
     def descriptor_of(self, state_id: int) -> StateDescriptor | None:
-        """The state of this id, if there is one."""
+        """Return the state with this id; None if no state has it."""
         return self._by_id.get(state_id)
 
     def key_groups(self) -> list[int]:
-        """The key groups with entries, ascending."""
+        """Return the key groups with entries, ascending."""
         return sorted({kg for (kg, _), n in self._counts.items() if n})
 
     def prefetch_state(self, descriptor: StateDescriptor, suffix: bytes = b"") -> None:
-        """From now on, what lies under each key of a batch, followed by ``suffix``, is read with the batch."""
+        """Let every later `prefetch` read the state's entry at each key followed by `suffix`."""
         self._prefetched[descriptor.state_id, suffix] = descriptor.name
 
     def set_key(self, key_group: int, key: bytes) -> None:
-        """Chooses the key that states and timers act on; key group -1: none."""
+        """Choose the key that states and timers act on.
+
+        Args:
+            key_group: The key's group; -1 for no key. State variables raise `UsageError` without a key.
+            key: The encoded key.
+        """
         self.key_group = key_group
         self.key = key
 
     # --- batches ----------------------------------------------------------------------------------------------------------------
 
     def prefetch(self, key_groups: npt.NDArray[np.uint16], keys: pa.Array) -> int:
-        """Reads what a batch's keys will need, after a flush. Keys are encoded, and ascend with their key groups. Returns of how many
-        keys, at least one: it ends where about 16 MiB were read. The next are to be read when these are done."""
+        """Read what the next keys of a batch need. Call `flush` before.
+
+        Args:
+            key_groups: The key group of each key, ascending.
+            keys: The encoded keys, ascending within a key group.
+
+        Returns:
+            The number of keys whose entries were read, at least one. Reading ends at about 16 MiB. Call again for the
+            other keys when these are processed.
+        """
         done = size_bytes = 0
         while done < len(keys) and size_bytes < PREFETCH_BYTES:
             end = min(len(keys), done + self._prefetch_stride.rows)
@@ -207,11 +265,11 @@ class ShardState:
         return done
 
     def _read_ahead(self, key_groups: npt.NDArray[np.uint16], keys: pa.Array) -> tuple[int, int]:
-        """Of how many keys everything was read, at least one, and the bytes of it."""
+        """Return the number of keys, at least one, whose entries were read, and the bytes of these entries."""
         size_bytes = 0
         for (state_id, suffix), name in self._prefetched.items():
             wanted = stored_keys(key_groups, state_id, keys, suffix)
-            # Of a state without entries nothing need be read.
+            # A state without entries is not read: the store has none of the wanted entries.
             if not self._totals.get(name):
                 self.cache.update(dict.fromkeys(wanted))
                 continue
@@ -235,7 +293,7 @@ class ShardState:
         return len(keys), size_bytes
 
     def _get_some(self, wanted: Sequence[bytes], most_bytes: int = PREFETCH_BYTES) -> list[bytes | None]:
-        """What the store holds under the first of these keys, about so many bytes of it."""
+        """Look up the first of these stored keys, until their entries have about `most_bytes`."""
         found: list[bytes | None] = []
         size_bytes = 0
         while len(found) < len(wanted) and size_bytes < most_bytes:
@@ -247,11 +305,21 @@ class ShardState:
     def read_sorted(
         self, name: str, key_groups: npt.NDArray[np.uint16], wanted: Sequence[bytes], most_bytes: int | None = None
     ) -> Sequence[bytes | None]:
-        """What the store holds under these ascending keys of one state, which has one entry per key. Where they are a good
-        part of a key group's entries, all between the first and the last are read in passing: that is several times faster
-        per entry than to look for each.
+        """Read entries of a state that has one entry per key.
 
-        ``most_bytes``: it may end behind the entry that exceeds them, and tell of the first keys only, at least of one."""
+        If at least a quarter of a key group's entries are wanted, one scan reads all entries from the first to the last
+        wanted one. The scan takes several times less per entry than lookups.
+
+        Args:
+            name: The state's name.
+            key_groups: The key group of each wanted entry, ascending.
+            wanted: The stored keys, ascending.
+            most_bytes: Reading ends behind the entry that exceeds this; None reads all.
+
+        Returns:
+            The entry of each stored key, None for no entry. With `most_bytes`, possibly the entries of the first stored
+            keys only, at least one.
+        """
         starts = [0, *(np.flatnonzero(key_groups[1:] != key_groups[:-1]) + 1).tolist(), len(wanted)]
         dense = []
         for start, end in pairwise(starts):
@@ -276,14 +344,17 @@ class ShardState:
         return found
 
     def flush(self) -> None:
-        """Writes the gathered changes to the store and forgets what was read."""
+        """Write the gathered changes to the store, and forget all entries in memory."""
         self._write_changes()
         self.cache.clear()
         self._listed.clear()
         self.gathered_bytes = 0
 
     def relieve(self) -> None:
-        """Between two calls of a handler: a flush if much has gathered."""
+        """Flush if the entries that were read on demand or changed exceed 32 MiB.
+
+        State methods call this, so that one call of a handler can use much state in little memory.
+        """
         if self.gathered_bytes > GATHERED_BYTES:
             self.flush()
 
@@ -300,7 +371,10 @@ class ShardState:
         self._listed.clear()
 
     def _parts(self) -> Iterator[tuple[list[bytes], list[bytes | None]]]:
-        """The keys of all changes, ascending, and what the store has under them: some 32 MiB at a time, new entries included."""
+        """Yield the stored keys of all changes, ascending, with the old entries that the store holds under them.
+
+        Each part has about 32 MiB of old and new entries.
+        """
         cache, before, stride = self.cache, self.before, self._change_stride
         keys = sorted(before)
         if self.gathered_bytes <= GATHERED_BYTES and UNREAD not in before.values():
@@ -350,7 +424,11 @@ class ShardState:
     def _account_one_by_one(
         self, keys: list[bytes], old: list[bytes | None], new: list[bytes | None]
     ) -> dict[bytes, bytes | None]:
-        """Brings digests and counts up to date; what has to be written to the indexes."""
+        """Update digests, counts and sizes of the key groups, one entry at a time.
+
+        Returns:
+            The records to write to the timer index and the expiry index; None deletes.
+        """
         index: dict[bytes, bytes | None] = {}
         for key, entry_before, entry in zip(keys, old, new, strict=True):
             name, seed = self._accounts[key[2]]
@@ -372,7 +450,7 @@ class ShardState:
     def _account_columns(
         self, keys: list[bytes], old: list[bytes | None], new: list[bytes | None]
     ) -> dict[bytes, bytes | None]:
-        """The same for many entries at once."""
+        """Do what `_account_one_by_one` does, with all entries as Arrow columns."""
         groups, state_ids, rests = parts_of(pa.array(keys, pa.binary()))
         old_entries, new_entries = pa.array(old, pa.binary()), pa.array(new, pa.binary())
         for state_id in np.unique(state_ids).tolist():
@@ -393,8 +471,15 @@ class ShardState:
     def put_many(
         self, keys: Sequence[bytes], entries: Sequence[bytes | None], sizes: tuple[int, int] | None = None
     ) -> None:
-        """Writes entries past the gathered changes, None to delete: for whoever reads, accounts and indexes by itself. ``sizes``: bytes of
-        all keys, and of all entries, if they are known."""
+        """Write entries to the store immediately, not to the changes in memory.
+
+        The caller updates digests, counts and indexes itself.
+
+        Args:
+            keys: The stored keys.
+            entries: The entries; None deletes.
+            sizes: The bytes of all keys and the bytes of all entries; None computes them.
+        """
         key_bytes, entry_bytes = sizes or (sum(map(len, keys)), sum(map(len, filter(None, entries))))
         self.changed_bytes += key_bytes + entry_bytes
         if entry_bytes <= _WRITE_BYTES:
@@ -408,8 +493,16 @@ class ShardState:
                 begin, size_bytes = end, 0
 
     def delete_many(self, keys: Sequence[bytes], start: bytes, end: bytes) -> None:
-        """Deletes these keys past the gathered changes: all that the store has from ``start`` on and before ``end``. Many of them
-        as one range, which is one record in the files and not one for each."""
+        """Delete records from the store immediately, not in the changes in memory.
+
+        From 64 keys on, one range deletion replaces the single deletions: one record in the files instead of one for
+        each key.
+
+        Args:
+            keys: All stored keys that the store has with start <= key < end.
+            start: The start of the range.
+            end: The end of the range (exclusive).
+        """
         if len(keys) < RANGE_KEYS:
             self.put_many(keys, [None] * len(keys))
         else:
@@ -417,24 +510,24 @@ class ShardState:
             self.store.delete_range(start, end)
 
     def put_positions(self, keys: Sequence[bytes], positions: Sequence[bytes]) -> None:
-        """Writes the positions of lists that have none yet."""
+        """Write the positions of lists that have no positions in the store."""
         for key, packed in zip(keys, positions, strict=True):
             self.resize(int.from_bytes(key[:2], "big"), layout.record_bytes(key, packed))
         self.put_many(keys, positions)
 
     def account(self, key_group: int, name: str, digest_change: int, count_change: int, size_change_bytes: int) -> None:
-        """Adds to what the digest, the entry count and the bytes of a key group are."""
+        """Add changes to the digest, the entry count and the bytes of a key group."""
         self.resize(key_group, size_change_bytes)
         self._digests[key_group] = self._digests.get(key_group, 0) + digest_change
         self._counts[key_group, name] = self._counts.get((key_group, name), 0) + count_change
         self._totals[name] = self._totals.get(name, 0) + count_change
 
     def resize(self, key_group: int, change_bytes: int) -> None:
-        """Adds to the bytes that a key group's records take."""
+        """Add `change_bytes` to the size of a key group's records."""
         self._sizes[key_group] = self._sizes.get(key_group, 0) + change_bytes
 
     def key_group_states(self) -> tuple[KeyGroupState, ...]:
-        """Counts and digests of the non-empty key groups, ascending, after all changes."""
+        """Write all changes, and return the non-empty key groups, ascending, with counts and digests."""
         self._write_changes()
         counts: dict[int, dict[str, int]] = {}
         for (key_group, name), count in sorted(self._counts.items()):
@@ -457,13 +550,14 @@ class ShardState:
 
     def _counted_bytes(self, key_group: int) -> int | None:
         size_bytes = self._sizes.get(key_group, 0)
-        # Less than nothing: a wrong count costs a rewriting, and must not cost the record, which could not be read. It is counted anew.
+        # A size below 0 means that a count was wrong. None (not counted) costs at most a rewrite of the shard. A
+        # negative number would make the record unreadable.
         return None if key_group in self._uncounted or size_bytes < 0 else size_bytes
 
-    # --- entries, for the states of a key ----------------------------------------------------------------------------------------------
+    # --- single entries ---------------------------------------------------------------------------------------------------------
 
     def read(self, stored_key: bytes) -> bytes | None:
-        """The entry as it is stored, expired or not."""
+        """Return the entry as it is stored, expired or not; None for no entry."""
         entry = self.cache.get(stored_key, UNREAD)
         if entry is UNREAD:
             self.relieve()
@@ -472,7 +566,7 @@ class ShardState:
         return entry  # type: ignore[no-any-return]
 
     def read_many(self, wanted: Sequence[bytes]) -> list[bytes | None]:
-        """``read`` for several, with one multi-get for what is not at hand."""
+        """Return the entries of several stored keys. One multi-get reads those that are not in memory."""
         self.relieve()
         missing = [key for key in wanted if key not in self.cache]
         if missing:
@@ -482,7 +576,10 @@ class ShardState:
         return [self.cache[key] for key in wanted]
 
     def write(self, stored_key: bytes, entry: bytes | None) -> None:
-        """Replaces an entry; None removes it. Digest, counts and indexes follow when the batch is written."""
+        """Replace an entry; None removes it.
+
+        Digests, counts and indexes are updated when the change is written to the store.
+        """
         cache = self.cache
         if stored_key not in self.before:
             self.before[stored_key] = cache.get(stored_key, UNREAD)
@@ -490,12 +587,12 @@ class ShardState:
         self.gathered_bytes += CHANGE_BYTES + (len(entry) if entry else 0)
 
     def write_new(self, stored_key: bytes, entry: bytes) -> None:
-        """The same where the store is known to hold nothing, unless this batch wrote it."""
+        """Write an entry under a stored key that the store does not hold, so that the old entry is never read."""
         self.cache.setdefault(stored_key, None)
         self.write(stored_key, entry)
 
     def write_unaccounted(self, stored_key: bytes, data: bytes | None) -> None:
-        """Writes what is no entry: the positions of a list."""
+        """Write or remove the positions of a list, which digests and entry counts leave out."""
         before = self.read(stored_key)
         if before is None or data is None or len(before) != len(data):
             change_bytes = layout.record_bytes(stored_key, data) if data is not None else 0
@@ -505,7 +602,7 @@ class ShardState:
         self.unaccounted[stored_key] = data
 
     def visible(self, entry: bytes | None) -> bytes | None:
-        """The row in an entry, or None if there is none or it has expired."""
+        """Return the encoded row of an entry; None if there is no entry or it has expired."""
         if entry is None:
             return None
         if entry[0] == layout.EXPIRING:
@@ -514,12 +611,21 @@ class ShardState:
         return entry
 
     def entry_of(self, row: bytes, ttl_ms: int | None) -> bytes:
-        """A row as it is stored; ``ttl_ms`` counts from the interval's processing time, None: it never expires."""
+        """Return a row as a stored entry.
+
+        Args:
+            row: The encoded row.
+            ttl_ms: Time to live from the interval's processing time on, in milliseconds; None for an entry that never
+                expires.
+        """
         return row if ttl_ms is None else layout.with_expiry(row, layout.later(self.now_ms, ttl_ms))
 
     def scan_map(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """All entries under a map's prefix, expired ones too, by user key, as they are when the first one is asked for, whatever is
-        written or flushed meanwhile. The store is read no further than entries are asked for."""
+        """Yield all entries under a map's prefix, ordered by user key, expired entries included.
+
+        The entries are those at the time when the caller asks for the first one: later writes and flushes do not change
+        them. The store is read only as far as the caller iterates.
+        """
         changed = self._changes_to_scan(prefix)
         scan = _Scan(prefix, layout.after(prefix), {key: self.cache[key] for key in changed})
         if (listed := self._listed.get(prefix)) is not None:
@@ -532,7 +638,7 @@ class ShardState:
             chunk = list(zip(keys, entries, strict=True))
             (self._scans.discard if ended else self._scans.add)(scan)
             for key, entry in chunk:
-                # Whoever writes them next need not read them.
+                # A later change of one of these entries then finds the old entry in the cache.
                 self.cache.setdefault(key, entry)
             self.gathered_bytes += _READ_BYTES * len(chunk) + sum(map(len, entries))
             if not ended:
@@ -541,8 +647,10 @@ class ShardState:
             yield from _overlaid(chunk, over, None if ended else scan.start) if over else chunk
 
     def _changes_to_scan(self, prefix: bytes) -> set[bytes]:
-        """The changed keys under a map's prefix that are not written yet. Writes them if there are more than _SCANNED_CHANGES, since a
-        scan looks at each."""
+        """Return the stored keys under a map's prefix that have unwritten changes.
+
+        More than _SCANNED_CHANGES changes are written first, because a scan checks each of them.
+        """
         changed = self._changed_maps.get(prefix, _NO_CHANGES)
         if len(changed) <= _SCANNED_CHANGES:
             return changed
@@ -550,7 +658,7 @@ class ShardState:
         return _NO_CHANGES
 
     def holds_any(self, prefix: bytes) -> bool:
-        """Whether a readable entry lies under a map's prefix."""
+        """Return True if a map has an entry that has not expired."""
         changed = self._changes_to_scan(prefix)
         if any(self.visible(self.cache[key]) is not None for key in changed):
             return True
@@ -566,20 +674,27 @@ class ShardState:
         return False
 
     def write_map(self, start: bytes, stored_key: bytes, entry: bytes | None) -> None:
-        """``write`` for an entry under a map's prefix."""
+        """Replace an entry of the map with the prefix `start`; None removes the entry."""
         self.write(stored_key, entry)
         self._changed_maps.setdefault(start, set()).add(stored_key)
 
     # --- timers -------------------------------------------------------------------------------------------------------------------------
 
     def timers(self) -> Iterator[int]:
-        """The current key's timers, ascending, as they are when the first one is asked for."""
+        """Return the current key's timers, ascending, in milliseconds since the epoch.
+
+        The timers are those at the time when the caller asks for the first one.
+        """
         base = self._timers_base()
         self._lists_timers = True
         return (layout.unpack_time(stored_key[-8:]) for stored_key, _ in self.scan_map(base))
 
     def register_timer(self, expiry_ms: int) -> None:
-        """A timer is unique per key and time: again is no change. Raises: StateTypeError for what is no time."""
+        """Register a timer of the current key. A timer that is registered already stays as it is.
+
+        Raises:
+            StateTypeError: `expiry_ms` does not fit a signed 64-bit integer.
+        """
         base = self._timers_base()
         stored_key = base + layout.pack_time(expiry_ms)
         if self._due_ms is not None and expiry_ms <= self._due_ms:
@@ -592,7 +707,11 @@ class ShardState:
         self.relieve()
 
     def delete_timer(self, expiry_ms: int) -> None:
-        """One that is not there is no change. Raises: StateTypeError for what is no time."""
+        """Delete a timer of the current key. A timer that does not exist is ignored.
+
+        Raises:
+            StateTypeError: `expiry_ms` does not fit a signed 64-bit integer.
+        """
         base = self._timers_base()
         stored_key = base + layout.pack_time(expiry_ms)
         if self.cache.get(stored_key, UNREAD) is None:
@@ -603,13 +722,19 @@ class ShardState:
         self.relieve()
 
     def _timers_base(self) -> bytes:
-        """Where the current key's timers lie, one by one."""
+        """Return the prefix of the current key's timers.
+
+        Before that, a key group with the old timer layout is rewritten to one entry per timer.
+        """
         if self.key_group not in self._timers_apart:
             self.lay_timers_apart(self.key_group)
         return layout.prefix(self.key_group, layout.TIMERS) + self.key
 
     def lay_timers_apart(self, key_group: int) -> None:
-        """Rewrites a key group whose timers lie together for each key. Looks at its first one, if it has any."""
+        """Rewrite a key group from the old timer layout, one entry per key, to one entry per timer.
+
+        Reads one timer to learn the layout. A key group without timers, or with known layout, is not read.
+        """
         if key_group in self._timers_apart:
             return
         self._timers_apart.add(key_group)
@@ -622,7 +747,7 @@ class ShardState:
             return
         apart: dict[bytes, bytes | None] = {}
         for stored_key, packed in self.store.scan(start, end):
-            if packed:  # else it was written just now
+            if packed:  # an empty entry is a timer that this loop wrote
                 timers = [start + timer for timer in layout.timers_in(stored_key[3:], packed)]
                 self.resize(key_group, sum(layout.record_bytes(timer, b"") for timer in timers))
                 self.resize(key_group, -layout.record_bytes(stored_key, packed))
@@ -634,9 +759,12 @@ class ShardState:
         self._put_sorted(apart)
 
     def due_timers(self, now_ms: int) -> Iterator[DueTimer]:
-        """Timers with expiry <= now_ms in order of (expiry, key group, key), with their key chosen and its state read ahead. A timer
-        is deleted when the next one is asked for. One that a handler deletes meanwhile does not fire; one that it registers fires
-        in the next interval at the earliest."""
+        """Yield the timers with time <= `now_ms`, ordered by time, key group and key.
+
+        The timer's key is chosen and the key's state is prefetched before the timer is yielded. A timer is deleted when
+        the caller asks for the next one. A timer that a handler deletes meanwhile does not fire. A timer that a handler
+        registers meanwhile fires in the next interval at the earliest.
+        """
         self.flush()
         due = merge(*(self._due_of_group(kg, now_ms) for kg in self.key_groups_of(layout.TIMERS_NAME)))
         registered, deleted, most_noted = self._registered_while_firing, self._deleted_while_firing, _FLUSH_ENTRIES
@@ -650,7 +778,7 @@ class ShardState:
                 if stored_key in registered or stored_key in deleted:
                     continue
                 yield timer
-                # As `delete_timer` does it.
+                # Delete the fired timer, with the code of `delete_timer` inlined.
                 held = cache.get(stored_key, UNREAD)
                 if held is not None:
                     before.setdefault(stored_key, held)
@@ -658,7 +786,7 @@ class ShardState:
                     self._changed_maps.setdefault(stored_key[:-8], set()).add(stored_key)
                     self.gathered_bytes += CHANGE_BYTES
             if len(registered) + len(deleted) > most_noted:
-                # Of timers before this one none comes again.
+                # Timers before the last one of this round do not come again, so notes about them are dropped.
                 last = round_[-1].stored_key[-8:]
                 for noted in (registered, deleted):
                     noted -= {stored_key for stored_key in noted if stored_key[-8:] < last}
@@ -675,7 +803,7 @@ class ShardState:
             yield new(unpack(packed), key_group, key, base + key + packed)
 
     def _read_due(self, timers: Sequence[DueTimer]) -> None:
-        """What the handlers of these timers will need; they are in the store."""
+        """Prefetch the state that handlers of these timers need. The timers themselves are in the store."""
         keys = sorted({timer[1:3] for timer in timers})
         for key_group in {key_group for key_group, _ in keys}:
             self.lay_timers_apart(key_group)
@@ -683,13 +811,13 @@ class ShardState:
         self._read_ahead(groups, pa.array([key for _, key in keys], pa.binary()))
         self.cache.update(dict.fromkeys([timer.stored_key for timer in timers], b""))
 
-    # --- dropping ------------------------------------------------------------------------------------------------------------------------
+    # --- dropped states ---------------------------------------------------------------------------------------------------------
 
     def drop(self, descriptor: StateDescriptor) -> None:
-        """Removes all entries of a state. Reads each once, since the digest has to give back what each put in."""
+        """Remove all entries of a state. Reads each entry once, because the digest must subtract its hash."""
         seed = layout.seed_of(descriptor.name)
         if self._descriptors.get(descriptor.name) is descriptor:
-            # No other state has its name now; whoever asks for it is told so.
+            # No new state has taken the name. Without the descriptor, `descriptor` raises for the name.
             del self._descriptors[descriptor.name]
         self.flush()
         for key_group in self.key_groups_of(descriptor.name):
@@ -716,14 +844,21 @@ _NO_CHANGES: set[bytes] = set()
 
 
 def ascend(keys: Sequence[bytes]) -> bool:
-    """Whether no key is less than the one before it."""
+    """Return True if no key is less than the key before."""
     return all(map(le, keys, islice(keys, 1, None)))
 
 
 def _overlaid(
     chunk: list[tuple[bytes, bytes]], over: dict[bytes, bytes | None], end: bytes | None
 ) -> list[tuple[bytes, bytes]]:
-    """The entries of a chunk as they were, and those before ``end`` that it lacks. What is done with is taken out of ``over``."""
+    """Return a chunk of a scan as the entries were when the scan began.
+
+    Args:
+        chunk: Stored keys and entries as the store has them now.
+        over: For each entry that differs in the store now, the entry at the beginning of the scan; None for no entry.
+            Items before `end` are removed from it.
+        end: The end of the chunk (exclusive); None for the last chunk.
+    """
     entries: dict[bytes, bytes | None] = dict(chunk)
     for key in [key for key in over if end is None or key < end]:
         entries[key] = over.pop(key)
@@ -733,7 +868,7 @@ def _overlaid(
 def _index_expiry(
     index: dict[bytes, bytes | None], stored_key: bytes, before: bytes | None, entry: bytes | None
 ) -> None:
-    """Notes what replacing an entry changes in the expiry index."""
+    """Add to `index` the changes of the expiry index when `entry` replaces `before`."""
     if before is not None and before[0] == layout.EXPIRING:
         index[_expiry_key(stored_key, before)] = None
     if entry is not None and entry[0] == layout.EXPIRING:

@@ -1,7 +1,8 @@
-"""Entries of one state for many keys at a time, as Arrow columns: what values, lists, maps and timers share.
+"""Entries of one state for many keys at a time, as Arrow columns: the base of values, lists, maps and timers.
 
-The same entries, digests and counts as the states of one key make; what is per row in Python is the store's own get and put and
-their bytes objects. Every call reads the store and writes to it at once: nothing gathers between calls.
+The resulting entries, digests and counts are those that the state variables of single keys produce. Python works row by
+row only in the store's get and put calls and their bytes objects. Every call reads the store and writes to it at once:
+no changes gather between calls.
 """
 
 from __future__ import annotations
@@ -35,14 +36,18 @@ from state_backend.state.shard_state import ShardState
 from state_backend.values.records import StateDescriptor
 
 Mask = npt.NDArray[np.bool_]
-# Which keys of a batch, by position: 0 .. number of keys - 1.
+# Indexes of keys in a batch: 0 to number of keys - 1.
 Places = npt.NDArray[np.int64]
 _GET_ROWS = 4096
 _KEPT_READS = 2
 
 
 class EntryColumns:
-    """Entries below the keys of a batch. ``name`` and ``state_id`` say whose. ``keys``: how many the batch has; None: there is none."""
+    """Entries of one state, or timers, for a batch of keys.
+
+    Attributes:
+        keys: The number of keys in the batch; None outside a batch.
+    """
 
     def __init__(self, shard: ShardState, name: str, state_id: int) -> None:
         self._shard = shard
@@ -51,16 +56,21 @@ class EntryColumns:
         self.keys: int | None = None
         self._groups: Groups = np.zeros(0, np.uint16)
         self._keys: pa.Array = pa.array([], pa.binary())
-        # The last reads since the last write: what is read and then replaced is not read twice.
+        # The last two reads since the last write: entries that are read and then replaced are not read twice.
         self._seen: list[tuple[Sequence[bytes], pa.Array]] = []
 
     def begin(self, key_groups: Groups, keys: pa.Array) -> None:
-        """The keys that the next calls mean: encoded, ascending by key group and key, none twice."""
+        """Begin a batch: choose the keys that the next calls act on.
+
+        Args:
+            key_groups: The key group of each key.
+            keys: The encoded keys, unique, ascending by key group and key.
+        """
         self._groups, self._keys, self.keys = key_groups, keys, len(keys)
         self._seen.clear()
 
     def end(self) -> None:
-        """There is no batch."""
+        """End the batch."""
         self.keys = None
         self._seen.clear()
 
@@ -71,9 +81,19 @@ class EntryColumns:
         return stored_keys(self._groups[owners], self._state_id, self._keys.take(pa.array(owners)))
 
     def _read(self, owners: Places, located: Sequence[bytes], *, empty: bool = True) -> pa.Array:
-        """What the store holds under these stored keys, null for nothing. ``owners`` ascend. Where the wanted entries are a good part
-        of a key group's, all that lie from the first to the last are passed by: that is several times as fast. ``empty``: a state without
-        entries has nothing at all, so that nothing need be read."""
+        """Read entries from the store.
+
+        If at least a quarter of a key group's entries are wanted, one scan passes all entries from the first to the
+        last wanted one. The scan is several times as fast as lookups.
+
+        Args:
+            owners: The index of each entry's key in the batch, ascending.
+            located: The stored keys.
+            empty: Read nothing if the state counts no entries. False reads in any case.
+
+        Returns:
+            The entries; null where the store has none.
+        """
         if not len(located) or (empty and not self._shard.entries(self._name)):
             return pa.nulls(len(located), pa.binary())
         for wanted, found in self._seen:
@@ -107,7 +127,12 @@ class EntryColumns:
         return found
 
     def _read_below(self, owners: Places, rows: int | None = None) -> tuple[Places, pa.Array, pa.Array]:
-        """Of all entries below these keys, or the first ``rows`` of each: owner, what follows the key, and the entry. In their order."""
+        """Read all entries whose stored key begins with one of these keys, or the first `rows` entries of each key.
+
+        Returns:
+            For each entry, in stored order: the index of its key in the batch, the stored key behind the encoded key,
+            and the entry.
+        """
         if not self._shard.entries(self._name):
             nothing = pa.array([], pa.binary())
             return np.zeros(0, np.int64), nothing, nothing
@@ -117,8 +142,18 @@ class EntryColumns:
         return np.repeat(owners, counts), _behind(keys, np.repeat(lengths, counts)), pa.array(entries, pa.binary())
 
     def _replace(self, owners: Places, rests: pa.Array, old: pa.Array, new: pa.Array, located: list[bytes]) -> Mask:
-        """Writes entries, null to remove, with digests, counts and index; true where there was a change. ``rests``: stored keys
-        without key group and state id, none twice; ``old``: what the store has."""
+        """Write or remove entries, and update digests, counts and the index.
+
+        Args:
+            owners: The index of each entry's key in the batch.
+            rests: The stored keys without key group and state id, unique.
+            old: The entries that the store holds; null for none.
+            new: The entries to write; null removes the entry.
+            located: The stored keys.
+
+        Returns:
+            A mask that is True where `new` differs from `old`. Only these entries were written.
+        """
         changed = _differ(old, new)
         if not changed.any():
             return changed
@@ -136,7 +171,7 @@ class EntryColumns:
         return changed
 
     def _index(self, groups: Groups, rests: pa.Array, old: pa.Array, new: pa.Array) -> None:
-        """Brings the expiry index up to date."""
+        """Update the expiry index."""
         for entries, data in ((old, None), (new, b"")):
             expiring = is_expiring(entries)
             if expiring.any():
@@ -147,7 +182,11 @@ class EntryColumns:
 
 
 class StateColumns(EntryColumns):
-    """Entries of a declared state. ``schema``: the Arrow schema of the rows that go in and out."""
+    """Entries of a declared state for a batch of keys.
+
+    Attributes:
+        schema: The Arrow schema of the rows that methods take and return.
+    """
 
     def __init__(self, shard: ShardState, descriptor: StateDescriptor) -> None:
         super().__init__(shard, descriptor.name, descriptor.state_id)
@@ -158,7 +197,7 @@ class StateColumns(EntryColumns):
         self.schema: pa.Schema = self._codec.arrow_schema
 
     def _visible(self, entries: pa.Array) -> pa.Array:
-        """The encoded rows of entries; null where there is none or it has expired."""
+        """Return the encoded rows of entries; null where there is no entry or the entry has expired."""
         expiring = is_expiring(entries)
         if not expiring.any():
             return entries
@@ -169,7 +208,11 @@ class StateColumns(EntryColumns):
         return pc.replace_with_mask(entries, mask, rows)
 
     def _entries(self, rows: pa.Table | pa.RecordBatch) -> pa.Array:
-        """The rows as they are stored. Raises: StateTypeError if they do not fit the schema."""
+        """Encode rows as stored entries, with the state's expiry.
+
+        Raises:
+            StateTypeError: The rows do not fit the state's schema.
+        """
         encoded = self._codec.encode(rows)
         if self._ttl_ms is None:
             return encoded
@@ -181,7 +224,7 @@ class StateColumns(EntryColumns):
 
 
 def _differ(old: pa.Array, new: pa.Array) -> Mask:
-    """Where entries are not the same; null is none."""
+    """Return for each row whether the two entries differ. Null is equal to null only."""
     for some, others in ((old, new), (new, old)):
         if some.null_count == len(some) and not others.null_count:
             return np.ones(len(old), np.bool_)
@@ -191,17 +234,28 @@ def _differ(old: pa.Array, new: pa.Array) -> Mask:
 
 
 def offsets_of(owners: Places, wanted: Places) -> npt.NDArray[np.int64]:
-    """Where the rows of each wanted key begin, and the end: one more than there are keys. Both ascend."""
+    """Return the row offsets of each wanted key.
+
+    Args:
+        owners: The index of each row's key in the batch, ascending.
+        wanted: Indexes of the wanted keys, ascending. They include all owners.
+
+    Returns:
+        The first row of each wanted key, then the number of rows.
+    """
     return np.append(np.searchsorted(owners, wanted), len(owners)).astype(np.int64)
 
 
 def in_order(owners: Places) -> Any:
-    """What sorts rows by owner, those of one in their order; None where they are."""
+    """Return the row order that sorts rows by owner; None if they are sorted already.
+
+    Rows of one owner keep their order.
+    """
     return None if (owners[1:] >= owners[:-1]).all() else np.argsort(owners, kind="stable")
 
 
 def _behind(keys: list[bytes], lengths: npt.NDArray[np.int64]) -> pa.Array:
-    """Stored keys without their first bytes."""
+    """Return each key without its first `lengths[i]` bytes."""
     if not keys:
         return pa.array([], pa.binary())
     stored = pa.array(keys, pa.binary())

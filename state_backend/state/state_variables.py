@@ -1,4 +1,4 @@
-"""Value, list and map state of the current key: what processors hold."""
+"""Value, list and map state of the current key: the objects that processors use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _READ_AHEAD, _READ_AHEAD_BYTES = 256, 16 * 1024 * 1024
 
 
 class _KeyedState:
-    """What value, list and map share: a descriptor, its codec and its place in the key space."""
+    """Base of value, list and map state: the state's descriptor, row codec and stored-key prefix."""
 
     kind: StateKind
     __slots__ = ("_decode", "_encode", "_group", "_name", "_prefix", "_shard", "_ttl_ms")
@@ -34,18 +34,22 @@ class _KeyedState:
         if shard.mismatches is not None:
             self._encode = nulling_encoder(name, codec.schema, shard.zone, codec.encode, shard.mismatches)
         self._decode = codec.decode
-        self._group = -2  # not one that `set_key` gives, not even for no key
+        self._group = -2  # never equal to a key group of `set_key`, not even -1 for no key
         self._prefix = bytes([0, 0, descriptor.state_id])
         self._prepare(descriptor)
 
     def _prepare(self, descriptor: StateDescriptor) -> None:
-        """Whatever else this kind of state needs."""
+        """Set up what a kind of state needs besides the base. Subclasses override this."""
 
     def _stored_key(self) -> bytes:
-        """Where the current key's entries begin."""
+        """Return the stored-key prefix of the current key's entries in this state.
+
+        Raises:
+            UsageError: No key is current.
+        """
         shard = self._shard
         if shard.key_group != self._group:
-            # Keys come by key group, so that this is rare.
+            # Keys arrive sorted by key group, so the prefix rarely changes.
             if shard.key_group < 0:
                 raise UsageError(
                     f"state {self._name!r} is used outside a key: only the handlers of a key may use state"
@@ -56,7 +60,7 @@ class _KeyedState:
 
 
 class ValueState(_KeyedState):
-    """One row per key."""
+    """Value state: one row per key."""
 
     kind = "value"
     __slots__ = ()
@@ -65,25 +69,26 @@ class ValueState(_KeyedState):
         self._shard.prefetch_state(descriptor)
 
     def exists(self) -> bool:
-        """Whether the key has a value that has not expired."""
+        """Return True if the key has a value that has not expired."""
         return self._shard.visible(self._shard.read(self._stored_key())) is not None
 
-    # These two are most of what runs per key: the shard's `read` and `write` are written out in them.
+    # `get` and `update` run more often than any other method. The code of the shard's `read` and `write` is inlined in
+    # them.
 
     def get(self) -> tuple[Any, ...] | None:
-        """The key's value as a row, or None if there is none or it has expired."""
+        """Return the key's value as a row; None if the key has no value or the value has expired."""
         shard = self._shard
         key = self._prefix + shard.key if shard.key_group == self._group else self._stored_key()
         entry = shard.cache[key] if key in shard.cache else shard.read(key)
         if entry is None:
             return None
-        if entry[0] == 1:  # layout.PLAIN
+        if entry[0] == 1:  # layout.PLAIN: no expiry
             return self._decode(entry)
         row = shard.visible(entry)
         return None if row is None else self._decode(row)
 
-    def update(self, newValue: Any) -> None:  # PySpark's name: it may be passed by name
-        """Sets the key's value, and starts its time to live anew."""
+    def update(self, newValue: Any) -> None:  # PySpark's parameter name: callers may pass it by keyword
+        """Set the key's value. Its time to live starts again."""
         row = self._encode(newValue)
         shard = self._shard
         if self._ttl_ms is not None:
@@ -97,12 +102,12 @@ class ValueState(_KeyedState):
             shard.flush()
 
     def clear(self) -> None:
-        """Removes the key's value."""
+        """Remove the key's value."""
         self._shard.write(self._stored_key(), None)
 
 
 class ListState(_KeyedState):
-    """Rows in order per key. Appending touches the positions and the new row only, however long the list."""
+    """List state: rows in order per key. The cost of an append does not depend on the length of the list."""
 
     kind = "list"
     __slots__ = ("_stride",)
@@ -112,11 +117,11 @@ class ListState(_KeyedState):
         self._stride = Stride(size_bytes=_READ_AHEAD_BYTES, most=_READ_AHEAD)
 
     def exists(self) -> bool:
-        """Whether the key's list has an element that has not expired."""
+        """Return True if the key's list has an element that has not expired."""
         return next(self.get(), None) is not None
 
     def get(self) -> Iterator[tuple[Any, ...]]:
-        """The elements in their order, without expired ones. Up to 256 are read ahead at a time."""
+        """Yield the list's elements in order, without expired ones. Up to 256 elements or 16 MiB are read ahead."""
         element = self._stored_key() + layout.LIST_ELEMENT
         first, next_ = self._positions(self._stored_key())
         while first < next_:
@@ -136,16 +141,17 @@ class ListState(_KeyedState):
                     yield self._decode(row)
 
     def put(self, new_state: Iterable[Any]) -> None:
-        """Replaces the whole list."""
+        """Replace the whole list."""
         rows = [self._encode(value) for value in new_state]
         base = self._stored_key()
         _, next_ = self._positions(base)
         self._clear(base, len(rows))
         self._write(base, 0, 0, next_, rows)
 
-    def append_value(self, newState: Any) -> None:  # PySpark's name: it may be passed by name
-        """Adds an element at the end; costs the same however long the list is."""
-        # As `_write` does it for several, with the shard's `read`, `write_new` and `write_unaccounted` written out.
+    def append_value(self, newState: Any) -> None:  # PySpark's parameter name: callers may pass it by keyword
+        """Append one element to the list. The cost does not depend on the length of the list."""
+        # Does what `_write` does for several rows. The code of the shard's `read`, `write_new` and `write_unaccounted`
+        # is inlined for speed.
         row = self._encode(newState)
         shard = self._shard
         if self._ttl_ms is not None:
@@ -154,7 +160,7 @@ class ListState(_KeyedState):
         meta = base + layout.LIST_META
         cache, before, unaccounted = shard.cache, shard.before, shard.unaccounted
         packed = (cache[meta] if meta in cache else shard.read(meta)) or _NO_LIST
-        # The second of the positions is where the element goes, in the bytes that its key ends with.
+        # The last 8 bytes of the list's positions are the next position, encoded as in the stored key of an element.
         position = packed[8:]
         element = base + layout.LIST_ELEMENT + position
         if element not in before:
@@ -170,28 +176,36 @@ class ListState(_KeyedState):
             shard.flush()
 
     def append_list(self, new_values: Iterable[Any]) -> None:
-        """Adds elements at the end, in their order."""
+        """Append several elements in their order."""
         rows = [self._encode(value) for value in new_values]
         base = self._stored_key()
         first, next_ = self._positions(base)
         self._write(base, first, next_, next_, rows)
 
     def clear(self) -> None:
-        """Removes the list; positions begin at 0 again."""
+        """Remove the list. Positions of new elements begin at 0 again."""
         base = self._stored_key()
         if self._clear(base, 0):
             self._shard.write_unaccounted(base + layout.LIST_META, None)
             self._shard.relieve()
 
     def _clear(self, base: bytes, start: int) -> bool:
-        """Removes the rows from a position on; whether there was a list."""
+        """Remove the elements at positions from `start` on. Return True if the key had a list."""
         first, next_ = self._positions(base)
         for position in range(max(first, start), next_):
             self._shard.write(base + layout.LIST_ELEMENT + layout.pack_position(position), None)
         return next_ > 0
 
     def _write(self, base: bytes, first: int, start: int, end: int, rows: list[bytes]) -> None:
-        """Rows at the positions from ``start`` on; from ``end`` on the store has none."""
+        """Write rows at consecutive positions, and the list's new positions.
+
+        Args:
+            base: The stored-key prefix of the list.
+            first: The list's first position.
+            start: The position of the first row.
+            end: The store holds no element at this position or later ones.
+            rows: The encoded rows.
+        """
         shard, element = self._shard, base + layout.LIST_ELEMENT
         for position, row in enumerate(rows, start):
             write = shard.write if position < end else shard.write_new
@@ -200,13 +214,16 @@ class ListState(_KeyedState):
         shard.relieve()
 
     def _positions(self, base: bytes) -> tuple[int, int]:
-        """First position and the one after the last; (0, 0) for no list. Expired rows in between may be gone already."""
+        """Return the list's first position, and the position after its last element; (0, 0) without a list.
+
+        Some elements in between may already be deleted because they expired.
+        """
         packed = self._shard.read(base + layout.LIST_META)
         return layout.unpack_positions(packed) if packed else (0, 0)
 
 
 class MapState(_KeyedState):
-    """Rows by user key per key, iterated in the user keys' order."""
+    """Map state: one row per user key of each key. Iteration follows the order of encoded user keys."""
 
     kind = "map"
     __slots__ = ("_user_keys",)
@@ -222,33 +239,33 @@ class MapState(_KeyedState):
         )
 
     def exists(self) -> bool:
-        """Whether the key's map has an entry that has not expired."""
+        """Return True if the key's map has an entry that has not expired."""
         return self._shard.holds_any(self._stored_key())
 
     def get_value(self, key: Any) -> tuple[Any, ...] | None:
-        """The value of a user key, or None if there is none or it has expired."""
+        """Return the value of a user key; None if the user key has no value or the value has expired."""
         row = self._shard.visible(self._shard.read(self._stored_key() + self._user_keys.encode(key)))
         return None if row is None else self._decode(row)
 
     def contains_key(self, key: Any) -> bool:
-        """Whether the user key has a value that has not expired."""
+        """Return True if the user key has a value that has not expired."""
         return self._shard.visible(self._shard.read(self._stored_key() + self._user_keys.encode(key))) is not None
 
     def update_value(self, key: Any, value: Any) -> None:
-        """Sets the value of one user key, and starts its time to live anew."""
+        """Set the value of one user key. Its time to live starts again."""
         base = self._stored_key()
         entry = self._shard.entry_of(self._encode(value), self._ttl_ms)
         self._shard.write_map(base, base + self._user_keys.encode(key), entry)
         self._shard.relieve()
 
     def remove_key(self, key: Any) -> None:
-        """Removes one user key; nothing happens if it is not there."""
+        """Remove one user key with its value. A user key without a value is ignored."""
         base = self._stored_key()
         self._shard.write_map(base, base + self._user_keys.encode(key), None)
         self._shard.relieve()
 
     def iterator(self) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]:
-        """User keys and values in the order of encoded user keys, without expired ones."""
+        """Yield user keys and their values in the order of encoded user keys, without expired entries."""
         base = self._stored_key()
         for stored_key, entry in self._shard.scan_map(base):
             row = self._shard.visible(entry)
@@ -256,7 +273,7 @@ class MapState(_KeyedState):
                 yield self._user_keys.decode(stored_key[len(base) :]), self._decode(row)
 
     def clear(self) -> None:
-        """Removes all entries of the key's map."""
+        """Remove all entries of the key's map."""
         base = self._stored_key()
         for stored_key, _ in self._shard.scan_map(base):
             self._shard.write_map(base, stored_key, None)

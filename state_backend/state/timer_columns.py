@@ -1,4 +1,4 @@
-"""The timers of a shard for many keys at a time, as columns."""
+"""Timers of a shard for many keys at a time, as Arrow and NumPy columns."""
 
 from __future__ import annotations
 
@@ -25,14 +25,20 @@ from state_backend.state.shard_state import ShardState
 from state_backend.state.state_columns import EntryColumns, Places, offsets_of
 
 Times = npt.NDArray[np.int64]
-# Keys of an index, ascending, and from where to where it has no others.
+# (keys, start, end): all timer-index keys with start <= key < end, ascending.
 Span = tuple[list[bytes], bytes, bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DueTimers:
-    """Timers whose time has come: of each key all of them. keys: encoded, ascending by key group and key, none twice. offsets: key i
-    has the timers ``times_ms[offsets[i]] .. times_ms[offsets[i + 1] - 1]``, which ascend."""
+    """Due timers of several keys. Each key comes with all of its due timers.
+
+    Attributes:
+        key_groups: The key group of each key.
+        keys: The encoded keys, unique, ascending by key group and key.
+        times_ms: The times of all timers, in milliseconds since the epoch, ascending within a key.
+        offsets: Key i has the timers `times_ms[offsets[i]]` to `times_ms[offsets[i + 1] - 1]`.
+    """
 
     key_groups: Groups
     keys: pa.Array
@@ -41,40 +47,59 @@ class DueTimers:
 
 
 class TimerColumns(EntryColumns):
-    """Timers of the keys that ``begin`` named. ``owners``: which of them, by position; times in milliseconds since the epoch."""
+    """The timers of a shard, for the batch of keys that `begin` was called with.
+
+    In all methods, `owners` holds for each timer the index of its key in the batch. Times are in milliseconds since the
+    epoch.
+    """
 
     def __init__(self, shard: ShardState) -> None:
         super().__init__(shard, layout.TIMERS_NAME, layout.TIMERS)
 
     def begin(self, key_groups: Groups, keys: pa.Array) -> None:
-        """As `EntryColumns.begin`."""
+        """Choose the batch of keys for the next calls, as `EntryColumns.begin` specifies."""
         super().begin(key_groups, keys)
         self._apart = self._deleted = False
         self._indexed = True
 
     def register(self, owners: Places, times_ms: Times) -> None:
-        """A timer is unique per key and time: again is no change."""
+        """Register timers. A key has at most one timer for a time: registering a timer again changes nothing."""
         self._set(owners, times_ms, pa.array([b""], pa.binary()))
 
     def delete(self, owners: Places, times_ms: Times) -> None:
-        """One that is not there is no change."""
+        """Delete timers. Timers that do not exist are ignored."""
         self._deleted = True
         self._set(owners, times_ms, pa.nulls(1, pa.binary()))
 
     def times(self, wanted: Places) -> tuple[Times, npt.NDArray[np.int64]]:
-        """The timers of these keys, which ascend, in the order of time, and where those of each key begin."""
+        """Read all timers of the wanted keys.
+
+        Args:
+            wanted: Indexes of keys in the batch, ascending.
+
+        Returns:
+            The times, and offsets. Key `wanted[i]` has the times `offsets[i]` to `offsets[i + 1] - 1`, ascending.
+        """
         self._lay_apart()
         owners, packed, _ = self._read_below(wanted)
         times_ms = split_timers(packed)[1] if len(packed) else np.zeros(0, np.int64)
         return times_ms, offsets_of(owners, wanted)
 
     def due(self, now_ms: int, most: int) -> Iterator[DueTimers]:
-        """All timers up to this time, some ``most`` of them at once, or as many as one key has. A key comes once; a timer that is
-        registered meanwhile does not come. Those that were given are deleted when the next ones are asked for."""
+        """Yield all timers with time <= `now_ms`, grouped by key.
+
+        Each key comes once. Timers that a handler registers meanwhile are not yielded. The yielded timers are deleted
+        when the caller asks for the next ones.
+
+        Args:
+            now_ms: The present time, in milliseconds since the epoch.
+            most: About how many timers to yield at once. A key with more timers comes whole.
+        """
         waiting: list[DueTimers] = []
         fired: list[Span] = []
         for group in self._shard.key_groups_of(self._name):
-            # All that are due in a key group are read before its first one is given.
+            # All due timers of a key group are read before the handler gets its first: timers that the handler
+            # registers stay out.
             if (found := self._due_of_group(group, now_ms)) is None:
                 continue
             due, index = found
@@ -88,14 +113,16 @@ class TimerColumns(EntryColumns):
             yield from self._fired(_together(waiting), fired)
 
     def _fired(self, due: DueTimers, index: Sequence[Span]) -> Iterator[DueTimers]:
-        # Before the handler, which may register timers that are due already.
+        # Index keys are deleted before the handler runs. The handler may register timers in the same range of times.
         for span in index:
             self._shard.delete_many(*span)
         self.begin(due.key_groups, due.keys)
         yield due
         owners, deleted = np.repeat(np.arange(len(due.keys)), np.diff(due.offsets)), self._deleted
         self.begin(due.key_groups, due.keys)
-        # All are there, and none in the index, unless the handler deleted some, which it may have registered again.
+        # Usually the store still holds all fired timers, and the timer index none of them: no timer is read, and the
+        # index stays as it is. A handler that deleted timers may have registered some again. Then the timers are read,
+        # and the index is updated.
         self._indexed = deleted
         self._set(owners, due.times_ms, pa.nulls(1, pa.binary()), None if deleted else pa.array([b""], pa.binary()))
 
@@ -112,7 +139,7 @@ class TimerColumns(EntryColumns):
         rank = np.empty(len(ascending), np.int64)
         rank[ascending.to_numpy()] = np.arange(len(ascending))
         owners = rank[encoded.indices.to_numpy()]
-        # The index is in the order of time.
+        # The timer index is sorted by time. A stable sort by key keeps the times of each key ascending.
         order = np.argsort(owners, kind="stable")
         due = DueTimers(
             key_groups=np.full(len(rank), group, np.uint16),
@@ -123,7 +150,14 @@ class TimerColumns(EntryColumns):
         return due, (found, start, end)
 
     def _set(self, owners: Places, times_ms: Times, new: pa.Array, old: pa.Array | None = None) -> None:
-        """``new``, ``old``: of every timer the same; without ``old`` it is read."""
+        """Write or remove timers.
+
+        Args:
+            owners: The index of each timer's key in the batch.
+            times_ms: The time of each timer.
+            new: One element for all timers: empty bytes to write, null to remove.
+            old: One element for all timers: what the store holds; None reads the store.
+        """
         self._lay_apart()
         same_owner = owners[1:] == owners[:-1]
         if ((owners[1:] < owners[:-1]) | (same_owner & (times_ms[1:] <= times_ms[:-1]))).any():
@@ -152,7 +186,7 @@ class TimerColumns(EntryColumns):
 
 
 def _parts(due: DueTimers, most: int) -> Iterator[DueTimers]:
-    """Whole keys, until they have ``most`` timers."""
+    """Split due timers into parts of whole keys. A part ends with the key that brings it to `most` timers or more."""
     begin, keys = 0, len(due.keys)
     while begin < keys:
         end = int(np.searchsorted(due.offsets, due.offsets[begin] + most, "left"))

@@ -1,4 +1,4 @@
-"""A value state of a shard for many keys at a time, as Arrow tables."""
+"""Value state of a shard for many keys at a time, as Arrow tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from state_backend.values.records import StateDescriptor
 
 
 class ValueColumns(StateColumns):
-    """``read`` the state of a batch's keys, then ``write`` their new state."""
+    """A value state of a shard. `read` returns the state of a batch of keys, then `write` replaces it."""
 
     def __init__(self, shard: ShardState, descriptor: StateDescriptor) -> None:
         super().__init__(shard, descriptor)
@@ -23,7 +23,16 @@ class ValueColumns(StateColumns):
         self._old: pa.Array = pa.array([], pa.binary())
 
     def read(self, key_groups: Groups, keys: pa.Array) -> tuple[pa.Table, Mask]:
-        """The rows of these encoded keys, ascending by key group and key and none twice, and which of them exist."""
+        """Read the values of a batch of keys.
+
+        Args:
+            key_groups: The key group of each key.
+            keys: The encoded keys, unique, ascending by key group and key.
+
+        Returns:
+            One row for each key, in the same order, and a mask that is True where the key has a value that has not
+            expired. The columns of other rows are null.
+        """
         self.begin(key_groups, keys)
         self._stored_keys = stored_keys(key_groups, self._state_id, keys)
         self._old = pa.array(self._read_values(key_groups), pa.binary())
@@ -34,9 +43,14 @@ class ValueColumns(StateColumns):
         return self._shard.read_sorted(self._name, key_groups, self._stored_keys)
 
     def write(self, rows: pa.Table, cleared: Mask | None = None) -> None:
-        """Replaces the state of every key that was read last; where ``cleared``, removes it.
+        """Replace the values of all keys of the last `read`.
 
-        Raises: StateTypeError if the rows do not fit the schema.
+        Args:
+            rows: One row for each key of the last `read`, in the same order.
+            cleared: True for each key whose value is removed instead; None removes no value.
+
+        Raises:
+            StateTypeError: The rows do not fit the state's schema.
         """
         new = self._entries(rows)
         if cleared is not None:
@@ -44,7 +58,11 @@ class ValueColumns(StateColumns):
         self._write(new)
 
     def clear(self, cleared: Mask) -> None:
-        """Removes the state of these of the keys that were read last; the others keep theirs, expiry included."""
+        """Remove the values of some keys of the last `read`.
+
+        Args:
+            cleared: True for each key whose value is removed. The values of other keys stay, with their expiry times.
+        """
         self._write(pc.if_else(pa.array(cleared), pa.scalar(None, pa.binary()), self._old))
 
     def _write(self, new: pa.Array) -> None:

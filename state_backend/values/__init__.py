@@ -1,1 +1,1 @@
-"""Plain values: what the other floors talk about. Nothing here touches a disk, a clock or a client."""
+"""Plain values that all other packages share. Nothing here uses a disk, a clock or a client."""

@@ -1,12 +1,16 @@
-"""The command lines for a DAG, as messages print them. Text only: who knows the DAG calls these, and nothing below does.
+"""The command lines for a DAG, as error messages and pages print them.
 
-They are read so, each tried against a real Airflow 3.3.2 (tests/integration/test_airflow.py):
+These functions only format text. Their callers know the DAG's id, which the state backend does not know.
 
-* ``cairn backfill`` and not ``airflow backfill create``, which fails while another backfill of the DAG has not ended: both dates are
-  logical dates, included; a scheduled run has its interval's start as logical date. Its defaults are one run at a time, and that runs
-  which have ended run again.
-* ``tasks clear -t TEXT``: every task whose id contains the text, though the help says that it is a regular expression. With
-  ``-d`` also what follows from it, so that the first task is all that has to be named.
+Each command was run against a real Airflow 3.3.2 (tests/integration/test_airflow.py):
+
+* The text names `cairn backfill` instead of `airflow backfill create`, because Airflow refuses to create a backfill
+  while another backfill of the DAG is running. `cairn backfill` takes two logical dates, both included. A scheduled
+  run's logical date is its interval's start. By default, `cairn backfill` executes one run at a time and repeats runs
+  that have already ended.
+* `airflow tasks clear -t TEXT` clears every task whose id contains TEXT, although its help calls TEXT a regular
+  expression. With `-d` the command also clears the downstream tasks, so the command line needs to name only the first
+  task.
 """
 
 from __future__ import annotations
@@ -23,12 +27,12 @@ DEFAULT_AIRFLOW = "http://127.0.0.1:8080"
 
 
 def backfill_command(dag_id: str, again: Rerun, airflow: str | None = None) -> str:
-    """The command that runs these intervals, also those that have run, one after the other.
+    """Return the command that runs the given intervals in order, including intervals that have already run.
 
     Args:
         dag_id: The DAG of the pipeline.
         again: The intervals.
-        airflow: The URL of Airflow; the command names the URL unless it is `DEFAULT_AIRFLOW`.
+        airflow: The URL of Airflow. The command contains the URL only if it differs from `DEFAULT_AIRFLOW`.
     """
     words = [
         "cairn",
@@ -48,8 +52,17 @@ def backfill_command(dag_id: str, again: Rerun, airflow: str | None = None) -> s
 
 
 def clear_command(dag_id: str, task_id: str, logical_date: datetime, others: Collection[str] = ()) -> str:
-    """The command that clears a task of one run and all that follows from it. ``others``: the ids of the DAG's other tasks that do
-    not follow from it; those that Airflow takes for the same are named, since the command clears them too."""
+    """Return the command that clears a task of one run together with its downstream tasks.
+
+    The text warns about unrelated tasks that the command clears too, because Airflow matches tasks by a part of their
+    id.
+
+    Args:
+        dag_id: The DAG of the run.
+        task_id: The id of the task to clear.
+        logical_date: The logical date of the run.
+        others: The ids of the DAG's tasks that are not downstream of the task.
+    """
     day = logical_date.isoformat()
     text = shlex.join(["airflow", "tasks", "clear", dag_id, "-t", task_id, "-d", "-s", day, "-e", day, "-y"])
     same = sorted(other for other in others if task_id in other and other != task_id)
@@ -59,5 +72,11 @@ def clear_command(dag_id: str, task_id: str, logical_date: datetime, others: Col
 
 
 def with_command(message: str, dag_id: str, again: Rerun | None) -> str:
-    """The message with, on a line of its own, the command that runs again what it asks for."""
+    """Return the message, followed on a new line by the command that runs `again`.
+
+    Args:
+        message: The text to extend.
+        dag_id: The DAG of the pipeline.
+        again: The intervals to run again; None returns the message unchanged.
+    """
     return message if again is None else f"{message}\n{backfill_command(dag_id, again)}"

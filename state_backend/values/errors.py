@@ -1,7 +1,8 @@
 """Errors, grouped by what the caller does next.
 
-Every message says what happened, where, what was expected, what was found, and what to do. The groups are classes, so
-that an Airflow operator can decide between retrying, failing for good and asking a person without parsing text.
+Every message says what happened, where, what was expected, what was found, and what to do. Each group is a class. An
+Airflow operator can therefore choose between a retry, a final failure and a question to a person without parsing the
+message.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from typing import Any
 class Rerun:
     """The intervals that an error or a plan asks to run again.
 
-    The command that runs them belongs to the scheduler: `airflow_commands` renders the command.
+    A `Rerun` holds no command, because the command depends on the scheduler: `airflow_commands` formats the command for
+    Airflow.
 
     Attributes:
         first: Start of the first interval.
         last: Start of the last interval, which is included.
-        replace_overlapping: The intervals replace output of intervals with other boundaries, and need that permission.
+        replace_overlapping: True if the intervals replace output of intervals with other boundaries, and so need that
+            permission.
     """
 
     first: datetime
@@ -34,46 +37,58 @@ class Rerun:
             raise UsageError(f"nothing can be run again from {self.first.isoformat()} back to {self.last.isoformat()}")
 
     def as_json(self) -> dict[str, Any]:
-        """Return the fields for a result file."""
+        """Return the fields as they stand in a result file."""
         first, last = self.first.isoformat(), self.last.isoformat()
         return {"first": first, "last": last, "replace_overlapping": self.replace_overlapping}
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Rerun:
-        """Read the fields that `as_json` returned."""
+        """Build a `Rerun` from the fields that `as_json` returned."""
         first, last = datetime.fromisoformat(fields["first"]), datetime.fromisoformat(fields["last"])
         return cls(first=first, last=last, replace_overlapping=fields["replace_overlapping"])
 
 
 class CairnError(Exception):
-    """Base of every error that this project raises on purpose. ``rerun``: the intervals to run again, which the message names and
-    whoever schedules them can render as a command; None if that is not the way out."""
+    """Base class of every error that this project raises on purpose.
+
+    Attributes:
+        rerun: The intervals to run again, which the message names too. The operators and the command line add the
+            command for these intervals to the message. None if running intervals again does not help.
+    """
 
     def __init__(self, *args: object, rerun: Rerun | None = None) -> None:
         super().__init__(*args)
         self.rerun = rerun
 
 
-# --- wait and retry: the same call may succeed later -------------------------------------------------------------------
+# --- Wait and retry: the same call may succeed later. -----------------------------------------------------------------
 
 
 class RetryableError(CairnError):
-    """Nothing was changed, or the change is idempotent; call again."""
+    """A failure after which the caller may repeat the call: nothing was changed, or the change is idempotent."""
 
 
 class StorageUnavailable(RetryableError):
-    """The storage could not be reached, refused for load, or has no room now."""
+    """The storage can't be reached, rejects the request because of its load, or is full."""
 
 
 class CheckpointDropped(RetryableError):
-    """Retention dropped the checkpoint while it was read; the message names those that are there. Called again, ``latest`` is one
-    of them."""
+    """Retention dropped the checkpoint, or a commit replaced the output, during the read.
+
+    The message says what to do. After a dropped checkpoint it names the usable checkpoints; a repeated call that asks
+    for `latest` reads one of these.
+    """
 
 
 class SinkFailed(RetryableError):
-    """The sink hook raised for some intervals. Their checkpoints are committed and stay so; publishing again runs the hook again.
+    """The sink hook raised for some intervals.
 
-    ids: the commits whose output is not with the sink; more than those that failed where a pipeline wants its order kept."""
+    Their checkpoints stay committed. The next call that publishes runs the hook again.
+
+    Attributes:
+        ids: The commits whose output is missing from the sink. If the pipeline publishes in order, these include the
+            commits behind the failed one, which were not tried.
+    """
 
     def __init__(self, message: str, ids: frozenset[int] = frozenset()) -> None:
         super().__init__(message)
@@ -81,18 +96,18 @@ class SinkFailed(RetryableError):
 
 
 class UnknownOutcome(RetryableError):
-    """A write may or may not have taken effect. Whoever catches this deletes nothing."""
+    """A write may or may not have taken effect. Code that catches this error must delete nothing."""
 
 
-# --- begin again: the attempt is lost, a new one may succeed -------------------------------------------------------------
+# --- Begin again: the attempt is lost, but a new attempt may succeed. -------------------------------------------------
 
 
 class AttemptLost(CairnError):
-    """This attempt can't be committed any more; the interval may be processed again by a new attempt."""
+    """This attempt can no longer be committed. A new attempt may process the interval again."""
 
 
 class Fenced(AttemptLost):
-    """Another attempt committed this interval, or one that overlaps it, first."""
+    """Another attempt was the first to commit this interval or an interval that overlaps it."""
 
 
 class BaseMoved(AttemptLost):
@@ -100,22 +115,25 @@ class BaseMoved(AttemptLost):
 
 
 class Swept(AttemptLost):
-    """A sweep abandoned this attempt after it began; its files may be gone."""
+    """A sweep abandoned this attempt after the attempt began. The sweep may have deleted the attempt's files."""
 
 
-# --- restore older: the state that was asked for can't be used -----------------------------------------------------------
+# --- Restore an older checkpoint: the requested state can't be used. --------------------------------------------------
 
 
 class StateUnusable(CairnError):
-    """State is missing or damaged; the message names what can be restored instead."""
+    """State is missing, damaged, or must not be used. The message names the checkpoint to restore or the next step."""
 
 
 class CorruptFile(StateUnusable):
-    """A durable file is missing, truncated, or not what its handle says."""
+    """A durable file is missing or truncated, or its checksum or content is wrong."""
 
 
 class DamagedCopy(CorruptFile):
-    """A file that this host had a copy of could not be read. The copy is dropped; the same call fetches the file again."""
+    """The host's cached copy of a file can't be read.
+
+    The cache has dropped the copy. A repeated call downloads the file again.
+    """
 
 
 class CorruptRecord(CorruptFile):
@@ -123,57 +141,69 @@ class CorruptRecord(CorruptFile):
 
 
 class StateGapError(StateUnusable):
-    """No checkpoint ends where the interval starts; the message names the command that fills the gap."""
+    """No checkpoint ends where the interval starts. The message names the command that fills the gap."""
 
 
 class NoSuchCheckpoint(StateGapError):
-    """No completed checkpoint is the one that was asked for; the message names those that there are."""
+    """No retained checkpoint matches the request. The message names the retained checkpoints."""
 
 
 class StaleStateError(StateUnusable):
-    """The base was made stale by a later re-run; the message names the intervals to run again."""
+    """A later re-run made the base stale. The message names the intervals to run again."""
 
 
 class NotAsTried(StateUnusable):
-    """An interval did not come to what the trial came to that is deployed. It is not committed; the message says why."""
+    """The deployment of a trial computed another result for an interval than the trial did.
+
+    The interval is not committed. The message names the difference.
+    """
 
 
 class ValidationRefused(StateUnusable):
-    """A checkpoint was restored and found wrong; it is quarantined."""
+    """Validation found an error in a checkpoint or in a prepared attempt.
+
+    The checkpoint is now quarantined, or the attempt can no longer be committed.
+    """
 
 
-# --- fix the call: the pipeline, its options or its data must change -------------------------------------------------------
+# --- Fix the call: the pipeline, its options or its data must change. -------------------------------------------------
 
 
 class UsageError(CairnError):
-    """The call, the pipeline or the configuration is wrong; calling again unchanged can't help."""
+    """The call, the pipeline or the configuration is wrong. The same call will fail again."""
 
 
 class UnsupportedFormat(UsageError):
-    """Another release of Cairn wrote a file in a format that this release does not read. The file is no damage: it stays as it is."""
+    """Another release of Cairn wrote a file in a format that this release does not read.
+
+    The file is not damaged. Leave the file unchanged and use another release of Cairn.
+    """
 
 
 class PermissionRefused(UsageError):
-    """The storage refuses permission; the message names who has to grant what. It doesn't pass by itself."""
+    """The storage denies access. The message names the missing right. A retry does not help."""
 
 
 class BehindLink(PermissionRefused):
-    """A path leads through a symbolic link below the root. What lies behind the link is outside the root, and is not changed."""
+    """A path leads through a symbolic link below the root.
+
+    The target of the link lies outside the root, so Cairn changes nothing there.
+    """
 
 
 class StateSchemaError(UsageError):
-    """A state descriptor does not fit the recorded one."""
+    """A state's declaration can't be stored or conflicts with the recorded schema of the state."""
 
 
 class StateTypeError(UsageError, TypeError):
-    """A value does not fit its state's schema; names state, field, expected and found type."""
+    """A value does not fit its state's schema. The message names the state, the field and both types."""
 
 
 class KeyTypeError(UsageError):
     """A key column's type has no single canonical encoding."""
 
 
-# --- fix the pipeline's code or wait for the input: the same call may succeed if it depends on the outside -------------------
+# --- Fix the pipeline's code, or wait for its input and call again. ---------------------------------------------------
 
 
 class UserCodeError(CairnError):
@@ -185,21 +215,25 @@ class SourceError(UserCodeError):
 
 
 class ProcessorError(UserCodeError):
-    """User code raised; the original exception is the cause. Names key and interval."""
+    """The processor raised an exception or yielded a wrong result.
+
+    If the processor raised, the message names the call, the key and the interval, and carries the traceback of the
+    user's code.
+    """
 
 
-# --- a bug -------------------------------------------------------------------------------------------------------------------
+# --- Report a bug of Cairn. -------------------------------------------------------------------------------------------
 
 
 class InvariantViolated(CairnError):
-    """Something that can't happen did; please report it with the message."""
+    """An internal invariant of Cairn is broken. Please report the message as a bug."""
 
 
-# --- answers of the storage port, meant for its callers inside this package -----------------------------------------------------
+# --- Results of the storage port, for its callers inside this package. ------------------------------------------------
 
 
 class StorageError(CairnError):
-    """An answer of the storage that its caller must decide about."""
+    """A result of a storage call that the calling code must handle."""
 
 
 class NotFound(StorageError):
@@ -207,8 +241,8 @@ class NotFound(StorageError):
 
 
 class AlreadyExists(StorageError):
-    """Create-if-absent found a file at that path."""
+    """Create-if-absent failed because a file already has that path."""
 
 
 class PreconditionFailed(StorageError):
-    """A generation-matched write or delete found another generation."""
+    """A write or delete that named a generation failed because the file has another generation."""

@@ -1,4 +1,4 @@
-"""What names a durable file, and how much state lies where."""
+"""Handles of durable files, and the search for all handles inside a record or manifest."""
 
 from __future__ import annotations
 
@@ -15,7 +15,13 @@ TEMP_FOLDER = ".tmp"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handle:
-    """A file by content: path relative to its root (``/`` separators), size, and crc32c (unsigned, Castagnoli)."""
+    """A durable file, identified by its content.
+
+    Attributes:
+        path: The path relative to the root of the storage, with `/` separators.
+        size_bytes: The size of the file.
+        crc32c: The unsigned CRC-32C (Castagnoli) of the content.
+    """
 
     path: str
     size_bytes: int
@@ -27,10 +33,18 @@ class Handle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileInfo:
-    """What a storage says of a file. ``generation`` changes with every write to the path. ``modified_ms``, by the storage's own
-    clock: not before the file got this path, even if it is a link or a copy of an older one. ``crc32c`` is None where the storage
-    keeps none (local files). ``behind_link``: `Storage.list` reached the file through a symbolic link to a folder, so `Storage.delete`
-    refuses it."""
+    """The metadata that a storage reports for one file.
+
+    Attributes:
+        path: The path relative to the root of the storage.
+        size_bytes: The size of the file.
+        generation: A number that changes with every write to the path.
+        modified_ms: A time by the storage's clock, in milliseconds since the epoch. It is never earlier than the moment
+            when the file got this path, even if the file is a link or a copy of an older file.
+        crc32c: The checksum of the content; None if the storage keeps no checksums (local files).
+        behind_link: True if `Storage.list` reached the file through a symbolic link to a folder. `Storage.delete`
+            refuses to delete the file.
+    """
 
     path: str
     size_bytes: int
@@ -41,10 +55,13 @@ class FileInfo:
 
 
 def check_path(path: str) -> str:
-    """The path, if it names a file inside a root: printable non-empty segments between ``/``, none of them ``.``,
-    ``..`` or the adapters' ``.tmp``, no backslash.
+    """Return the path, if it names a file inside a root.
 
-    Raises: UsageError for any other path: one from a record must never lead out.
+    A valid path consists of printable non-empty segments between `/`, without backslashes. No segment is `.`, `..` or
+    the adapters' `.tmp`.
+
+    Raises:
+        UsageError: The path is not valid. A path from a damaged record must never lead out of the root.
     """
     segments = path.split("/")
     if not path.isprintable() or "\\" in path or any(s in ("", ".", "..", TEMP_FOLDER) for s in segments):
@@ -56,8 +73,11 @@ def check_path(path: str) -> str:
 
 
 def handles_in(value: object) -> Iterator[Handle]:
-    """Every handle anywhere inside a record, a manifest, or a part of one. It goes by the types of their fields, so that a kind
-    of file which is added to them later is protected and verified without being listed anywhere."""
+    """Yield every handle anywhere inside a record, a manifest, or a part of one.
+
+    The search follows the types of the fields. A field for a new kind of file is therefore found, protected and
+    verified without being listed anywhere.
+    """
     if isinstance(value, Handle):
         yield value
     elif isinstance(value, tuple):
@@ -74,7 +94,13 @@ def _fields_with_handles(cls: type) -> tuple[str, ...]:
 
 
 def _holds_handles(hint: Any, above: frozenset[type]) -> bool:
-    """``above``: the classes whose fields are being looked at, since a class may have fields of its own kind."""
+    """Return True if a value of the type `hint` can contain a `Handle`.
+
+    Args:
+        hint: A type hint.
+        above: The classes on the way down to `hint`. They are not searched again, since a class may have fields of its
+            own type.
+    """
     if hint is Handle or any(_holds_handles(inner, above) for inner in get_args(hint)):
         return True
     if not isinstance(hint, type) or not is_dataclass(hint) or hint in above:

@@ -10,8 +10,11 @@ from state_backend.values.errors import UsageError
 
 @dataclass(frozen=True, slots=True, order=True)
 class Interval:
-    """Airflow's data interval ``[start, end)``: two instants, start < end, kept as plain UTC datetimes of whole
-    milliseconds. A datetime without time zone is refused, since it names no instant."""
+    """Airflow's data interval `[start, end)`.
+
+    Both instants are UTC datetimes of whole milliseconds, and start < end. The constructor raises `UsageError` for a
+    datetime without a time zone, because such a datetime names no instant.
+    """
 
     start: datetime
     end: datetime
@@ -30,21 +33,25 @@ class Interval:
 
     @property
     def start_ms(self) -> int:
-        """Milliseconds since the epoch."""
+        """The start in milliseconds since the epoch."""
         return to_ms(self.start)
 
     @property
     def end_ms(self) -> int:
-        """Milliseconds since the epoch."""
+        """The end in milliseconds since the epoch."""
         return to_ms(self.end)
 
     def overlaps(self, other: Interval) -> bool:
-        """Whether some instant belongs to both."""
+        """Return True if some instant belongs to both intervals."""
         return self.start < other.end and other.start < self.end
 
 
 def to_ms(instant: datetime) -> int:
-    """Milliseconds since the epoch. Refuses what is no datetime, naive datetimes and parts of a millisecond."""
+    """Return an instant as milliseconds since the epoch.
+
+    Raises:
+        UsageError: The argument is no datetime, has no time zone, or has a fraction of a millisecond.
+    """
     if not isinstance(instant, datetime):
         raise UsageError(f"{instant!r} is a {type(instant).__name__}, not a datetime with a time zone")
     if instant.tzinfo is None:
@@ -56,21 +63,25 @@ def to_ms(instant: datetime) -> int:
 
 
 def from_ms(ms: int) -> datetime:
-    """The inverse of ``to_ms``, in UTC."""
+    """Return the UTC datetime of milliseconds since the epoch, the inverse of `to_ms`."""
     return datetime.fromtimestamp(ms // 1000, tz=UTC).replace(microsecond=ms % 1000 * 1000)
 
 
-# What every time zone has a date of, so that Python, Spark and pandas read it wherever they run.
+# The first and last instant that tables show. Each has a date in every time zone, so Python, Spark and pandas can read
+# it in any zone.
 _SHOWN_MS = to_ms(datetime(1, 1, 2, tzinfo=UTC)), to_ms(datetime(9999, 12, 31, tzinfo=UTC))
 
 
 def shown_ms(ms: int) -> int:
-    """An instant as tables and reports show it. A timer or an expiry may lie where there are no dates ("never"): those are shown as
-    9999-12-31T00:00:00Z, or 0001-01-02T00:00:00Z. State keeps the exact number."""
+    """Return an instant as tables and reports show it.
+
+    A timer or an expiry time may be a number beyond all dates, which means "never". Tables show such a number as
+    9999-12-31T00:00:00Z or 0001-01-02T00:00:00Z. The state keeps the exact number.
+    """
     return min(max(ms, _SHOWN_MS[0]), _SHOWN_MS[1])
 
 
 def format_instant(instant: datetime) -> str:
-    """For people: ``2013-01-01T00:00:00Z``, with milliseconds only where there are some."""
+    """Format an instant for people: `2013-01-01T00:00:00Z`, with milliseconds only if they are not 0."""
     text = instant.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S")
     return f"{text}.{instant.microsecond // 1000:03d}Z" if instant.microsecond else f"{text}Z"

@@ -1,6 +1,6 @@
-"""Key groups and shards: who owns which key.
+"""Key groups and shards: the mapping of keys to shards.
 
-Source: Flink's KeyGroupRangeAssignment; the hash is Spark's ``xxhash64``, so that Spark routes rows by SQL.
+Source: Flink's KeyGroupRangeAssignment. The hash is Spark's `xxhash64`, so Spark can route rows with SQL.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MAX_MAX_PARALLELISM = 32_768
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyGroupRange:
-    """Key groups ``first .. last``, both inclusive."""
+    """The key groups `first .. last`, both included."""
 
     first: int
     last: int
@@ -34,13 +34,17 @@ class KeyGroupRange:
         return self.last - self.first + 1
 
     def intersect(self, other: KeyGroupRange) -> KeyGroupRange | None:
-        """The key groups in both, or None."""
+        """Return the key groups that both ranges contain, or None if the ranges are disjoint."""
         first, last = max(self.first, other.first), min(self.last, other.last)
         return KeyGroupRange(first=first, last=last) if first <= last else None
 
 
 def check_parallelism(parallelism: int, max_parallelism: int) -> None:
-    """Refuses what can't be: 1 <= parallelism <= max parallelism <= 32,768."""
+    """Check that 1 <= parallelism <= max_parallelism <= 32,768.
+
+    Raises:
+        UsageError: The numbers are out of this range.
+    """
     if not 1 <= parallelism <= max_parallelism <= MAX_MAX_PARALLELISM:
         raise UsageError(
             f"parallelism {parallelism} and max_parallelism {max_parallelism} must satisfy "
@@ -49,19 +53,23 @@ def check_parallelism(parallelism: int, max_parallelism: int) -> None:
 
 
 def shard_of(key_group: int, parallelism: int, max_parallelism: int) -> int:
-    """The shard, 0 .. parallelism-1, that owns a key group."""
+    """Return the shard, 0 .. parallelism-1, that owns a key group."""
     return key_group * parallelism // max_parallelism
 
 
 def range_of(shard: int, parallelism: int, max_parallelism: int) -> KeyGroupRange:
-    """The key groups of a shard: exactly those that ``shard_of`` maps to it."""
+    """Return the key groups of a shard: exactly those that `shard_of` maps to the shard."""
     first = -(-shard * max_parallelism // parallelism)
     last = -(-(shard + 1) * max_parallelism // parallelism) - 1
     return KeyGroupRange(first=first, last=last)
 
 
 def check_whole(ranges: Iterable[KeyGroupRange], max_parallelism: int) -> None:
-    """Raises: StateUnusable unless the shards of a checkpoint cover every key group exactly once."""
+    """Check that the shards of a checkpoint cover every key group exactly once.
+
+    Raises:
+        StateUnusable: The ranges leave out or repeat a key group.
+    """
     at = 0
     for shard in sorted(ranges, key=lambda r: r.first):
         if shard.first != at:

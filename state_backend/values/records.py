@@ -1,7 +1,7 @@
-"""What is written down: the content of attempts, checkpoints, tombstones and marks.
+"""The content of all JSON files that Cairn stores: attempts, records, tombstones, marks, leases, savepoints, trials.
 
-These are values only. ``formats/record_codec.py`` turns them into bytes and back, strictly; ``checkpoint/`` decides about
-them. Times are UTC datetimes, durations whole microseconds, digests unsigned 64-bit sums.
+These classes only hold values. `formats/record_codec.py` encodes and decodes them strictly, and `checkpoint/` decides
+about them. Times are UTC datetimes, durations are whole microseconds, and digests are unsigned 64-bit sums.
 """
 
 from __future__ import annotations
@@ -21,12 +21,18 @@ StateKind = Literal["value", "list", "map", "timers"]
 TimeMode = Literal["none", "processing", "event"]
 ValidationMode = Literal["fast", "full"]
 
-# --- what a shard's state is ---------------------------------------------------------------------------------------------
+# --- The state of a shard. --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaVersion:
-    """One schema that values of a state were written with. Schemas are Spark's ``StructType`` as JSON."""
+    """One schema with which values of a state were written. Schemas are Spark's `StructType` as JSON.
+
+    Attributes:
+        version: The number of the schema, which each entry stores.
+        value: The schema of the values.
+        user_key: The schema of the map's keys; None if the state is no map.
+    """
 
     version: int
     value: dict[str, Any]
@@ -35,7 +41,16 @@ class SchemaVersion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateDescriptor:
-    """A state variable. ``state_id`` is its byte in every key; it is never given to another name."""
+    """The recorded declaration of one state variable.
+
+    Attributes:
+        name: The name of the state.
+        kind: The kind of the state.
+        state_id: The byte that stands for the state in every stored key. A state with another name never gets the same
+            byte.
+        ttl_ms: Milliseconds until an entry expires; None if entries never expire.
+        versions: All schemas that entries of the state may have been written with.
+    """
 
     name: str
     kind: StateKind
@@ -46,8 +61,11 @@ class StateDescriptor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalFile:
-    """A RocksDB file: the name that the DB knows it by, and the shared file that holds its bytes. The number in the name
-    is local: two restores of one checkpoint write different files under the same number."""
+    """A RocksDB file: its name in the RocksDB store, and the shared file that holds its bytes.
+
+    The number in the name is local to one store: two restores of one checkpoint write different files with the same
+    number.
+    """
 
     name: str
     handle: Handle
@@ -55,7 +73,7 @@ class LocalFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InlineFile:
-    """A small file that belongs to this manifest alone, carried in it."""
+    """A small file whose bytes the manifest itself contains. No other manifest shares the file."""
 
     name: str
     data: bytes
@@ -63,10 +81,14 @@ class InlineFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """Changes that a shard has beside its files (``formats/changelog.py``): in a shared file, or small ones inline.
+    """The changes of one interval to one shard (`formats/changelog.py`), in a shared file or, if small, inline.
 
-    ``changes``: deleted ranges and entries. ``content_bytes``: their keys and values before compression, which is what a
-    replay costs and thresholds count.
+    Attributes:
+        handle: The shared file; None for an inline segment.
+        data: The bytes of an inline segment; None for a shared file.
+        changes: The number of deleted ranges and entries.
+        content_bytes: The size of the changed keys and values before compression. This size determines the cost of a
+            replay, and the thresholds for consolidation apply to it.
     """
 
     handle: Handle | None
@@ -80,17 +102,22 @@ class Segment:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes as stored."""
+        """The size of the segment as stored."""
         return self.handle.size_bytes if self.handle is not None else len(self.data or b"")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyGroupState:
-    """What one key group holds: entries by state name (values, list elements, map entries; timers are ``$timers``), and
-    the sum of the hashes of all of them.
+    """The counts and the digest of one key group.
 
-    ``size_bytes``: keys and values of all its records, indexes and positions of lists included, before compression, as
-    ``layout.record_bytes`` counts them; None: not counted."""
+    Attributes:
+        key_group: The number of the key group.
+        entries: The number of entries by state name. An entry is a value, a list element or a map pair. The timers
+            count as `$timers`.
+        digest: The sum of the hashes of all entries.
+        size_bytes: The size of all stored keys and values before compression, including indexes and the positions of
+            lists, as `layout.record_bytes` counts them; None if it was not counted.
+    """
 
     key_group: int
     entries: dict[str, int]
@@ -100,8 +127,16 @@ class KeyGroupState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardManifest:
-    """All that is needed to open one shard: files, then segments to replay in their order. ``key_group_states`` lists the
-    non-empty key groups, ascending."""
+    """All that is needed to open one shard: the files, and the segments to replay on top of them in order.
+
+    Attributes:
+        shard: The number of the shard.
+        key_groups: The key groups of the shard.
+        files: The RocksDB files that are shared files.
+        inline_files: The RocksDB files whose bytes the manifest contains.
+        segments: The changelog segments, in the order of their replay.
+        key_group_states: The non-empty key groups, ascending.
+    """
 
     shard: int
     key_groups: KeyGroupRange
@@ -117,29 +152,33 @@ class ShardManifest:
 
     @property
     def files_bytes(self) -> int:
-        """Bytes of shared and inlined files, without segments."""
+        """The size of the shared and inline files, without segments."""
         return sum(f.handle.size_bytes for f in self.files) + sum(len(f.data) for f in self.inline_files)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of state, all included."""
+        """The size of all files and segments of the shard."""
         return self.files_bytes + sum(s.size_bytes for s in self.segments)
 
     @property
     def entries(self) -> int:
-        """Entries of all states."""
+        """The number of entries of all states."""
         return sum(sum(s.entries.values()) for s in self.key_group_states)
 
     @property
     def digest(self) -> int:
-        """Of the shard's entries; see `KeyGroupState`."""
+        """The digest of the shard: the sum of its key groups' digests modulo 2**64."""
         return sum(s.digest for s in self.key_group_states) % 2**64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardChanges:
-    """What is other than in a manifest's file since that was written: all segments that there are now, and the key groups
-    that changed, ascending; one that became empty has no entries."""
+    """The difference between a shard's manifest file and the shard's current manifest.
+
+    Attributes:
+        segments: All current segments, including those in the manifest file.
+        key_group_states: The key groups that changed, ascending. A key group that became empty has no entries.
+    """
 
     segments: tuple[Segment, ...]
     key_group_states: tuple[KeyGroupState, ...]
@@ -147,7 +186,16 @@ class ShardChanges:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InSegment:
-    """Where in a segment's file a manifest begins, and what that segment, the last one of that manifest, has."""
+    """The place of a manifest at the end of a changelog segment's file.
+
+    The manifest can't contain the handle of its own file. So this class holds the numbers of that file's segment, which
+    the reader appends to the manifest as its last segment.
+
+    Attributes:
+        offset: The byte at which the manifest begins.
+        changes: `Segment.changes` of the file's segment.
+        content_bytes: `Segment.content_bytes` of the file's segment.
+    """
 
     offset: int
     changes: int
@@ -156,7 +204,11 @@ class InSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InlineShard:
-    """A shard whose manifest lies in the record. The fields that are None are in the JSON, beside those of `FiledShard`."""
+    """A shard of a checkpoint whose manifest lies in the record itself.
+
+    The fields that are always None appear in the JSON, so that both kinds of shards have the same fields
+    (`FiledShard`).
+    """
 
     shard: int
     inline: ShardManifest
@@ -167,10 +219,15 @@ class InlineShard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FiledShard:
-    """A shard whose manifest lies in the file ``manifest``, which several checkpoints may share.
+    """A shard of a checkpoint whose manifest lies in a file, which several checkpoints may share.
 
-    ``changes``: what differs from that file; None: nothing. ``in_segment``: the file is a changelog segment with the manifest at
-    its end; None: it holds the manifest alone.
+    Attributes:
+        shard: The number of the shard.
+        manifest: The file.
+        changes: The difference between the file's manifest and the shard's manifest; None if they are equal.
+        in_segment: The place of the manifest if the file is a changelog segment; None if the file holds only the
+            manifest.
+        inline: Always None. `InlineShard` has the manifest here.
     """
 
     shard: int
@@ -180,16 +237,16 @@ class FiledShard:
     inline: None = None
 
 
-# A shard of a checkpoint, as its record names it. `manifest.manifest_of` reads either form.
+# A shard in a checkpoint's record. `manifest.manifest_of` reads the manifest of either class.
 ShardRef = InlineShard | FiledShard
 
 
-# --- what an attempt did -----------------------------------------------------------------------------------------------------
+# --- The result of an attempt. ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRef:
-    """Which try of which Airflow run this is. Order of tries within one run: (clear_number, try_number)."""
+    """One try of one Airflow run. The pair (clear_number, try_number) orders the tries of a run."""
 
     run_id: str
     clear_number: int
@@ -198,9 +255,16 @@ class RunRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Permissions:
-    """What the caller allowed at begin; recorded, since it explains the state. ``allow_quarantined`` is for rewinds and forks:
-    somebody vouches for the state, so that marks on what it was made from count no more. ``replace_overlapping``: output of
-    intervals that overlap this one, cut otherwise, is no longer current once this one is committed."""
+    """The permissions with which an attempt began. The record keeps them, since they explain the state.
+
+    Attributes:
+        allow_gap: Start from the newest earlier checkpoint if no checkpoint ends where the interval starts.
+        allow_stale_base: Start from a stale checkpoint.
+        allow_quarantined: For rewinds and forks: use a quarantined checkpoint. Quarantine marks on the used checkpoint
+            and its bases do not apply to the new checkpoint.
+        replace_overlapping: Replace the output of overlapping intervals that have other boundaries. Their output is no
+            longer current after the commit.
+    """
 
     allow_gap: bool = False
     allow_stale_base: bool = False
@@ -209,7 +273,7 @@ class Permissions:
 
     @classmethod
     def from_texts(cls, given: Mapping[str, bool | str]) -> Permissions:
-        """Read permissions whose values may come from templates: true, false, or empty for false.
+        """Return the permissions from values that may come from templates: true, false, or empty for false.
 
         Raises:
             UsageError: A name is no permission, or a value is none of these.
@@ -228,8 +292,15 @@ NO_PERMISSIONS = Permissions()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputFile:
-    """One immutable Parquet file of an attempt; late rows lie apart. ``schema_version``: which of the ``output_schemas`` of its
-    record, from 1; None: not recorded (late rows, and attempts that are not committed)."""
+    """One immutable Parquet file of an attempt, with output rows or late rows.
+
+    Attributes:
+        handle: The file.
+        rows: The number of rows in the file.
+        late: True if the file holds late rows. Late rows and output rows are in separate files.
+        schema_version: The position, from 1, of the file's schema in the record's `output_schemas`; None for late rows
+            and before the commit.
+    """
 
     handle: Handle
     rows: int
@@ -239,9 +310,15 @@ class OutputFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogicalTime:
-    """The clock of the interval, and the watermarks that the one after it begins with: handlers see ``watermark_ms``, rows up to
-    ``late_watermark_ms`` are late (None: those up to ``watermark_ms``). Both are None outside event time. ``zone``: the time zone
-    in which the processor ran; None: not recorded."""
+    """The clock of an interval, and the watermarks with which the next interval begins.
+
+    Attributes:
+        mode: The time mode of the processor.
+        processing_time_ms: The processing time, in milliseconds since the epoch.
+        watermark_ms: The watermark that handlers of the next interval see; None outside event time.
+        late_watermark_ms: Rows of the next interval up to this event time are late. None means `watermark_ms`.
+        zone: The time zone in which the processor ran; None if it was not recorded.
+    """
 
     mode: TimeMode
     processing_time_ms: int
@@ -252,12 +329,23 @@ class LogicalTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """Counts of the interval and of the state that it left.
+    """Counts of an interval and of the resulting state.
 
-    ``changed_bytes``: keys and values of the entries that the interval changed; ``uploaded_bytes``: what was written to the
-    storage for them; ``state_bytes``: all files of the state; ``state_files``: how many there are; ``keys``: entries of the
-    fullest value state, so the keys that hold it, and 0 where a pipeline has none. ``downloaded_bytes`` and ``cached_bytes``: what
-    the restore took from the storage, and from the caches of hosts.
+    Attributes:
+        input_rows: Rows of input.
+        output_rows: Rows of output, without late rows.
+        late_rows: Late rows.
+        keys_touched: Keys that the interval processed.
+        keys: Entries of the value state with the most entries, and so the number of keys that have this state; 0 if the
+            pipeline has no value state.
+        entries: Entries of all states.
+        changed_bytes: Size of the keys and values of the entries that the interval changed.
+        uploaded_bytes: Bytes of state that the interval wrote to the storage.
+        uploaded_files: Files of state that the interval wrote to the storage.
+        state_bytes: Size of all files of the state.
+        state_files: Number of files of the state.
+        downloaded_bytes: Bytes that the restore read from the storage.
+        cached_bytes: Bytes that the restore took from the caches of hosts.
     """
 
     input_rows: int
@@ -277,17 +365,39 @@ class Totals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """What an attempt made, before and after it is committed. ``base_id`` is None for a start from empty.
+    """The result of an attempt, before and after its commit.
 
-    ``source_position`` is the source's own JSON; ``durations_us`` are microseconds by phase, where a shard's phases are those of the
-    slowest shard; ``code_hash`` is over the sources of the processor and what it imports from the user's own modules; ``worker_pids`` are the processes that wrote.
-    ``restored_from``: the id of the savepoint whose state a ``restore`` record is. ``retention``: the policy by which the commit chose
-    what stays, and by which later ones do until an interval brings another; None: the default of before it was recorded.
-    ``output_schema``: that of output rows, as
-    Spark reads it from the files, a ``StructType`` as JSON; None in older attempts, and once it is committed, since the record's
-    ``output_schemas`` have it. ``input_hash``: 32 hex digits over code, settings and input (`cairn.operations.plan_reuse.input_hash`): an
-    interval with equal ones from an equal base has the same result; None: that can't be told.
-    ``code_version``: what people call that code: the pipeline's ``version``, else what git says of its folder; None: neither.
+    Attributes:
+        kind: The operation that made the attempt.
+        pipeline: The name of the pipeline.
+        pipeline_start_ms: `Pipeline.start`, in milliseconds since the epoch.
+        interval: The interval. The state is the state at its end.
+        run: The Airflow run and try.
+        attempt: The uuid of the attempt.
+        base_id: The checkpoint from which the attempt started; None for empty state.
+        permissions: The permissions with which the attempt began.
+        parallelism: The number of shards.
+        max_parallelism: The number of key groups.
+        key_schema: The key columns, a `StructType` as JSON.
+        states: The state variables.
+        time: The clock of the interval and the watermarks of the next one.
+        source_position: The source's own JSON about the input that it read.
+        code_hash: A hash of the processor's source code and of the user's modules that the processor imports.
+        totals: Counts of the interval and of the state.
+        digest: The digest of the state.
+        shards: The shards, with their manifests.
+        outputs: The files of output rows and of late rows.
+        durations_us: Microseconds by phase. The phases within a shard are those of the slowest shard.
+        worker_pids: The processes that wrote the shards.
+        restored_from: The savepoint that a `restore` record restored; None for all other records.
+        retention: The policy by which the commit chose the retained checkpoints. Later commits use this policy until an
+            interval brings another. None means the default policy of releases that did not record the policy.
+        output_schema: The schema of the output rows as Spark reads it from the files, a `StructType` as JSON. None
+            after the commit, because the record has the schema in `output_schemas`, and in older attempts.
+        input_hash: 32 hex digits that hash code, settings and input (`cairn.operations.plan_reuse.input_hash`).
+            Intervals with equal hashes and equal bases have equal results. None if the hash is unknown.
+        code_version: The name of the code for people: the pipeline's `version`, or else git's description of the code's
+            folder. None if both are missing.
     """
 
     kind: Kind
@@ -320,20 +430,31 @@ class Content:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """All shards of an attempt have acked. ``h0`` is the highest id at its begin (0: none). ``written``: every state and output file
-    of the attempt, so that a commit need not read all manifests; None: not recorded."""
+    """The content of `prepared.json`: an attempt whose shards have all finished.
+
+    Attributes:
+        h0: The highest id in the log when the attempt began; 0 for an empty log.
+        content: The result of the attempt.
+        written: Every state file and output file of the attempt, so that a commit need not read all manifests; None if
+            the list was not recorded.
+    """
 
     h0: int
     content: Content
     written: tuple[Handle, ...] | None = None
 
 
-# --- the log ---------------------------------------------------------------------------------------------------------------------
+# --- The log and the marks beside it. ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retained:
-    """A checkpoint that is completed as of the record that lists it, and the id that made it stale, if any."""
+    """A checkpoint that a record retains.
+
+    Attributes:
+        id: The id of the checkpoint.
+        stale_by: The id of the commit that made the checkpoint stale; None if it is not stale.
+    """
 
     id: int
     stale_by: int | None
@@ -341,7 +462,12 @@ class Retained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unpublished:
-    """The sink hook may still have to run: for ``interval``, whose output commit ``id`` made or replaced."""
+    """An interval whose output the sink hook may not have published yet.
+
+    Attributes:
+        interval: The interval.
+        id: The commit that made or replaced the interval's output.
+    """
 
     interval: Interval
     id: int
@@ -349,7 +475,12 @@ class Unpublished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Superseded:
-    """Commits ``by`` of the same interval, later than checkpoint ``id``, left another state."""
+    """A checkpoint whose interval has a later commit with another state.
+
+    Attributes:
+        id: The id of the checkpoint.
+        by: The ids of the later commits of the same interval that left another state.
+    """
 
     id: int
     by: tuple[int, ...]
@@ -357,8 +488,14 @@ class Superseded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """What planning asks of a retained checkpoint, so that its record need not be read. Fields as in `Content` and `Tombstone`;
-    ``quarantine_allowed``: whoever restored it was allowed to go back to a quarantined one, whose marks count no more. ``descriptors_hash``: as in `Tombstone`."""
+    """The facts about a retained checkpoint that planning needs without reading the checkpoint's record.
+
+    The other fields have the same meaning as in `Content` and `Tombstone`.
+
+    Attributes:
+        quarantine_allowed: True if the commit had the permission `allow_quarantined`. Then quarantine marks on its
+            bases do not apply to this checkpoint.
+    """
 
     id: int
     kind: Kind
@@ -374,7 +511,12 @@ class Kept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """Checkpoint ``id`` is or descends from the quarantined checkpoint ``by``, the nearest one."""
+    """A checkpoint that is quarantined or descends from a quarantined checkpoint.
+
+    Attributes:
+        id: The id of the checkpoint.
+        by: The id of the nearest quarantined checkpoint among the checkpoint itself and its ancestors.
+    """
 
     id: int
     by: int
@@ -382,17 +524,22 @@ class Judged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What a reader of the newest record still has to know of all records below it, so that it reads none of them.
+    """The facts about earlier records that a reader of the newest record needs without reading those records.
 
-    ``dropping``: ids below it that are no longer retained or whose output was replaced, and whose files may still be there.
-    ``unpublished``: intervals whose mark in ``published/`` may be missing. ``superseded``: of the retained ids. ``marks``: the
-    quarantined ids that were known; ``refused``: what they mean for the retained ids and for those that superseded one. ``levels``:
-    the lengths of intervals that there are, as ``paths.SETTLED_DAYS`` numbers them.
-
-    ``kept``: all that are retained, the record itself included, by id. ``latest_end_ms``: the latest end of an interval that was ever committed, this commit's included, so that
-    nothing overlaps an interval that starts there. ``replaced_outputs``: of the retained and the dropping ids those whose output is no
-    longer current. ``settled``: how many files in ``settled/commits/`` this commit and all below have, so that a listing of all tells
-    whether one is lost.
+    Attributes:
+        dropping: Earlier ids that are no longer retained or whose output was replaced, and whose files may still exist.
+        unpublished: Intervals whose mark in `published/` may be missing.
+        superseded: The retained checkpoints whose interval has a later commit with another state.
+        marks: The ids of the quarantine marks that the commit knew.
+        refused: Those retained checkpoints that are quarantined or descend from a quarantined checkpoint, and those
+            commits listed in `Superseded.by` that do.
+        levels: The classes of interval lengths that the log contains, as indexes into `paths.SETTLED_DAYS`.
+        kept: The facts about all retained checkpoints, by id, including the record itself.
+        latest_end_ms: The latest end of all intervals that were ever committed, including this one. No committed
+            interval overlaps an interval that starts at or after this time.
+        replaced_outputs: The retained and the dropping ids whose output is no longer current.
+        settled: The number of files in `settled/commits/` for this commit and all earlier ones. A listing with fewer
+            files has lost one.
     """
 
     dropping: tuple[int, ...] = ()
@@ -409,10 +556,19 @@ class Summary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One entry of the log. The head (highest id) says which ids are completed: those in its ``retained``. ``reproduces``:
-    the commit of the same interval that left the same state; then nothing became stale. ``output_schemas``: all that output of the
-    pipeline has had up to here, oldest first; the newest commit's count for all files. ``replaced``: intervals of other cuts whose
-    output is not current from here on."""
+    """The file of one commit in the log. The newest record's `retained` lists the checkpoints that count.
+
+    Attributes:
+        id: The number of the record.
+        retained: The checkpoints that the record retains.
+        reproduces: The earlier commit of the same interval that left the same state. In this case the commit made no
+            checkpoint stale. None if there is no such commit.
+        content: The result of the attempt.
+        output_schemas: All schemas that the pipeline's output has had so far, oldest first. Readers use the list of the
+            newest commit for all files.
+        replaced: Intervals with other boundaries whose output is no longer current after this commit.
+        summary: The facts about earlier records.
+    """
 
     id: int
     retained: tuple[Retained, ...]
@@ -424,14 +580,23 @@ class Record:
 
     @property
     def interval(self) -> Interval:
-        """The content's."""
+        """The interval of the content."""
         return self.content.interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepRecord:
-    """Names the attempts that a sweep abandons: none of them can be committed after it. It is no checkpoint, but it is in
-    the log, and carries ``retained`` forward."""
+    """The record of a sweep in the log. The attempts that it names can't be committed afterwards.
+
+    The record is no checkpoint. It copies `retained` from the record before it.
+
+    Attributes:
+        id: The number of the record.
+        retained: The checkpoints that the record retains.
+        sweep: The uuid of the sweep.
+        abandoned: The attempts that the sweep abandons.
+        summary: The facts about earlier records.
+    """
 
     id: int
     retained: tuple[Retained, ...]
@@ -442,10 +607,18 @@ class SweepRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tombstone:
-    """What stays of a record that is no longer retained: enough for lineage, staleness, fencing and current output. ``base_id``
-    is None also where its marks count no more. ``replace_overlapping`` is its permission. ``outputs``: the output
-    files that the commit made, from which a sweep can write a lost ``Settled`` anew; a clean-up may have deleted these files.
-    ``input_hash``: the content's."""
+    """The short form of a record that is no longer retained.
+
+    The tombstone keeps the facts for lineage, staleness, fencing and current output. The other fields have the same
+    meaning as in `Content` and `Record`.
+
+    Attributes:
+        base_id: The base; None also if quarantine marks on the base do not apply to this checkpoint.
+        descriptors_hash: A hash of the state's declarations: names, kinds, schemas, expiry and key.
+        outputs: The output files of the commit, from which a sweep can write a lost `Settled` again. A clean-up may
+            have deleted these files.
+        replace_overlapping: True if the commit had this permission.
+    """
 
     id: int
     kind: Kind
@@ -465,10 +638,16 @@ class Tombstone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
-    """What a commit below the newest did to one interval; its path says the same, so that a listing answers most questions.
+    """The effect of an earlier commit on one interval.
 
-    ``kind``: the commit's, or ``replaced``: it took the output of that interval away. ``outputs``: current output outlives the
-    record, and its files are named here. ``collected``: they were replaced, and the files are deleted.
+    The file's path contains the same facts, so a listing answers most questions without reading files.
+
+    Attributes:
+        id: The number of the commit.
+        kind: The kind of the commit, or `replaced` if the commit replaced this interval's output.
+        interval: The interval.
+        outputs: The output files of the commit. The record may be dropped while its output is still current.
+        collected: True if the output was replaced and its files are deleted.
     """
 
     id: int
@@ -480,7 +659,12 @@ class Settled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptEnd:
-    """Where the log says what became of an attempt: the record of its commit, or of the sweep that abandoned it."""
+    """The record that ended an attempt.
+
+    Attributes:
+        attempt: The uuid of the attempt.
+        id: The record of the attempt's commit, or of the sweep that abandoned the attempt.
+    """
 
     attempt: str
     id: int
@@ -488,15 +672,22 @@ class AttemptEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """The log has at least this id. Rewritten after commits, and nobody relies on it being the newest."""
+    """The content of `HEAD.json`: an id that the log contains.
+
+    Writers update the file after commits. The id may be older than the newest record, so readers look for later
+    records.
+    """
 
     id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """Names of files that a listing of the folder must not miss. Code that lists the folder adds these names to the listing, since the
-    listing may be some seconds old. The folder may have more files."""
+    """File names that a listing of a folder must not miss.
+
+    On a network disk a listing may be some seconds old, so code that lists the folder adds these names to the result.
+    The folder may contain more files.
+    """
 
     folder: str
     names: tuple[str, ...]
@@ -504,7 +695,7 @@ class Names:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quarantine:
-    """A checkpoint that validation refused, and why."""
+    """The mark on a checkpoint that validation refused, with the reason."""
 
     id: int
     reason: str
@@ -513,7 +704,7 @@ class Quarantine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """A prepared attempt that validation refused, and why: it is never committed."""
+    """The mark on a prepared attempt that validation refused, with the reason. The attempt is never committed."""
 
     attempt: str
     reason: str
@@ -522,8 +713,14 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validated:
-    """A checkpoint that validation found right: its files, or its restored state too. Retention keeps the newest usable one of
-    each mode."""
+    """The mark on a checkpoint that passed validation.
+
+    For each mode, retention keeps the newest usable checkpoint that has this mark.
+
+    Attributes:
+        id: The id of the checkpoint.
+        mode: `fast` if validation checked the files, `full` if validation also restored and checked the state.
+    """
 
     id: int
     mode: ValidationMode
@@ -531,8 +728,15 @@ class Validated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """Somebody reads this checkpoint, and its files stay for ``seconds`` after the lease was last written, or until it is given back.
-    ``lease``: a uuid. ``holder``: for people, what reads it and where."""
+    """A file that keeps a checkpoint's files while a long reader reads them.
+
+    Attributes:
+        id: The id of the checkpoint.
+        lease: The uuid of the lease.
+        seconds: Seconds that the lease lasts after its last write. The reader renews the lease, or ends it early by
+            deleting the file.
+        holder: A text for people: the reader, its host and its process.
+    """
 
     id: int
     lease: str
@@ -542,19 +746,28 @@ class Lease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """The sink hook has run for this checkpoint."""
+    """The mark that the sink hook has run for a checkpoint's output."""
 
     id: int
     interval: Interval
 
 
-# --- savepoints ----------------------------------------------------------------------------------------------------------------
+# --- Savepoints. ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanonicalFile:
-    """One Parquet file of a canonical savepoint: rows of ``state`` (``$timers`` for the timers) in the order of their key
-    groups and keys, from one shard, behind those of the file listed before it. ``key_groups``: the shard's."""
+    """One Parquet file of a canonical savepoint, with rows of one state from one shard.
+
+    The rows are in the order of their key groups and keys. The rows of the file before it in the list precede them.
+
+    Attributes:
+        state: The name of the state; `$timers` for the timers.
+        shard: The number of the shard.
+        key_groups: The key groups of the shard.
+        handle: The file.
+        rows: The number of rows.
+    """
 
     state: str
     shard: int
@@ -565,8 +778,16 @@ class CanonicalFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Savepoint:
-    """Self-contained and owned by the user: every handle is relative to the savepoint's own directory. Native: the state is
-    in the content's shards. Canonical: in ``files``, and the content has no shards."""
+    """A copy of the state that belongs to the user. Every handle is relative to the savepoint's own folder.
+
+    Attributes:
+        savepoint: The uuid of the savepoint.
+        format: `native`: the content's shards hold the state. `canonical`: `files` hold the state, and the content has
+            no shards.
+        checkpoint_id: The checkpoint that the savepoint copies.
+        content: The content of that checkpoint.
+        files: The Parquet files of a canonical savepoint.
+    """
 
     savepoint: str
     format: Literal["native", "canonical"]
@@ -577,21 +798,33 @@ class Savepoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """Lies in a savepoint that somebody took over: ``owner`` is the URL of their pipeline's folder, ``attempt`` the one that
-    restores it. Nobody else restores it from then on, since the owner may delete it."""
+    """The content of `claimed.json` in a savepoint's folder: the pipeline that has taken over the savepoint.
+
+    Only this pipeline restores the savepoint from then on, because it may delete the files.
+
+    Attributes:
+        savepoint: The uuid of the savepoint.
+        owner: The URL of the pipeline's folder.
+        attempt: The uuid of the attempt that restores the savepoint.
+    """
 
     savepoint: str
     owner: str
     attempt: str
 
 
-# --- trials --------------------------------------------------------------------------------------------------------------------
+# --- Trials. ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialBase:
-    """What a trial began from: checkpoint ``id`` of production, or of the pipeline that the savepoint at the URL ``savepoint`` was
-    taken of, with the digest of its state."""
+    """The state that a trial began from.
+
+    Attributes:
+        id: A checkpoint of production or, with `savepoint`, of the pipeline from which the savepoint was taken.
+        digest: The digest of the state.
+        savepoint: The URL of the savepoint; None if the trial began from a checkpoint.
+    """
 
     id: int
     digest: int
@@ -600,11 +833,19 @@ class TrialBase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """Intervals of a pipeline that were run with other code beside it, in a root of their own.
+    """Intervals of a pipeline that other code has processed beside production, in a root of their own.
 
-    ``code``: module:NAME of the pipeline that was tried, with its hash and version as in `Content`. ``span``: from the start of the
-    first interval to the end of the last one, each ``length_ms`` long. ``attempt``: the uuid of the fork. ``base``: None for a start
-    from empty. ``ends_ms``: from then on a sweep removes it, in milliseconds since the epoch.
+    Attributes:
+        name: The name of the trial.
+        pipeline: The name of the pipeline.
+        code: The tried pipeline, as module:NAME.
+        code_hash: As in `Content`, of the tried code.
+        code_version: As in `Content`, of the tried code.
+        span: The time from the start of the first interval to the end of the last interval.
+        length_ms: The length of each interval in milliseconds.
+        attempt: The uuid of the fork.
+        base: The state that the trial began from; None for empty state.
+        ends_ms: The time from which a sweep removes the trial, in milliseconds since the epoch.
     """
 
     name: str

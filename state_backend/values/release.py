@@ -1,4 +1,4 @@
-"""The release of this code, and the error for a file that another release wrote in a format that this one does not read."""
+"""The release of this code, and the error for files that another release wrote in another format."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ RELEASE = "0.1.0"
 
 
 def unsupported(where: str, wrote: str, reads: str, release: str | None = None) -> UnsupportedFormat:
-    """An error that names both versions and the release to use.
+    """Return an error that names both releases and the release to use.
 
     Args:
         where: The file, or the state whose entry was read.
-        wrote: The form that was found, like ``format 2``.
-        reads: The form that this release reads.
-        release: The release that the file names; None if the file names none.
+        wrote: The format that the file has, like `format 2`.
+        reads: The format that this release reads.
+        release: The release that the file names; None if the file names no release.
     """
     who = f"Cairn {release[:40]}" if release is not None else "another release of Cairn"
     text = f"{where}: {who} wrote {wrote}; this is Cairn {RELEASE}, which reads {reads}\n"
@@ -32,7 +32,7 @@ def unsupported(where: str, wrote: str, reads: str, release: str | None = None) 
 
 
 def is_newer(release: str) -> bool:
-    """True if ``release`` comes after this one, or can't be compared with this one."""
+    """Return True if `release` is newer than this release, or can't be compared with it."""
     try:
         return _numbers(release) > _numbers(RELEASE)
     except ValueError:

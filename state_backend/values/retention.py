@@ -1,7 +1,8 @@
-"""Which checkpoints stay: policies as values, which a checkpoint records. They compose, as unions and intersections.
+"""Retention policies: values that say which checkpoints stay. Records store them.
 
-There is none by bytes: checkpoints share files, and a head does not say which, so that the bytes which dropping one would free are
-not known where this is decided.
+Policies combine as unions and intersections. No policy limits the bytes of all checkpoints: checkpoints share files,
+and the newest record does not list each checkpoint's files. So when a commit applies the policy, it does not know how
+many bytes the storage would free by dropping a checkpoint.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ from state_backend.values.intervals import Interval
 
 
 class Ended(Protocol):
-    """What a policy goes by of a checkpoint."""
+    """The fields of a checkpoint that a policy uses."""
 
     @property
     def id(self) -> int:
-        """From 1, in the order of commits."""
+        """The checkpoint's id, counted from 1 in the order of commits."""
 
     @property
     def interval(self) -> Interval:
-        """The interval whose end its state is of."""
+        """The interval of the checkpoint. The checkpoint holds the state at the interval's end."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeepLast:
-    """The last ``count`` committed."""
+    """The policy that keeps the `count` checkpoints that were committed last."""
 
     count: int
 
@@ -38,11 +39,11 @@ class KeepLast:
         _check_number("KeepLast", self.count)
 
     def keep(self, checkpoints: Sequence[Ended]) -> frozenset[int]:
-        """Ids of the last ones; ``checkpoints`` ascend by id."""
+        """Return the ids of the kept checkpoints. `checkpoints` must ascend by id."""
         return frozenset(c.id for c in checkpoints[-self.count :]) if self.count > 0 else frozenset()
 
     def intervals_back(self, every: timedelta) -> int:
-        """The most intervals of length ``every`` between the newest checkpoint and a kept checkpoint."""
+        """Return the largest distance between the newest and a kept checkpoint, in intervals of length `every`."""
         return self.count
 
     def __str__(self) -> str:
@@ -51,9 +52,12 @@ class KeepLast:
 
 @dataclass(frozen=True, slots=True)
 class KeepPerDay:
-    """The one that ends each day, for ``days`` days before the newest interval's end: of the intervals that end in a day the one
-    that ends last, at midnight if there is one, and of that the newest checkpoint. Days are in UTC, so that a backfill of an old month
-    is thinned as the month itself was."""
+    """The policy that keeps the last checkpoint of each day, for `days` days before the newest interval's end.
+
+    The last checkpoint of a day is the newest checkpoint of the interval that ends last in the day. An interval that
+    ends at midnight belongs to the day that ends then. Days are in UTC and count from the newest interval's end, so a
+    backfill of an old month keeps the same checkpoints as the original runs.
+    """
 
     days: int
 
@@ -61,19 +65,19 @@ class KeepPerDay:
         _check_number("KeepPerDay", self.days)
 
     def keep(self, checkpoints: Sequence[Ended]) -> frozenset[int]:
-        """The id that is highest on each day, in UTC, counted back from the newest end."""
+        """Return the ids of the last checkpoint of each day, for the last `days` days."""
         newest = max((c.interval.end for c in checkpoints), default=None)
         by_day: dict[date, tuple[datetime, int]] = {}
         for c in checkpoints:
             end = c.interval.end
             if newest is not None and newest - end < timedelta(days=self.days):
-                # An interval that ends at midnight is the last of the day that is over then.
+                # An interval that ends at midnight belongs to the day that ends at that midnight.
                 day = (end - timedelta(milliseconds=1)).date()
                 by_day[day] = max(by_day.get(day, (end, c.id)), (end, c.id))
         return frozenset(checkpoint_id for _, checkpoint_id in by_day.values())
 
     def intervals_back(self, every: timedelta) -> int:
-        """The most intervals of length ``every`` between the newest checkpoint and a kept checkpoint."""
+        """Return the largest distance between the newest and a kept checkpoint, in intervals of length `every`."""
         return math.ceil(timedelta(days=self.days) / every)
 
     def __str__(self) -> str:
@@ -82,7 +86,7 @@ class KeepPerDay:
 
 @dataclass(frozen=True, slots=True)
 class KeepYounger:
-    """Those whose interval ended less than ``age`` before the newest interval's end."""
+    """The policy that keeps checkpoints whose interval ended less than `age` before the newest interval's end."""
 
     age: timedelta
 
@@ -93,12 +97,12 @@ class KeepYounger:
             )
 
     def keep(self, checkpoints: Sequence[Ended]) -> frozenset[int]:
-        """Ids of those whose state is less than the age behind the newest."""
+        """Return the ids of the checkpoints whose interval ended less than `age` before the newest interval's end."""
         newest = max((c.interval.end for c in checkpoints), default=None)
         return frozenset(c.id for c in checkpoints if newest is not None and newest - c.interval.end < self.age)
 
     def intervals_back(self, every: timedelta) -> int:
-        """The most intervals of length ``every`` between the newest checkpoint and a kept checkpoint."""
+        """Return the largest distance between the newest and a kept checkpoint, in intervals of length `every`."""
         return math.ceil(self.age / every)
 
     def __str__(self) -> str:
@@ -108,7 +112,7 @@ class KeepYounger:
 
 @dataclass(frozen=True, slots=True)
 class AnyOf:
-    """What any of the policies keeps; nothing if there is none."""
+    """The policy that keeps each checkpoint that at least one of the policies keeps; without policies none."""
 
     any_of: tuple[RetentionPolicy, ...]
 
@@ -116,11 +120,11 @@ class AnyOf:
         _check_policies("AnyOf", self.any_of)
 
     def keep(self, checkpoints: Sequence[Ended]) -> frozenset[int]:
-        """Ids that at least one of the policies keeps."""
+        """Return the ids that at least one of the policies keeps."""
         return frozenset().union(*(p.keep(checkpoints) for p in self.any_of))
 
     def intervals_back(self, every: timedelta) -> int:
-        """The most intervals of length ``every`` between the newest checkpoint and a kept checkpoint."""
+        """Return the largest distance between the newest and a kept checkpoint, in intervals of length `every`."""
         return max((policy.intervals_back(every) for policy in self.any_of), default=0)
 
     def __str__(self) -> str:
@@ -129,7 +133,7 @@ class AnyOf:
 
 @dataclass(frozen=True, slots=True)
 class AllOf:
-    """What all of the policies keep; everything if there is none."""
+    """The policy that keeps each checkpoint that every one of the policies keeps; without policies all."""
 
     all_of: tuple[RetentionPolicy, ...]
 
@@ -137,37 +141,51 @@ class AllOf:
         _check_policies("AllOf", self.all_of)
 
     def keep(self, checkpoints: Sequence[Ended]) -> frozenset[int]:
-        """Ids that every one of the policies keeps."""
+        """Return the ids that every one of the policies keeps."""
         return frozenset(c.id for c in checkpoints).intersection(*(p.keep(checkpoints) for p in self.all_of))
 
     def intervals_back(self, every: timedelta) -> int:
-        """The most intervals of length ``every`` between the newest checkpoint and a kept checkpoint."""
+        """Return the largest distance between the newest and a kept checkpoint, in intervals of length `every`."""
         return max((policy.intervals_back(every) for policy in self.all_of), default=0)
 
     def __str__(self) -> str:
         return " that are also ".join(map(str, self.all_of)) or "all"
 
 
-# In records no two have the same fields: these tell which policy it is.
+# Each policy class has field names of its own: records store only the fields, and the decoder finds the class by their
+# names.
 RetentionPolicy: TypeAlias = KeepLast | KeepPerDay | KeepYounger | AnyOf | AllOf
 _NAMES = " or ".join(policy.__name__ for policy in get_args(RetentionPolicy))
-# More than a million days or checkpoints is a slip, and too many days are no timedelta.
+# The largest count of days or checkpoints. A larger number is a typing error, and a timedelta holds at most
+# 999,999,999 days.
 _MOST = 1_000_000
 
 
-# So many recent ones are kept at most: every record lists what is retained.
+# The default policy keeps at most this many recent intervals, because every record lists all retained checkpoints.
 _MOST_RECENT = 300
 
 
 def default_retention(interval_length: timedelta) -> RetentionPolicy:
-    """For intervals of this length: every one of the last two days (no more than 300), the one that ends each day for 35 days, and
-    ten in any case. So one past day of an hourly pipeline can be run again, since the state at its start is there."""
+    """Return the default policy for intervals of the given length.
+
+    The policy keeps the last checkpoint of each day for 35 days, every checkpoint of the last two days (or of the last
+    300 intervals, if that is less), and the last 10 checkpoints in any case. A user can therefore run any one of the
+    last 35 days of an hourly pipeline again, because the state at the start of each day is kept.
+    """
     recent = min(timedelta(days=2), _MOST_RECENT * interval_length)
     return AnyOf((KeepLast(10), KeepYounger(recent), KeepPerDay(35)))
 
 
 def check_retention(retention: object, what: str) -> None:
-    """Raises: UsageError if that is no policy that can be recorded."""
+    """Check that a value is a policy that a record can store.
+
+    Args:
+        retention: The value to check.
+        what: The name of the value, for the message.
+
+    Raises:
+        UsageError: The value is not a policy.
+    """
     if not isinstance(retention, RetentionPolicy):
         raise UsageError(f"{what}: expected {_NAMES}, since checkpoints record the policy; found {retention!r}")
 

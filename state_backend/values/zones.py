@@ -1,8 +1,8 @@
-"""Time zones by the names that Spark takes, and a process that lives in one for a while.
+"""Time zones by the names that Spark accepts, and a context manager that sets the time zone of the process.
 
-PySpark gives processors naive datetimes and takes them back: in frames they are wall time in the session's zone, in state wall
-time in the zone of the worker's process. Hosts may disagree about the latter, and then about what a processor computes. So a
-task runs in one zone, the session's, on whatever host it runs.
+PySpark passes naive datetimes to processors and takes them back. In frames these are wall time in the session's zone.
+In state they are wall time in the zone of the worker's process. Two hosts may have different zones, and a processor
+would then compute different results on them. Therefore a task sets its process to the session's zone on every host.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from state_backend.values.errors import UsageError
 
 _UTC_NAMES = {"UTC", "Z", "GMT", "UT", "Etc/UTC", "Etc/GMT", "Etc/UCT", "UCT", "Zulu", "Etc/Zulu", "Universal", "GMT0"}
 _OFFSET = re.compile(r"(?:UTC|GMT|UT)?([+-])(\d{1,2})(?::?(\d{1,2}))?(?::?(\d{2}))?")
-# Source: java.time.ZoneId.SHORT_IDS, which Spark resolves. Some mean a region, three a fixed offset.
+# Source: java.time.ZoneId.SHORT_IDS. Spark resolves these short names, three of which mean a fixed offset instead of a
+# region.
 _SHORT = {
     "ACT": "Australia/Darwin",
     "AET": "Australia/Sydney",
@@ -58,11 +59,13 @@ _SHORT = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Zone:
-    """A time zone.
+    """One time zone in three notations.
 
-    name: "UTC", a region, or an offset such as "+05:30": what pandas and Arrow take too.
-    rules: the same for datetimes; ``datetime.UTC`` itself for UTC.
-    posix: the same for the variable TZ. POSIX counts offsets westwards.
+    Attributes:
+        name: "UTC", a region, or an offset such as "+05:30". Pandas and Arrow accept these names.
+        rules: The zone as a `tzinfo` for datetimes; `datetime.UTC` itself for UTC.
+        posix: The zone as a value of the environment variable TZ. POSIX counts offsets westwards, so their sign is
+            inverted.
     """
 
     name: str
@@ -72,10 +75,10 @@ class Zone:
 
 @cache
 def zone_of(name: str) -> Zone:
-    """The zone that Spark's setting ``spark.sql.session.timeZone`` names.
+    """Return the zone that a value of Spark's setting `spark.sql.session.timeZone` names.
 
     Raises:
-        UsageError: no such zone, or this host has no data for it.
+        UsageError: The name is unknown, or this host has no data for the zone.
     """
     known = _SHORT.get(name, name)
     if known in _UTC_NAMES:
@@ -100,10 +103,10 @@ def zone_of(name: str) -> Zone:
 
 @contextmanager
 def local_zone(zone: Zone) -> Iterator[None]:
-    """Runs the block with the process's local time in the zone; before it and after it, TZ is as it was.
+    """Run the block with the process's local time in the zone, and restore TZ afterwards.
 
     Raises:
-        UsageError: the C library has no data for the zone.
+        UsageError: The C library has no data for the zone.
     """
     before = os.environ.get("TZ")
     if before == zone.posix:
@@ -122,7 +125,8 @@ def local_zone(zone: Zone) -> Iterator[None]:
 
 
 def _set_local(zone: Zone) -> None:
-    # Where the system has no zone files, the C library takes a region for UTC and says nothing. Python's package has files too.
+    # On a host without zone files, the C library silently treats a region as UTC. The files of Python's tzdata package
+    # are tried next.
     for value in (zone.posix, *_packaged(zone.name)):
         os.environ["TZ"] = value
         time.tzset()
@@ -131,7 +135,7 @@ def _set_local(zone: Zone) -> None:
     raise UsageError(f"this host has no data of the time zone {zone.name!r}; install the system's tzdata package")
 
 
-# January and July: a zone with daylight saving has another offset in one of them.
+# Instants in January and July 2024: in a zone with daylight saving time, their offsets differ.
 _PROBES_S = (1_704_067_200, 1_719_792_000)
 
 

@@ -1,1 +1,1 @@
-"""Programs: the ``cairn`` command, and the driver that Airflow's operators start."""
+"""The `cairn` command."""

@@ -1,13 +1,16 @@
-"""Airflow's REST API: one authenticated call, and a backfill that is whole.
+"""Calls of Airflow's REST API, and the creation of complete backfills.
 
-Airflow creates a backfill in several transactions and allows one per DAG. So a database that refuses one of them (SQLite is locked
-by the scheduler's writes) leaves a backfill with a part of its runs, which starts, and which is in the way of the next try. And for half
-a minute after a backfill has ended it still counts as active. ``create_backfill`` gets through all of that:
+Airflow creates a backfill in several transactions, and allows one active backfill per DAG. If the database refuses a
+transaction, an incomplete backfill remains: its runs start, and it blocks the next try. SQLite refuses writes while the
+scheduler writes. A backfill counts as active for half a minute after its end.
 
-1. It asks for the logical dates (dry run) before anything is changed.
-2. It creates the backfill. If Airflow refuses for a moment, it tries again; a half that the failed call left is cancelled, with the DAG
-   paused meanwhile so that none of its runs start.
-3. It looks whether each of those dates has a run that is to come, under way, or ended since; else it begins again.
+`create_backfill` works around these limits:
+
+1. It asks for the logical dates with a dry run, before it changes anything.
+2. It creates the backfill. After a temporary refusal it tries again. It cancels the incomplete backfill that the failed
+   call left. The DAG is paused meanwhile, so that no run of the incomplete backfill starts.
+3. It checks that each logical date has a run that is queued, is running, or was queued since the creation. If a date
+   has no run, it begins again.
 """
 
 from __future__ import annotations
@@ -33,7 +36,11 @@ ADMIN = "admin"
 
 
 class RestError(RuntimeError):
-    """Airflow's API refused; ``status`` is HTTP's."""
+    """Airflow's API refused a request.
+
+    Attributes:
+        status: The HTTP status.
+    """
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"HTTP {status}: {message}")
@@ -41,14 +48,24 @@ class RestError(RuntimeError):
 
     @property
     def passes(self) -> bool:
-        """Whether it is a refusal of the moment: SQLite refuses a write that began on an older view of the database than the scheduler
-        has left by then. Airflow makes that 503, or 500 "Database error"."""
+        """True for a temporary refusal: the database refused a write, and the same request may succeed later.
+
+        SQLite refuses a transaction that began before the scheduler's last write. Airflow reports this as status 503,
+        or as status 500 with "Database error".
+        """
         return self.status == 503 or (self.status == 500 and "Database error" in str(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backfill:
-    """A backfill that is whole. ``runs``: how many dates it covers; ``tries``: how often it was created until it was."""
+    """A complete backfill.
+
+    Attributes:
+        id: Airflow's id of the backfill.
+        dag_id: Id of the DAG.
+        runs: Number of logical dates.
+        tries: How often the backfill had to be created until it was complete.
+    """
 
     id: int
     dag_id: str
@@ -57,9 +74,16 @@ class Backfill:
 
 
 class AirflowRest:
-    """``token``: of a user, where Airflow wants one; left out: the environment's, else Airflow is asked for one. Airflow gives one to
-    the user ``admin`` with the ``password``; left out: that of an Airflow which this user runs on this machine. Without a password
-    Airflow gives one where everybody is admin (``[core] simple_auth_manager_all_admins``)."""
+    """Client of one Airflow's REST API.
+
+    Args:
+        url: Address of the API server.
+        token: Token of a user. None takes the environment variable `CAIRN_AIRFLOW_TOKEN`, else requests a token from
+            Airflow.
+        password: Password of the user `admin`, to request a token with. None takes the password of an Airflow that this
+            user runs on this machine. Without any password the request succeeds only if everybody is admin (`[core]
+            simple_auth_manager_all_admins`).
+    """
 
     def __init__(self, url: str, token: str | None = None, *, password: str | None = None) -> None:
         self.url = url.rstrip("/")
@@ -67,16 +91,19 @@ class AirflowRest:
         at = urllib.parse.urlsplit(url)
         local = at.hostname in LOOPBACK
         self._password = password or (find_secret("airflow", at.port or 80) if local else None)
-        # Never through a proxy of the environment if it is this machine.
+        # A request to this machine must not go through a proxy that the environment names.
         self._opener = (
             urllib.request.build_opener(urllib.request.ProxyHandler({})) if local else urllib.request.build_opener()
         )
 
     def call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """The JSON answer, None for an empty one. A refusal of the moment changed nothing, so it is asked again, for
-        ten seconds.
+        """Send a request and return the JSON answer; None for an empty answer.
 
-        Raises: RestError for a refusal, OSError if nobody answers.
+        After a temporary refusal (`RestError.passes`), which changed nothing, the request is repeated for ten seconds.
+
+        Raises:
+            RestError: Airflow refuses the request.
+            OSError: No server answers.
         """
         for tries_left in range(20, -1, -1):
             try:
@@ -87,7 +114,7 @@ class AirflowRest:
                 time.sleep(0.5)
 
     def call_once(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """As ``call``; a refusal of the moment is an error too."""
+        """Send a request once, and raise `RestError` for a temporary refusal too. Otherwise as `call`."""
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if path != "/auth/token":
             headers["Authorization"] = f"Bearer {self.token()}"
@@ -97,12 +124,12 @@ class AirflowRest:
             with self._opener.open(request, timeout=60) as answer:
                 text = answer.read()
         except urllib.error.HTTPError as error:
-            with error:  # holds the connection
+            with error:  # The error holds the connection, so it must be closed.
                 raise RestError(error.code, error.read().decode(errors="replace")[:2000]) from None
         return json.loads(text) if text else None
 
     def token(self) -> str:
-        """The token of the user: for the cookie ``_token`` of a browser too."""
+        """Return the user's token. Browsers send it as the cookie `_token`."""
         if self._token is not None:
             return self._token
         if self._password is None:
@@ -112,23 +139,23 @@ class AirflowRest:
         self._token = str(answer["access_token"])
         return self._token
 
-    # --- what a backfill needs ------------------------------------------------------------------------------------------------
+    # --- backfills ----------------------------------------------------------------------------------------------------
 
     def pause(self, dag_id: str, paused: bool) -> None:
-        """Pauses a DAG, or lets it go on."""
+        """Pause or unpause a DAG."""
         self.call("PATCH", f"/api/v2/dags/{dag_id}", {"is_paused": paused})
 
     def active_backfills(self, dag_id: str) -> list[dict[str, Any]]:
-        """The backfills of a DAG that are not completed, as Airflow lists them."""
+        """Return the backfills of a DAG that are not completed, as Airflow's API describes them."""
         found = self.call("GET", f"/api/v2/backfills?dag_id={dag_id}&limit=100")["backfills"]
         return [backfill for backfill in found if backfill["completed_at"] is None]
 
     def cancel_backfill(self, backfill_id: int) -> None:
-        """Cancels a backfill; runs that have begun go on."""
+        """Cancel a backfill. Runs that have begun continue."""
         self.call("PUT", f"/api/v2/backfills/{backfill_id}/cancel")
 
     def runs_between(self, dag_id: str, first: str, last: str) -> list[dict[str, Any]]:
-        """The runs of these logical dates, both included."""
+        """Return the runs whose logical dates lie between `first` and `last`, both included."""
         runs: list[dict[str, Any]] = []
         dates = urllib.parse.urlencode({"logical_date_gte": first, "logical_date_lte": last})
         while True:
@@ -150,11 +177,22 @@ class AirflowRest:
         timeout_s: float = 120,
         say: Callable[[str], None] = lambda _: None,
     ) -> Backfill:
-        """The logical dates from ``first`` to ``last``, both included; the DAG is unpaused then, since a backfill of a paused one waits
-        for ever. ``reprocess``: none, failed or completed. ``say`` gets what is waited for.
+        """Create a complete backfill, and unpause the DAG, since a backfill of a paused DAG never runs.
 
-        Raises: UsageError for what asking again can't help (no such DAG, nothing to run, no permission); StorageUnavailable if Airflow
-        does not answer, or if it is not created within ``timeout_s``, naming the backfill that is in the way.
+        Args:
+            dag_id: Id of the DAG.
+            first: First logical date.
+            last: Last logical date, included.
+            max_active_runs: Number of runs at a time.
+            reprocess: Which dates with an ended run are run again: "none", "failed" or "completed" (all).
+            conf: The runs' conf.
+            timeout_s: Seconds until the creation is given up.
+            say: Gets a sentence if the first creation fails.
+
+        Raises:
+            UsageError: Airflow has no such DAG, refuses permission, or has no date to run.
+            StorageUnavailable: Airflow does not answer, or the backfill is not complete after `timeout_s`. The message
+                names a backfill that blocks the creation.
         """
         body = {
             "dag_id": dag_id,
@@ -195,7 +233,7 @@ class AirflowRest:
                     )
                     (mine if half_of_ours else other).append(one)
                 if mine:
-                    # Paused first: else the scheduler starts runs of the half while it is cancelled.
+                    # Without the pause the scheduler would start runs of the incomplete backfill while it is cancelled.
                     self.pause(dag_id, True)
                     paused = True
                     for half in mine:
@@ -212,7 +250,13 @@ class AirflowRest:
         return Backfill(id=made["id"], dag_id=dag_id, runs=len(dates), tries=tries)
 
     def _missing(self, dag_id: str, dates: Sequence[str], since: str) -> list[str]:
-        """The dates that have no run which is to come, under way, or began after that instant."""
+        """Return the dates without a run that is queued, is running, or was queued at or after `since`.
+
+        Args:
+            dag_id: Id of the DAG.
+            dates: Logical dates, ascending.
+            since: Instant of the backfill's creation.
+        """
         covered = {
             _instant(run["logical_date"])
             for run in self.runs_between(dag_id, dates[0], dates[-1])

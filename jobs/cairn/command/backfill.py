@@ -1,4 +1,4 @@
-"""``cairn backfill``: Airflow's backfill, asked for until it is whole."""
+"""The command `cairn backfill`: create Airflow's backfill, and try again until it is complete."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from state_backend.values.intervals import format_instant
 
 
 class Reprocess(StrEnum):
+    """Values of `--reprocess`, as Airflow's API names them."""
+
     none = "none"
     failed = "failed"
     completed = "completed"
@@ -40,7 +42,7 @@ def backfill(
     ] = DEFAULT_AIRFLOW,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON value on stdout instead of text.")] = False,
 ) -> int:
-    """Runs a DAG's intervals again, in order: creates Airflow's backfill, and looks that none of its runs is missing."""
+    """Run a DAG's intervals again, in order: create Airflow's backfill, and check that it has all of its runs."""
     first, last = day_or_instant("--from", from_), day_or_instant("--to", to)
     if last < first:
         raise UsageError(f"--from {from_} is after --to {to}; both are starts of intervals, the first and the last one")
@@ -61,7 +63,11 @@ def backfill(
 
 
 def day_or_instant(option: str, text: str) -> datetime:
-    """In UTC, if it has no time zone."""
+    """Parse a day or an instant; without a time zone it is in UTC.
+
+    Raises:
+        UsageError: The text is neither. The message names the option.
+    """
     try:
         found = datetime.fromisoformat(text)
     except ValueError as error:

@@ -1,9 +1,10 @@
-"""``cairn``: what a pipeline's folder holds, whether it is sound, the sweep; savepoints, restores and forks.
+"""Show and check the state of a pipeline, run intervals, and take, restore and fork state.
 
-Needs neither Spark nor Airflow, but for taking and restoring savepoints, and for stopping a DAG.
+Most commands need neither Spark nor Airflow. Only run, try, deploy and savepoints need Spark. Only backfill and
+stopping a DAG need Airflow.
 
-Exit codes: 0 all well, 1 something was found or can't be used (state, input, the pipeline's code), 2 the call is wrong, 3 the storage
-failed or refused.
+Exit codes: 0 success, 1 the command found a problem or can't use the state, the input or the pipeline's code, 2 the
+call is wrong, 3 the storage failed or refused.
 """
 
 from __future__ import annotations
@@ -75,12 +76,15 @@ P = ParamSpec("P")
 
 
 def main() -> None:
-    """The console script."""
+    """Run the `cairn` command line."""
     app()
 
 
 def _exit_codes(command: Callable[P, int]) -> Callable[P, None]:
-    """Turns what a command returns or raises into the exit code, with errors on stderr."""
+    """Wrap a command: make its return value the exit code, and print a `CairnError` on stderr with its own exit code.
+
+    Other exceptions pass through.
+    """
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -89,7 +93,7 @@ def _exit_codes(command: Callable[P, int]) -> Callable[P, None]:
         except CairnError as error:
             dag_id = kwargs.get("dag") or kwargs.get("pipeline")
             message = with_command(str(error), str(dag_id), error.rerun if dag_id else None)
-            for note in getattr(error, "__notes__", []):  # such as the traceback of the user's own code
+            for note in getattr(error, "__notes__", []):  # A note may hold the traceback of the user's code.
                 typer.echo(note, err=True)
             typer.echo(f"{type(error).__name__}: {message}", err=True)
             code = _code_of(error)
@@ -116,7 +120,7 @@ def status(
     dag: state_commands.Dag = None,
     as_json: Json = False,
 ) -> int:
-    """Which interval is next, whether it can start, what is stale, quarantined or unpublished, and what repairs it."""
+    """Show the next interval, all stale, quarantined and unpublished intervals, and the command that repairs them."""
     storage, log = _open(root, pipeline)
     found = status_of(log, pipeline, storage)
     command = None if found.rerun is None else backfill_command(dag or pipeline, found.rerun)
@@ -173,7 +177,7 @@ def list_(
     newest: Annotated[int | None, typer.Option(min=1, help="Of those, this many.")] = None,
     as_json: Json = False,
 ) -> int:
-    """The checkpoints, newest first."""
+    """List the checkpoints, newest first."""
     storage, log = _open(root, pipeline)
     wanted = range(1, log.head_id + 1) if all_ else sorted({*log.retained, *log.quarantined})
     ids = wanted[-newest:] if newest is not None else wanted
@@ -209,7 +213,7 @@ def show(
     files: Annotated[bool, typer.Option("--files", help="Every file of the state.")] = False,
     as_json: Json = False,
 ) -> int:
-    """All that is recorded of one checkpoint."""
+    """Show all that is recorded about one checkpoint."""
     storage, log = _open(root, pipeline)
     record = Coordinator(storage, pipeline).record(parse_checkpoint(checkpoint))
     shown = describe_checkpoint(log, record, _manifests(record, storage))
@@ -251,8 +255,10 @@ def diff(
     exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 if the state differs.")] = False,
     as_json: Json = False,
 ) -> int:
-    """What changed from one checkpoint to another: totals, states, key groups, files, and which keys. Reads those key groups that
-    differ."""
+    """Show what changed from one checkpoint to another: totals, states, key groups, files, and keys.
+
+    Only key groups that differ are read.
+    """
     sources = [find_state(which, root=root, pipeline=pipeline) for which in (first, second)]
     found = _metadata_diff(sources)
     same = found["same_state"]
@@ -282,7 +288,11 @@ def _metadata_diff(sources: Sequence[StateSource]) -> dict[str, Any]:
 def _entry_diff(
     sources: Sequence[StateSource], states: Sequence[str] | None, limit: int
 ) -> tuple[dict[str, dict[str, int]], list[dict[str, Any]]]:
-    """Counts by state, and the first changes."""
+    """Compare two states entry by entry.
+
+    Returns:
+        For each state, how many entries were added, removed and changed; and the first `limit` changes.
+    """
     counts: dict[str, dict[str, int]] = {}
     listed: list[dict[str, Any]] = []
     with ExitStack() as stack:
@@ -343,7 +353,7 @@ def export(
     jobs: Annotated[int, typer.Option(help="How many shards are restored at a time, each by a process.")] = 1,
     as_json: Json = False,
 ) -> int:
-    """Writes state as Parquet files, a folder for each state."""
+    """Write state as Parquet files, one folder for each state."""
     source = find_state(checkpoint, root=root, pipeline=pipeline)
     files = export_state(source, to, states=states or None, jobs=jobs)
     if as_json:
@@ -367,7 +377,10 @@ def verify(
     fast: Annotated[bool, typer.Option("--fast", help="Metadata only: nothing of the state is downloaded.")] = False,
     as_json: Json = False,
 ) -> int:
-    """Checks the log, every file that it names, and the state itself, restored shard by shard into a temporary folder."""
+    """Check the log, every file that it names, and the state itself.
+
+    The state is restored shard by shard into a temporary folder.
+    """
     storage = open_storage(join_url(root, pipeline))
     _refuse_nothing(storage)
     which = None if checkpoint is None else {Coordinator(storage, pipeline).record(parse_checkpoint(checkpoint)).id}
@@ -413,7 +426,7 @@ def publish(
     ] = None,
     as_json: Json = False,
 ) -> int:
-    """Calls the sink for output that it has not taken, or gives that up."""
+    """Call the sink for output that it has not accepted yet, or mark output as published without the sink."""
     storage, _ = _open(root, pipeline)
     coordinator = Coordinator(storage, pipeline)
     skipped: list[int] = []
@@ -448,7 +461,7 @@ def sweep_(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
     as_json: Json = False,
 ) -> int:
-    """Deletes what crashed and lost attempts left behind, and trials whose time is over."""
+    """Delete the files of attempts that died, and trials whose time is over."""
     storage, _ = _open(root, pipeline)
     trials = sweep_trials(root, pipeline, dry_run=dry_run)
     result = sweep(storage, pipeline, min_age=parse_duration(min_age), dry_run=dry_run)
@@ -508,7 +521,7 @@ app.command()(_exit_codes(new_pipeline.new))
 app.command()(_exit_codes(run))
 
 
-# --- reading ------------------------------------------------------------------------------------------------------------------------
+# --- reading ----------------------------------------------------------------------------------------------------------
 
 
 def _open(root: str, pipeline: str) -> tuple[Storage, Log]:
@@ -536,7 +549,7 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-# --- printing -----------------------------------------------------------------------------------------------------------------------
+# --- printing ---------------------------------------------------------------------------------------------------------
 
 
 def _print_unknown(unknown: Sequence[str]) -> None:
@@ -566,7 +579,11 @@ def _print_json(value: Any) -> int:
 
 
 def _print(what: str | Table) -> None:
-    """Text as it is: a path in brackets is no markup. A table is as wide as it needs to be, since a cut path or instant is none."""
+    """Print plain text or a table.
+
+    Brackets in a text are not markup. A table is as wide as its content, because a truncated path or instant is
+    useless.
+    """
     console = Console(highlight=False, width=1000)
     console.print(Text(what) if isinstance(what, str) else what, soft_wrap=isinstance(what, str))
 

@@ -1,4 +1,4 @@
-"""``cairn estimate``: what a pipeline costs in the long run, from its own history, from what is asked instead, or both."""
+"""The command `cairn estimate`: costs of a pipeline over time, from its history, from options, or from both."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from state_backend.values.errors import UsageError
 from state_backend.values.records import Record
 from state_backend.values.retention import KeepLast
 
-# So many of the newest retained intervals are read.
+# The history is computed from at most this many of the newest retained checkpoints.
 _MOST_RECORDS = 50
 _LIST = Prices()
 
@@ -48,7 +48,7 @@ def estimate_(
     price_reads: Annotated[float, typer.Option(help="Dollars for 1,000 reads or looks.")] = _LIST.class_b,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON value on stdout instead of text.")] = False,
 ) -> int:
-    """What a pipeline costs: objects, requests, bytes, dollars on Google Cloud Storage, seconds and memory."""
+    """Estimate a pipeline's objects, requests, bytes, dollars on Google Cloud Storage, seconds and memory."""
     if api not in ("row", "arrow"):
         raise UsageError(f"--api {api}: expected row or arrow")
     history = _history(root, pipeline) if root and pipeline else None
@@ -82,7 +82,11 @@ def estimate_(
 
 
 def share(option: str, text: str) -> float:
-    """``1%`` or ``0.01`` as 0.01. Raises: UsageError naming the option."""
+    """Convert `1%` or `0.01` to 0.01.
+
+    Raises:
+        UsageError: The text is not a share. The message names the option.
+    """
     try:
         return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
@@ -90,7 +94,15 @@ def share(option: str, text: str) -> float:
 
 
 def asked_usage(asked: dict[str, Any], history: History | None) -> Usage:
-    """The usage of the history with what is asked in its place. Raises: UsageError if there is neither."""
+    """Return the history's usage, with the options in place of the values that they name.
+
+    Args:
+        asked: Values of the given options, by field of `Usage`.
+        history: Usage of a pipeline that has run; None builds the usage from `asked` alone.
+
+    Raises:
+        UsageError: Without history an option is missing that has no default.
+    """
     if history is None:
         missing = [name for name in ("keys", "bytes_per_key", "changed", "shards", "every") if name not in asked]
         if missing:
@@ -102,7 +114,7 @@ def asked_usage(asked: dict[str, Any], history: History | None) -> Usage:
         return Usage(**asked)
     usage = replace(history.usage, **asked)
     if asked.keys() & {"keys", "bytes_per_key", "changed", "shards"}:
-        # Files were of another size, and manifests of another number.
+        # The history's file count belongs to other sizes and another number of shards.
         usage = replace(usage, uploaded_files=None)
     if "shards" in asked and asked["shards"] != history.usage.shards:
         usage = replace(usage, manifests_filed=None)
@@ -125,11 +137,14 @@ def _history(root: str, pipeline: str) -> History:
     return history
 
 
-# --- printing -------------------------------------------------------------------------------------------------------------------
+# --- printing ---------------------------------------------------------------------------------------------------------
 
 
 def as_values(found: Estimate, history: History | None, prices: Prices) -> dict[str, Any]:
-    """As JSON: bytes, seconds, dollars of a month; requests by phase and kind, of an interval."""
+    """Return the estimate as JSON values.
+
+    Values are bytes, seconds, dollars per month, and requests per interval by phase and kind.
+    """
     usage = found.usage
     return {
         "usage": {

@@ -1,9 +1,9 @@
-"""``cairn new``: the files of a pipeline that runs at once, in the layout of this repository.
+"""The command `cairn new`: write the files of a runnable pipeline, in the layout of this repository.
 
-jobs/pipelines/<name>.py          source, processor, expectations, the Pipeline
-dags/<name>.py                    the DAG, wiring only
-tests/pipelines/test_<name>.py    its test, without Spark
-data/<name>/*.json                three days of made-up events, a file for each interval
+jobs/pipelines/<name>.py          source, processor, expectations, and the Pipeline
+dags/<name>.py                    the DAG, without other code
+tests/pipelines/test_<name>.py    tests that need no Spark
+data/<name>/*.json                made-up events of three days, one file per interval
 """
 
 from __future__ import annotations
@@ -33,11 +33,15 @@ _SEVERAL_KEYS = (
 
 
 class Schedule(StrEnum):
+    """Values of `--schedule`: how often the pipeline runs."""
+
     hourly = "hourly"
     daily = "daily"
 
 
 class Api(StrEnum):
+    """Values of `--api`: the interface of the processor."""
+
     row = "row"
     pandas = "pandas"
     arrow = "arrow"
@@ -45,7 +49,17 @@ class Api(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewPipeline:
-    """What is asked. Raises: UsageError for a name or key that can't be one of a module or a column."""
+    """The answers from which a new pipeline is written.
+
+    Attributes:
+        name: Name of the pipeline, of its modules and of its folder.
+        schedule: How often the pipeline runs.
+        key: Name of the key column.
+        api: Interface of the processor.
+
+    Raises:
+        UsageError: The name or the key is not a valid Python name, or the key is another column of the sample data.
+    """
 
     name: str
     schedule: Schedule
@@ -66,11 +80,11 @@ class NewPipeline:
 
     @property
     def every(self) -> timedelta:
-        """The length of an interval."""
+        """Length of an interval."""
         return timedelta(hours=1) if self.schedule == "hourly" else timedelta(days=1)
 
     def files(self) -> dict[str, str]:
-        """The text of each file, by its path in the repository."""
+        """Return the text of each file, by its path in the repository."""
         words = {
             "name": self.name,
             "constant": self.name.upper(),
@@ -94,7 +108,10 @@ class NewPipeline:
         return made | self.sample_data()
 
     def sample_data(self) -> dict[str, str]:
-        """JSON lines. One interval has no rows, some rows come an interval late, few of them too late to count."""
+        """Return three days of made-up events as JSON lines, by path in the repository.
+
+        One interval has no rows. About 3 % of the events arrive one interval late, and about 1 % three intervals late.
+        """
         chance = random.Random(self.name)
         wanted: dict[datetime, list[dict[str, Any]]] = {}
         count = timedelta(days=SAMPLE_DAYS) // self.every
@@ -119,7 +136,11 @@ class NewPipeline:
 
 
 def write_files(into: Path, files: dict[str, str]) -> None:
-    """Writes all of them or, if one is there already, none. Raises: UsageError naming those."""
+    """Write all files, or none if one of them exists already.
+
+    Raises:
+        UsageError: Files exist already. The message names them.
+    """
     there = [path for path in files if (into / path).exists()]
     if there:
         named = "\n".join(f"  {into / path}" for path in there[:5])
@@ -143,7 +164,7 @@ def new(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Asks nothing: hourly, user, row unless told.")] = False,
     into: Annotated[Path | None, typer.Option(help="The repository; this folder if left out.")] = None,
 ) -> int:
-    """Writes a new pipeline that runs at once: code, DAG, test and sample data. No file is overwritten."""
+    """Write a new pipeline that can run at once: code, DAG, tests and sample data. Never overwrite a file."""
     into = (into or Path.cwd()).resolve()
     if not ((into / "jobs" / "pipelines").is_dir() and (into / "dags").is_dir()):
         raise UsageError(

@@ -1,4 +1,7 @@
-"""What ``cairn new`` writes. ``$$word`` is filled in by what was asked, ``$word`` by what the API needs."""
+"""Templates of the files that `cairn new` writes.
+
+The values of the chosen interface (`PARTS`) replace `$word`. Then the user's answers replace `$$word`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``cairn run``: intervals of a pipeline here and now, without Airflow."""
+"""The command `cairn run`: process and commit intervals of a pipeline without Airflow."""
 
 from __future__ import annotations
 
@@ -30,13 +30,15 @@ LOCAL_SPARK = "local[2]"
 
 
 class Redo(StrEnum):
+    """Values of `--reprocess`: which intervals of a range that have a result are computed again."""
+
     changed = "changed"
     none = "none"
     all = "all"
 
 
 class SparkLog(StrEnum):
-    """The least level of Spark's own log lines that are shown."""
+    """Values of `--spark-log`: the lowest level of Spark's own log lines that are shown."""
 
     OFF, ERROR, WARN, INFO = "off", "error", "warn", "info"
 
@@ -88,10 +90,12 @@ def run(
     spark: SparkUrl = LOCAL_SPARK,
     spark_log: LogLevel = SparkLog.OFF,
 ) -> int:
-    """Processes and commits intervals of a pipeline here and now, without Airflow.
+    """Process and commit intervals of a pipeline here and now, without Airflow.
 
-    With --from and --to it runs a range: results of the same code and input stay, and after a failure the same command goes on behind the
-    last commit (not with --reprocess all). Without them an interval that ran before runs again, from the same checkpoint."""
+    With --from and --to, run a range: results of the same code and input stay. After a failure the same command
+    continues after the last commit (not with --reprocess all). Without --from and --to, an interval that ran before
+    runs again, from the same checkpoint.
+    """
     from cairn.driver.load_pipeline import load_pipeline
     from cairn.operations.coordinator_of import coordinator_of
     from cairn.operations.run_intervals import plan_intervals, run_intervals
@@ -137,7 +141,10 @@ def run(
 
 
 def _check_length(pipeline: str, newest: Interval, length: timedelta, every: str | None) -> None:
-    """Refuse a silent change of the length. A source with a file per interval would lose the files that begin elsewhere."""
+    """Raise `UsageError` if the intervals would silently get another length.
+
+    A source with one file per interval would then skip the files between the new intervals' starts.
+    """
     if length == newest.end - newest.start:
         return
     raise UsageError(
@@ -149,7 +156,7 @@ def _check_length(pipeline: str, newest: Interval, length: timedelta, every: str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    """Which intervals were asked for: a range, or some from a start on."""
+    """Intervals that the options ask for: a range from `--from` to `--to`, or `--count` intervals from a start on."""
 
     start: str | None
     from_: str | None
@@ -163,7 +170,16 @@ class _Asked:
             raise UsageError("a range from --from to --to has no --start and no --count; leave those out")
 
     def intervals(self, length: timedelta, default_start: datetime) -> tuple[Interval, ...]:
-        """Raises: UsageError, as `intervals_between`."""
+        """Return the intervals to run.
+
+        Args:
+            length: Length of each interval.
+            default_start: Start of the first interval if neither `--start` nor `--from` is given.
+
+        Raises:
+            UsageError: A start can't be parsed, `--from` is after `--to`, or the range is not a whole number of
+                intervals.
+        """
         from cairn.operations.plan_range import intervals_between
 
         if self.from_ is not None and self.to is not None:
@@ -179,7 +195,7 @@ class _Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Again:
-    """The command for the intervals that a refusal asks for, with the options of the one that was refused."""
+    """Builder of the `cairn run` command that a refusal recommends. It repeats the options of the refused command."""
 
     code: str
     root: str
@@ -188,19 +204,19 @@ class _Again:
     length: timedelta
 
     def command(self, rerun: Rerun) -> str:
-        """``--count`` intervals of this command's length, from the first start to the last."""
+        """Return the command that runs the intervals from `rerun.first` to `rerun.last`."""
         words = ["cairn", "run", self.code, "--root", self.root, "--start", format_instant(rerun.first)]
         count = (rerun.last - rerun.first) // self.length + 1
         words += ["--count", str(count)] if count > 1 else []
         words += ["--every", self.every] if self.every is not None else []
         words += ["--replace-overlapping"] if rerun.replace_overlapping else []
-        # The terminal that this was typed in has the variable still.
+        # Omit `--spark` if CAIRN_SPARK says the same: the user's terminal still has this variable.
         words += ["--spark", self.spark] if self.spark != os.environ.get("CAIRN_SPARK", LOCAL_SPARK) else []
         return shlex.join(words)
 
     @contextmanager
     def printed(self) -> Iterator[None]:
-        """Raises what is raised within, its message with the command on a line of its own."""
+        """Append the recommended command, on a line of its own, to the message of a `CairnError` raised within."""
         try:
             yield
         except CairnError as error:
@@ -210,13 +226,16 @@ class _Again:
 
 
 class _Lines:
-    """A line for each interval; on a terminal also one that is written over, with the progress."""
+    """Printer of one line for each interval.
+
+    On a terminal it also prints a line with the progress, which the next interval's line overwrites.
+    """
 
     def __init__(self, terminal: bool) -> None:
         self._terminal = terminal
 
     def show(self, outcome: Outcome, progress: Progress) -> None:
-        """As `run_intervals` calls it."""
+        """Print an outcome. `run_intervals` calls this as `on_outcome`."""
         if self._terminal:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
@@ -260,7 +279,11 @@ def _say(outcomes: list[Outcome], as_json: bool) -> int:
 
 
 def interval_length(pipeline: str, newest: Interval | None, every: str | None) -> timedelta:
-    """What ``--every`` says, else the length of the newest interval. Raises: UsageError if there is neither."""
+    """Return the length that `--every` gives, else the length of the newest interval.
+
+    Raises:
+        UsageError: There is neither `--every` nor a newest interval, or `--every` can't be parsed.
+    """
     if every is not None:
         return parse_duration(every)
     if newest is None:

@@ -1,7 +1,8 @@
-"""``cairn spark``: a Spark Connect server on this machine's loopback interface, in the foreground.
+"""The command `cairn spark`: a Spark Connect server on this machine's loopback interface, in the foreground.
 
-Drivers that find one do not pay for a JVM with every interval. Whoever reaches the server's port can run code as the server's user. So
-the server listens on 127.0.0.1 alone and asks for a token, and only this user can read the token.
+Drivers that connect to a server do not start a JVM for every interval. Every process that can send requests to the
+server can run code as the server's user. So the server listens only on 127.0.0.1 and asks for a token, and only this
+user can read the token.
 """
 
 from __future__ import annotations
@@ -29,7 +30,14 @@ _CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 
 
 def server_command(port: int, master: str, shuffle_partitions: int, more: Mapping[str, str] | None = None) -> list[str]:
-    """The command line of a server in the foreground. ``more``: Spark's configuration by name, before what stands here."""
+    """Return the command line of a server in the foreground.
+
+    Args:
+        port: Port on 127.0.0.1.
+        master: Spark's master URL, which says where tasks run.
+        shuffle_partitions: Value of `spark.sql.shuffle.partitions`.
+        more: Spark configuration that overrides the defaults of this function.
+    """
     conf = {
         "spark.master": master,
         "spark.connect.grpc.binding.address": "127.0.0.1",
@@ -38,11 +46,11 @@ def server_command(port: int, master: str, shuffle_partitions: int, more: Mappin
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",
         "spark.sql.session.timeZone": "UTC",
-        # The default of 200 is all overhead on one machine.
+        # On one machine Spark's default of 200 partitions only adds overhead.
         "spark.sql.shuffle.partitions": str(shuffle_partitions),
-        # At INFO each interval writes hundreds of lines into the terminal.
+        # At level INFO Spark writes hundreds of lines per interval into the terminal.
         "spark.log.level": "WARN",
-        # Tasks on a local master: Spark's own ports read Java objects from every user of the machine otherwise.
+        # Without authentication Spark's internal ports deserialize Java objects of every user of this machine.
         **({"spark.authenticate": "true"} if master.startswith("local") else {}),
         **(more or {}),
     }
@@ -52,7 +60,10 @@ def server_command(port: int, master: str, shuffle_partitions: int, more: Mappin
 
 
 def server_environment(token: str) -> dict[str, str]:
-    """Of the server: Spark's own home, this Python for its workers, and the token: every user can read the options of a process."""
+    """Return the environment of the server's process: SPARK_HOME, this Python for the workers, and the token.
+
+    The token is not an option of the command line, because every user of the machine can read the options of a process.
+    """
     return {
         **os.environ,
         "SPARK_HOME": str(_spark_home()),
@@ -70,7 +81,7 @@ def _spark_home() -> Path:
 
 
 def answers(port: int) -> bool:
-    """Whether somebody listens there."""
+    """Return True if a process listens on this port of 127.0.0.1."""
     try:
         socket.create_connection(("127.0.0.1", port), 1).close()
     except OSError:
@@ -79,7 +90,10 @@ def answers(port: int) -> bool:
 
 
 def _free_behind(port: int) -> int:
-    """The next port that can be listened on now. One that only an outgoing connection has is taken too."""
+    """Return the next higher port on which a server can listen now.
+
+    A port that an outgoing connection uses counts as taken too. Return 15002 if no port is free.
+    """
     for other in range(port + 1, 65536):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -95,7 +109,7 @@ def spark(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Where it listens, on 127.0.0.1.")] = 15002,
     master: Annotated[str, typer.Option(help="Where its tasks run: local[*], local[2], spark://...")] = "local[*]",
 ) -> int:
-    """Runs a Spark Connect server in the foreground, until Ctrl-C."""
+    """Run a Spark Connect server in the foreground, until Ctrl-C."""
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         raise UsageError("Spark needs a Java 17+ runtime, and there is no java on the PATH; run 'make java'")
     if answers(port):

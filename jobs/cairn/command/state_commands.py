@@ -1,5 +1,8 @@
-"""The commands of ``cairn`` that take, restore and copy state. ``savepoint`` and ``restore --savepoint`` run Spark where
-``--spark`` says; rewinding and forking need none. Each of them says with ``--dry-run`` what it would do."""
+"""The commands of `cairn` that take, restore and copy state: `savepoint`, `restore` and `fork`.
+
+`savepoint` and `restore --savepoint` run Spark where `--spark` says. `restore --checkpoint` and `fork` need no Spark.
+With `--dry-run` each command only prints what it would do.
+"""
 
 from __future__ import annotations
 
@@ -43,17 +46,29 @@ AllowQuarantined = Annotated[
 
 
 class Format(StrEnum):
+    """Values of `--format`: how a savepoint is stored."""
+
     native = "native"
     canonical = "canonical"
 
 
 class ClaimMode(StrEnum):
+    """Values of `--claim`: CLAIM deletes the savepoint after the restore, NO_CLAIM leaves it."""
+
     NO_CLAIM = "NO_CLAIM"
     CLAIM = "CLAIM"
 
 
 def _load_named(code: str, name: str | None) -> Any:
-    """Load a pipeline, and compare its name with the name on the command line, if there is a name."""
+    """Load a pipeline, and check its name.
+
+    Args:
+        code: The pipeline, as `module:NAME`.
+        name: The name on the command line; None skips the check.
+
+    Raises:
+        UsageError: The pipeline can't be loaded, or has another name.
+    """
     pipeline = load_code(code)
     if name is not None and name != pipeline.name:
         raise UsageError(
@@ -85,7 +100,7 @@ def savepoint(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> int:
-    """Copies a checkpoint into a folder that depends on nothing and that nothing deletes."""
+    """Copy a checkpoint into a folder of its own, which needs no other file and which retention never deletes."""
     if stop and checkpoint != "latest":
         raise UsageError(
             f"--stop takes what the stopped pipeline has, not checkpoint {checkpoint}; leave one of them out"
@@ -145,7 +160,7 @@ def restore(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> int:
-    """Makes a savepoint, or an earlier checkpoint, the state that the next interval starts from."""
+    """Make a savepoint or an earlier checkpoint the state that the next interval starts from."""
     if (from_savepoint is None) == (checkpoint is None):
         raise UsageError("expected one of --savepoint URL and --checkpoint ID")
     if checkpoint is not None:
@@ -224,7 +239,10 @@ def fork(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> int:
-    """Gives a checkpoint to a pipeline of another name: files are linked or copied by the storage, and neither depends on the other."""
+    """Give a checkpoint to a pipeline of another name.
+
+    The storage links or copies the files. Afterwards neither pipeline depends on the other.
+    """
     allowed = Permissions(allow_stale_base=allow_stale, allow_quarantined=allow_quarantined)
     target: int | Savepoint
     if from_savepoint is not None:
@@ -262,7 +280,7 @@ def fork(
     return _say({"checkpoint": done.id, **said}, text, as_json)
 
 
-# --- what they share ------------------------------------------------------------------------------------------------------------
+# --- shared parts -----------------------------------------------------------------------------------------------------
 
 
 def _would_take(record: Record, to: str, format: str, dag: str, stop: bool) -> dict[str, Any]:
@@ -291,22 +309,30 @@ def _restored(record: Record) -> dict[str, Any]:
 
 
 def load_code(code: str) -> Pipeline:
-    """The pipeline that ``module:NAME`` is. Raises: UsageError if there is none."""
+    """Load the pipeline that `module:NAME` names. Modules of the current folder can be imported.
+
+    Raises:
+        UsageError: There is no such module or pipeline.
+    """
     from cairn.driver.load_pipeline import load_pipeline
 
     if "" not in sys.path:
-        sys.path.insert(0, "")  # as `python -m cairn.driver.driver` has it: modules of the folder that one is in
+        sys.path.insert(0, "")  # Import modules of the current folder, as `python -m` does.
     return load_pipeline(code)
 
 
 def _id_of(coordinator: Coordinator, which: str) -> int:
-    """An id may be of a checkpoint that is not usable, which is for the plan to say."""
+    """Return the checkpoint's id. An explicit id may be unusable: the plan that gets the id reports that."""
     found = parse_checkpoint(which)
     return found if isinstance(found, int) else coordinator.record(found).id
 
 
 def start_of(option: str, text: str) -> datetime:
-    """The instant that an option gives. Raises: UsageError for another text, and for one without a time zone."""
+    """Return the instant that an option gives.
+
+    Raises:
+        UsageError: The text is not an instant, or has no time zone.
+    """
     found = parse_checkpoint(text)
     if not isinstance(found, datetime):
         raise UsageError(f"{option} {text!r} is not an instant; write it as in 2013-01-02T00:00:00+00:00")

@@ -1,14 +1,14 @@
-"""Stopping a pipeline's DAG from outside Airflow, by Airflow's own command line as a child.
+"""Stop a pipeline's DAG from outside Airflow, through Airflow's command line in a child process.
 
-A paused DAG starts no task, also none of a run that is under way: an interval whose ``process`` has ended would wait for its
-``checkpoint`` until somebody unpauses it. So whoever stops a pipeline
+Airflow starts no task of a paused DAG, not even a task of a running DAG run. So an interval whose `process` task has
+ended waits for its `checkpoint` task until the DAG is unpaused. Therefore `stopped` and its caller
 
-1. pauses the DAG, so that nothing new begins;
-2. waits until no task of a running run is under way, twice in a row, since the scheduler may just have chosen one;
-3. commits what was prepared and not committed, as the waiting ``checkpoint`` would have; that one finds itself done later,
-   and runs the sink hook.
+1. pause the DAG, so that no new task starts;
+2. wait until two checks in a row find no active task, since the scheduler may just have chosen a task;
+3. commit what was prepared and not committed, as the waiting `checkpoint` task would. This task later finds the commit
+   and only calls the sink.
 
-If anything fails, the DAG is unpaused again, unless it was paused before.
+If a step fails, `stopped` unpauses the DAG again, except if the DAG was paused before.
 """
 
 from __future__ import annotations
@@ -38,29 +38,42 @@ _LOOKS_IN_A_ROW = 2
 
 
 class DagControl(Protocol):
-    """What stopping needs of Airflow."""
+    """The part of Airflow that stopping a DAG needs."""
 
     def is_paused(self, dag_id: str) -> bool:
-        """Whether new tasks of the DAG are held back now."""
+        """Return True if the DAG is paused."""
 
     def pause(self, dag_id: str, paused: bool) -> None:
-        """Pauses the DAG, or lets it go on."""
+        """Pause or unpause the DAG."""
 
     def running(self, dag_id: str) -> Mapping[str, Mapping[str, str | None]]:
-        """Of each run that has not ended, the state of each task (None: not begun)."""
+        """Return the tasks of each DAG run that has not ended.
+
+        Returns:
+            By run id and task id, Airflow's state of the task; None for a task that has not begun.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopPlan:
-    """``under_way``: tasks to wait for, as ``run/task``. ``uncommitted``: runs whose interval is processed, and whose commit
-    the pause holds back."""
+    """The tasks and commits that the runs of a paused DAG still need.
+
+    Attributes:
+        under_way: Active tasks to wait for, as `run/task`.
+        uncommitted: Ids of runs whose interval is processed and not committed, because the pause holds back their
+            `checkpoint` task.
+    """
 
     under_way: tuple[str, ...]
     uncommitted: tuple[str, ...]
 
 
 def plan_stop(running: Mapping[str, Mapping[str, str | None]]) -> StopPlan:
-    """What a paused DAG's runs still wait for."""
+    """Return the tasks and commits that the runs of a paused DAG still need.
+
+    Args:
+        running: Task states, as `DagControl.running` returns them.
+    """
     under_way = [f"{run}/{task}" for run, tasks in running.items() for task, at in tasks.items() if at in _UNDER_WAY]
     uncommitted = [
         run
@@ -79,9 +92,20 @@ def stopped(
     wait: Callable[[float], None] = time.sleep,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> Iterator[tuple[str, ...]]:
-    """The DAG paused and at rest; gives the runs to commit. It stays paused if the body succeeds.
+    """Pause a DAG, wait until no task is active, and yield the ids of the runs to commit.
 
-    Raises: StorageUnavailable naming the tasks that still ran after ``timeout_s``; the DAG is as it was then.
+    After the body the DAG stays paused. If the body fails, a DAG that was not paused before is unpaused.
+
+    Args:
+        airflow: Access to Airflow.
+        dag_id: Id of the DAG.
+        timeout_s: Seconds to wait for active tasks.
+        wait: Function that sleeps; tests replace it.
+        monotonic: Clock in seconds; tests replace it.
+
+    Raises:
+        StorageUnavailable: Tasks were still active after `timeout_s`. The message names them. The DAG is paused or
+            unpaused as before.
     """
     paused_before = airflow.is_paused(dag_id)
     try:
@@ -106,11 +130,18 @@ def stopped(
 
 
 def commit_prepared(coordinator: Coordinator, runs: Sequence[str]) -> list[int]:
-    """Commits the last attempt that each of these Airflow runs prepared; the ids. A run whose last attempt validation refused has
-    nothing to commit: its ``checkpoint`` task would fail too, and an earlier try of it is not what the run stands for.
+    """Commit the last attempt that each of these Airflow runs prepared, and return the checkpoint ids.
 
-    Raises: as ``Coordinator.commit``; CorruptRecord if an attempt that can't be read may be the last one of a run. Without runs
-    nothing is read.
+    An attempt that validation refused is skipped. An earlier attempt of the same run does not replace it, since the
+    run's `checkpoint` task would fail too.
+
+    Args:
+        coordinator: Coordinator of the pipeline.
+        runs: Ids of Airflow runs. If empty, nothing is read.
+
+    Raises:
+        CorruptRecord: An attempt that can't be read may be the last attempt of a run.
+        CairnError: The same errors as in `Coordinator.commit`.
     """
     if not runs:
         return []
@@ -119,7 +150,7 @@ def commit_prepared(coordinator: Coordinator, runs: Sequence[str]) -> list[int]:
 
 
 def plan_commits(prepared: Sequence[Prepared], runs: Sequence[str]) -> tuple[str, ...]:
-    """The last attempt of each run that prepared any, in the order of the runs."""
+    """Return the id of the last attempt of each run that prepared an attempt, in the order of `runs`."""
     by_run: dict[str, Prepared] = {}
     for attempt in sorted(prepared, key=_order):
         by_run[attempt.content.run.run_id] = attempt
@@ -138,24 +169,35 @@ def _order(prepared: Prepared) -> tuple[int, int, int]:
 
 
 class AirflowCli:
-    """Airflow's command line, which talks to its database: it needs the environment that the scheduler has, and neither a
-    token nor the API server. A call takes some seconds."""
+    """Access to Airflow through its command line, which reads and writes Airflow's database.
+
+    It needs the scheduler's environment, but no token and no API server. Each call takes some seconds.
+    """
 
     def __init__(self, command: Sequence[str] | None = None, *, timeout_s: float = 120.0) -> None:
         self._command = list(command) if command is not None else [_airflow()]
         self._timeout_s = timeout_s
 
     def is_paused(self, dag_id: str) -> bool:
-        """Raises: UsageError if there is no such DAG."""
+        """Return True if the DAG is paused.
+
+        Raises:
+            UsageError: Airflow has no such DAG.
+        """
         (details,) = self._rows("dags", "details", dag_id)
         return str(details["is_paused"]) == "True"
 
     def pause(self, dag_id: str, paused: bool) -> None:
-        """Raises: UsageError if there is no such DAG; StorageUnavailable if the command fails."""
+        """Pause or unpause the DAG.
+
+        Raises:
+            UsageError: Airflow has no such DAG.
+            StorageUnavailable: The command fails.
+        """
         self._run("dags", "pause" if paused else "unpause", dag_id, "--yes")
 
     def running(self, dag_id: str) -> dict[str, dict[str, str | None]]:
-        """As `DagControl.running`. A command per run, so some seconds each."""
+        """Implement `DagControl.running`, with one command for each run: some seconds per run."""
         runs = self._rows("dags", "list-runs", dag_id, "--state", "running")
         return {run["run_id"]: self._tasks(dag_id, run["run_id"]) for run in runs}
 
@@ -165,7 +207,7 @@ class AirflowCli:
 
     def _rows(self, *arguments: str) -> list[dict[str, Any]]:
         said = self._run(*arguments, "--output", "json")
-        # Warnings of a plugin or the configuration may come before it on stdout.
+        # Airflow may print warnings on stdout before the JSON. So the last line that is JSON counts.
         for line in reversed(said.splitlines()):
             if line.startswith("["):
                 try:

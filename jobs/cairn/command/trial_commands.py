@@ -1,5 +1,8 @@
-"""``cairn try``, ``cairn compare``, ``cairn deploy``: a change of a pipeline's code, beside production, what it changes, and taking it
-over. Trying and deploying run Spark where ``--spark`` says; comparing needs none."""
+"""The commands `cairn try`, `cairn compare`, `cairn deploy` and `cairn trials`.
+
+They run changed code of a pipeline beside production, show what the code changes, and take the code over. Trying and
+deploying run Spark where `--spark` says. Comparing needs no Spark.
+"""
 
 from __future__ import annotations
 
@@ -57,9 +60,10 @@ def try_(
     spark: Spark = "local[2]",
     as_json: Json = False,
 ) -> int:
-    """Runs intervals with other code beside production, from production's state before them. Production stays as it is.
+    """Run intervals with other code beside production, from production's state before them. Production does not change.
 
-    No sink is called. The same command goes on where it stopped."""
+    No sink is called. After a failure the same command continues.
+    """
     from cairn.operations.coordinator_of import coordinator_of
     from cairn.operations.plan_range import intervals_between
     from cairn.spark.session import connect
@@ -149,7 +153,7 @@ def remove(
     return 0
 
 
-# --- compare ------------------------------------------------------------------------------------------------------------------------
+# --- compare ----------------------------------------------------------------------------------------------------------
 
 
 def compare(
@@ -167,9 +171,10 @@ def compare(
     exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 if they differ.")] = False,
     as_json: Json = False,
 ) -> int:
-    """What a trial changes: output rows, late rows and states beside production's, interval by interval.
+    """Show what a trial changes: output rows, late rows and states beside production's, interval by interval.
 
-    What has equal digests is not read. Needs no Spark."""
+    Results with equal digests are not read. Needs no Spark.
+    """
     start = None if interval is None else day_or_instant("--interval", interval)
     found_trial, found = compare_trial(root, pipeline, trial, key or (), limit, to, start)
     said = describe_comparison(found)
@@ -180,7 +185,7 @@ def compare(
     return FINDINGS if exit_code and not found.same else 0
 
 
-# --- deploy -------------------------------------------------------------------------------------------------------------------------
+# --- deploy -----------------------------------------------------------------------------------------------------------
 
 
 def deploy(
@@ -198,9 +203,10 @@ def deploy(
     spark: Spark = "local[2]",
     as_json: Json = False,
 ) -> int:
-    """Takes over what was tried: from the next interval on, or with --past for the trial's intervals too.
+    """Take over the code of a trial from the next interval on, or with --past also for the trial's intervals.
 
-    Without --yes it says what would be done, with what the trial changes, and does nothing."""
+    Without --yes, only show what the command would do and what the trial changes.
+    """
     from cairn.operations.coordinator_of import coordinator_of
     from cairn.spark.session import connect
     from cairn.trials.deploy_trial import deploy_past, plan_deployment, restore_command
@@ -249,7 +255,7 @@ def _say_next_steps(code: str, restore: str | None, past: bool) -> None:
         )
 
 
-# --- what they share ----------------------------------------------------------------------------------------------------------------
+# --- shared parts -----------------------------------------------------------------------------------------------------
 
 
 def _described(trial: Trial) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""Spark data sources that read states and outputs."""
+"""Spark data sources that read state (`keyed_state`) and committed output (`keyed_output`)."""

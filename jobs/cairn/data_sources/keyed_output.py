@@ -1,11 +1,17 @@
-"""``format("keyed_output")``: published output as a table.
+"""Spark data source `format("keyed_output")`, which reads the committed output of a pipeline as a table.
 
-Options ``root`` and ``pipeline``; optional ``late`` ("true" reads the late rows instead), ``start`` and ``end`` (ISO instants:
-only intervals inside). Which files are current is what the checkpoint log says when the query is planned, so a reader never
-sees half an interval, also where a folder can't be swapped in one step.
+Options:
 
-The columns are those of the newest ``output_schema``, whichever intervals are read; rows of older ones are converted. No schema is
-recorded for late rows, which have the input's columns: the columns are those of the newest late file that is read.
+    root, pipeline    Required.
+    late              "true" reads the late rows instead of the output. Default: "false".
+    start, end        ISO instants with a time zone. Only intervals that lie between these instants are read.
+
+The checkpoint log says, when the query is planned, which files are current. So a query never sees half an interval,
+even on storage that can't replace a folder in one step.
+
+The table has the columns of the newest `output_schema`, whichever intervals are read. Rows of intervals with an older
+schema are converted. Late rows have the input's columns, and no record holds their schema. Their columns are those of
+the newest late file that is read.
 """
 
 from __future__ import annotations
@@ -49,19 +55,23 @@ class _File(InputPartition):
 
 
 class KeyedOutput(DataSource):
-    """The data source; its options are in the module's docstring."""
+    """The data source `keyed_output`. The module's docstring lists its options."""
 
     @classmethod
     def name(cls) -> str:
-        """The format's name."""
+        """Return the format's name."""
         return "keyed_output"
 
     def schema(self) -> StructType:
-        """The newest output schema that the log records."""
+        """Return the newest output schema, from the log or, if the log has none, from the newest file."""
         return from_record(self._schemas(self._log())[-1], self._root())
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Reads what is published now. Raises: StorageUnavailable if the schema changed since the query was planned: run it again."""
+        """Return a reader of the files that the log now names.
+
+        Raises:
+            StorageUnavailable: The output schema has changed since the query was planned. A new query succeeds.
+        """
         log, planned = self._log(), parse_struct(recorded_schema(schema.jsonValue()))
         schemas = self._schemas(log)
         now = parse_struct(schemas[-1])
@@ -73,11 +83,18 @@ class KeyedOutput(DataSource):
         return _OutputReader(self._root(), self._files(log), schemas)
 
     def _schemas(self, log: Log) -> tuple[dict[str, Any], ...]:
-        """All schemas that the rows have had, as far as it is known, the newest last."""
+        """Return the known schemas of the output, the newest last.
+
+        If the log records no schemas, the result is the schema of the newest file alone.
+
+        Raises:
+            StateUnusable: The pipeline has no output yet.
+        """
         schemas = () if self._late() else recorded_schemas(log)
         if schemas:
             return schemas
-        # What a filter leaves may be empty, and its rows would still have columns.
+        # The options may select no files. The empty table still needs columns, so the newest file of all intervals
+        # decides then.
         ids = {f.handle: n for n, files in log.current_outputs().values() for f in files}
         newest = max(self._files(log), key=lambda f: ids[f.handle], default=newest_output(log, late=self._late()))
         if newest is None:
@@ -90,12 +107,14 @@ class KeyedOutput(DataSource):
                 schema = schema_of_file(storage, newest.handle, work / "file.parquet")
             except NotFound as error:
                 raise _gone(newest.handle, storage) from error
-        # Nobody compared it with what was before: what is NOT NULL now may have had nulls, or was not there.
+        # No record compared this schema with earlier schemas. A column that is NOT NULL in this file may be null or
+        # missing in an older file.
         return (names_and_types(parse_struct(schema)).to_json(),)
 
     def _files(self, log: Log) -> list[OutputFile]:
         start, end = self._instant("start"), self._instant("end")
-        if start is not None and end is not None and start < end:  # only the folders of these days are looked at
+        # Read only the settled records of the days in this range.
+        if start is not None and end is not None and start < end:
             current = log.current_outputs_within(Interval(start, end))
         else:
             current = log.current_outputs()
@@ -147,7 +166,7 @@ class _OutputReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, _File):
-            return  # Spark asks once, with nothing, when there are no partitions
+            return  # Spark calls `read` once with None if there are no partitions.
         with work_folder("output") as work:
             local, storage = work / "file.parquet", open_storage(self._root)
             try:
@@ -160,9 +179,17 @@ class _OutputReader(DataSourceReader):
 
 
 def converter(file: OutputFile, written: dict[str, Any], schemas: Sequence[dict[str, Any]]) -> ConvertBatch:
-    """A function from batches of the file, whose schema is ``written``, to the last of ``schemas``.
+    """Return a function that converts batches of an output file to the newest schema.
 
-    Raises: UsageError if rows without a recorded schema don't fit; CorruptRecord for a version that is not among the schemas.
+    Args:
+        file: The recorded output file.
+        written: The Spark schema of the file, as JSON.
+        schemas: All schemas of the pipeline's output, as JSON, the newest last.
+
+    Raises:
+        UsageError: The record names no schema version, and the file's columns can't be converted to the first of the
+            schemas.
+        CorruptRecord: The record names a schema version that does not exist.
     """
     version, chain = file.schema_version, [parse_struct(schema) for schema in schemas]
     if version is not None and not 1 <= version <= len(chain):
@@ -172,7 +199,8 @@ def converter(file: OutputFile, written: dict[str, Any], schemas: Sequence[dict[
     if version is not None:
         chain = chain[version - 1 :]
     elif (own := parse_struct(written)) in chain:
-        # Committed by this release, prepared by the one before it.
+        # An interval that the previous release prepared and this release committed has no version in its record. Its
+        # file has one of the known schemas.
         chain = chain[len(chain) - 1 - chain[::-1].index(own) :]
     else:
         chain = [own, *chain]
@@ -186,8 +214,13 @@ def converter(file: OutputFile, written: dict[str, Any], schemas: Sequence[dict[
 
 
 def _gone(handle: Handle, storage: Storage) -> CairnError:
-    """Why a file that was current when the query was planned is not there: rows of two results of an interval are never mixed,
-    so a query that a re-run overtook fails as a whole."""
+    """Return the error for a file that was current when the query was planned and is now missing.
+
+    A query never mixes rows of two results of an interval. So the whole query fails if a re-run has replaced a file.
+
+    Returns:
+        CorruptFile if the file is still current, else StorageUnavailable.
+    """
     current = read_log(storage).current_outputs().values()
     if any(file.handle == handle for _, files in current for file in files):
         return CorruptFile(

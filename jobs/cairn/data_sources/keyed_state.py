@@ -1,19 +1,32 @@
-"""``format("keyed_state")``: state as a table.
+"""Spark data source `format("keyed_state")`, which reads a state as a table.
 
-Reading: options ``root``, ``pipeline``, ``state``, and ``checkpoint`` ("latest", an id, an interval end, or a savepoint's folder)
-or ``attempt`` (the uuid of one that is prepared and not committed yet); or ``load(path)`` with the folder of a pipeline or of a
-savepoint. "latest" is looked up once, by ``load``. One partition per shard, each restored into an empty folder from the storage only;
-of a canonical savepoint one per shard too, read from its files.
+Options that name the state:
+
+    root, pipeline    The pipeline. `load(path)` may name the folder of a pipeline or savepoint instead.
+    state             The name of the state, "$timers" or "$check".
+    checkpoint        "latest" (default), an id, the end of an interval, or the folder of a savepoint.
+    attempt           In place of `checkpoint`: the uuid of an attempt that is prepared and not committed.
+
+`load` resolves "latest" once. The table has these columns:
 
     key struct | value struct | user_key struct (maps) | pos long (lists) | expires_at timestamp | key_group int | shard int
 
-``state="$timers"`` gives ``key | expires_at | key_group | shard``; ``state="$check"`` restores each shard, walks all of it, and
-gives one row per shard with what was found wrong.
+`state="$timers"` gives `key | expires_at | key_group | shard`. `state="$check"` restores each shard and checks it entry
+by entry. It gives one row for each shard, and one more row for each problem.
 
-Three more options limit what is read, and what comes: ``key``, a JSON object with the key's columns, or a list of such; ``shard``
-and ``key_group``, numbers with commas between them. Other shards are not touched then, and of a shard those files are not fetched
-that can't hold the key. ``hold``, a duration like ``2h``, keeps a checkpoint's files for so long from ``load`` on, since a
-frame is read when somebody asks for its rows, and retention may have dropped the checkpoint by then. Spark's own filters do not limit what is read; ``cairn.data_sources.state_selection`` says why.
+The table has one partition for each shard. Each partition restores its shard into an empty folder from the storage
+only. Partitions of a canonical savepoint read the savepoint's files.
+
+Options that limit what is read:
+
+    key               A JSON object with the columns of the key, or a list of such objects.
+    shard, key_group  Numbers with commas between them.
+
+With these options, other shards are not restored. Files of a shard that can't hold the key are not downloaded. Spark's
+own filters do not limit what is read; `cairn.data_sources.state_selection` says why.
+
+The option `hold`, a duration like "2h", keeps the checkpoint's files for that time from `load` on. Spark reads a frame
+only when its rows are asked for, and retention may have dropped the checkpoint by then.
 """
 
 from __future__ import annotations
@@ -64,26 +77,35 @@ class _Part(InputPartition):
 
 
 class KeyedState(DataSource):
-    """The data source; its options are in the module's docstring."""
+    """The data source `keyed_state`. The module's docstring lists its options."""
 
     _found: StateSource | None = None
 
     @classmethod
     def name(cls) -> str:
-        """The format's name."""
+        """Return the format's name."""
         return "keyed_state"
 
     def schema(self) -> StructType:
-        """Of the state that the options name. Raises: UsageError if there is no such state."""
+        """Return the schema of the state that the options name.
+
+        Raises:
+            UsageError: An option is missing or wrong, or the state does not exist.
+        """
         try:
             self._plan()
             return _table_schema(self._source(), self._state())
         except CairnError as error:
-            # Spark shows the whole traceback above the message; where in this project it was raised helps nobody who mistyped an option.
+            # Spark shows the whole traceback above the message. A user who mistyped an option has no use for the
+            # traceback.
             raise error.with_traceback(None) from None
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Reads one checkpoint or savepoint, found when the schema was asked for."""
+        """Return a reader of the checkpoint or savepoint that `schema` has resolved.
+
+        Raises:
+            UsageError: The option `state` is "$check" and the source is a canonical savepoint.
+        """
         source, state = self._source(), self._state()
         if state != CHECK:
             return _TableReader(source, state, schema, self._plan())
@@ -102,8 +124,11 @@ class KeyedState(DataSource):
         )
 
     def _source(self) -> StateSource:
-        """Found once: Spark sends what it has on from the call that asks for the schema, so that "latest" can't be one checkpoint
-        there and another one when rows are read."""
+        """Return the checkpoint, attempt or savepoint, resolved at the first call.
+
+        Spark sends this object, with the resolved source, from the planning of the schema to the reader. So "latest"
+        names the same checkpoint in both.
+        """
         if self._found is None:
             options = self.options
             self._found = find_state(
@@ -162,7 +187,7 @@ class _TableReader(DataSourceReader):
         return [_Part(shard, self._plan.part_of(shard, content)) for shard in self._plan.shards]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(partition, _Part):  # Spark asks for something even where there is no partition
+        if not isinstance(partition, _Part):  # Spark calls `read` once with None if there are no partitions.
             return
         arrow = to_arrow_schema(self._schema, timezone="UTC", prefers_large_types=False)
         storage = open_storage(self._source.url)

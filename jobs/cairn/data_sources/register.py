@@ -1,4 +1,4 @@
-"""Making a session know ``format("keyed_state")`` and ``format("keyed_output")``."""
+"""Registration of the formats `keyed_state` and `keyed_output` with a Spark session."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
 
 def register(spark: SparkSession) -> None:
-    """Registers both data sources with this session, classic or Connect. Calling it again changes nothing."""
+    """Register both data sources with a session, classic or Connect.
+
+    A second call for the same session changes nothing.
+    """
     for source in (KeyedState, KeyedOutput):
         spark.dataSource.register(source)

@@ -1,8 +1,9 @@
-"""What of a state's table is asked for: shards, key groups, keys.
+"""Selection of the shards, key groups and keys of a state's table that a query reads.
 
-Not by Spark's filters. Spark 4.3 would hand them to a Python data source's ``pushFilters``, but keeps what that made of one query
-for every other one over the same ``load()``: of ``t.filter("k = 1").union(t)`` both sides would give the rows of ``k = 1``.
-``tests/integration/test_keyed_state.py`` shows it.
+The selection comes from options, not from Spark's filters. Spark 4.3 could pass filters to a Python data source by
+`pushFilters`. But Spark then uses the filtered plan of one query for all queries over the same `load()`. In
+`t.filter("k = 1").union(t)`, both sides would give the rows of `k = 1`. The test
+`tests/integration/test_keyed_state.py` shows this.
 """
 
 from __future__ import annotations
@@ -25,13 +26,18 @@ from state_backend.values.records import Content
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPlan:
-    """The shards to read, ascending, and what of them."""
+    """The selection of a query.
+
+    Attributes:
+        shards: The shards to read, ascending.
+        part: The key groups or keys to read in these shards.
+    """
 
     shards: tuple[int, ...]
     part: Part = WHOLE
 
     def part_of(self, shard: int, content: Content) -> Part:
-        """What of the part lies in this shard."""
+        """Return the selected key groups and keys that belong to one shard."""
         owned = range_of(shard, content.parallelism, content.max_parallelism)
         groups, keys = self.part.key_groups, self.part.keys
         return Part(
@@ -47,7 +53,17 @@ def plan_read(
     key_groups: Sequence[int] | None = None,
     shards: Sequence[int] | None = None,
 ) -> ReadPlan:
-    """What is in all of these; None: not limited. Raises: UsageError for a key that none of the state can be."""
+    """Return the selection that satisfies all given limits.
+
+    Args:
+        content: The checkpoint or savepoint that is read.
+        keys: The keys to read; None for all keys.
+        key_groups: The key groups to read; None for all key groups.
+        shards: The shards to read; None for all shards.
+
+    Raises:
+        UsageError: A key does not fit the key's schema.
+    """
     parallelism, max_parallelism = content.parallelism, content.max_parallelism
     chosen = {*range(parallelism)} if shards is None else {*shards} & {*range(parallelism)}
     groups = None if key_groups is None else {*key_groups} & {*range(max_parallelism)}
@@ -69,7 +85,15 @@ def plan_read(
 
 
 def parse_numbers(text: str, what: str) -> list[int]:
-    """``3`` or ``1,3``. Raises: UsageError for any other text."""
+    """Parse numbers with commas between them, such as `3` or `1,3`.
+
+    Args:
+        text: The text to parse.
+        what: The name of the option, for the error message.
+
+    Raises:
+        UsageError: The text has another form.
+    """
     try:
         return [int(number) for number in text.split(",")]
     except ValueError:
@@ -77,9 +101,14 @@ def parse_numbers(text: str, what: str) -> list[int]:
 
 
 def parse_keys(text: str, key_schema: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-    """A key as a JSON object with all its columns, or a list of them; as ``cairn diff --json`` writes them.
+    """Parse a key or a list of keys.
 
-    Raises: UsageError for any other text.
+    Args:
+        text: A JSON object with all columns of the key, or a list of such objects, as `cairn diff --json` writes them.
+        key_schema: The Spark schema of the key, as JSON.
+
+    Raises:
+        UsageError: The text has another form.
     """
     schema = parse_struct(key_schema)
     try:
@@ -96,7 +125,10 @@ def _struct(schema: StructType, given: Any, where: str) -> tuple[Any, ...]:
 
 
 def _value(data_type: DataType, given: Any, where: str) -> Any:
-    """As keys have it. What is not converted here the key codec checks."""
+    """Return a JSON value as the Python type that the key codec takes.
+
+    Values of other types are returned unchanged, and the key codec checks them.
+    """
     if given is None:
         return None
     try:

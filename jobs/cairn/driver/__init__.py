@@ -1,1 +1,1 @@
-"""The program that Airflow's operators start."""
+"""The driver program that Airflow's operators start."""

@@ -1,9 +1,10 @@
-"""The driver program that Airflow's operators start: one command, one result file.
+"""The driver program that Airflow's operators start: it runs one command and writes one result file.
 
-    python -m cairn.driver.driver process|range|savepoint|restore|validate --pipeline MODULE:NAME --root URL --spark WHERE --result FILE ...
+    python -m cairn.driver.driver COMMAND --pipeline MODULE:NAME --root URL --spark WHERE --result FILE ...
 
-The result is JSON, ``{"ok": {...}}`` or ``{"error": {"type": ..., "message": ...}}`` with exit code 1. A driver that is killed
-leaves no result. Lines on stdout are the log.
+COMMAND is process, range, try, deploy, savepoint, restore or validate. The result is JSON: `{"ok": {...}}`, or
+`{"error": {"type": ..., "message": ...}}` with exit code 1. A driver that is killed leaves no result. The driver writes
+its log to stdout.
 """
 
 from __future__ import annotations
@@ -60,7 +61,13 @@ _SHOWN_LINES = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """The call, and Spark's token and configuration, which came on stdin."""
+    """The call of a driver, and the secrets that came on stdin.
+
+    Attributes:
+        call: Arguments that every command has.
+        token: Token of the Spark Connect server; None if stdin gave no token.
+        conf: Spark configuration.
+    """
 
     call: Call
     token: str | None
@@ -94,13 +101,20 @@ class Session:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs one command; 0 or 1."""
+    """Run one command.
+
+    Args:
+        arguments: Words of the command line; None for those of this process.
+
+    Returns:
+        The exit code: 0 for success, 1 for an error.
+    """
     logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s")
-    # Great Expectations tells of some 250 of its own functions whenever it is imported.
+    # At level INFO each import of Great Expectations logs some 250 lines about its own functions.
     for library in ("py4j", "great_expectations"):
         logging.getLogger(library).setLevel(logging.WARNING)
     call, request, more = parse_call(arguments, ["result"])
-    # Behind all else, as in the task: a module beside a DAG must not take the place of one of Python's.
+    # At the end of `sys.path`, as in the task: a module beside a DAG must not hide a module of Python's library.
     sys.path += [p for p in os.environ.get("CAIRN_PYTHON_PATH", "").split(os.pathsep) if p and p not in sys.path]
     private = json.load(sys.stdin) if call.settings_on_stdin else {}
     session = Session(call=call, token=private.get("token"), conf=private.get("conf") or {})
@@ -130,7 +144,7 @@ def _process(session: Session, request: Process) -> ProcessResult:
     earlier = request.earlier
 
     def on_begin(settings: Mapping[str, str]) -> None:
-        # For the operator, which keeps it where the next try finds it, also if nothing else gets out of this one.
+        # The operator stores this line for the next try, which can then use the attempt even if this driver is killed.
         print(BEGUN + json.dumps({"attempt": request.attempt, "options": settings}), flush=True)
 
     started = time.monotonic()
@@ -203,7 +217,7 @@ def _range(session: Session, request: Range) -> RangeResult:
         return _counts(planned)
 
     def committed(outcome: Outcome, _: Progress) -> None:
-        # For the operator, as soon as it is so: a driver that is killed leaves no result.
+        # The operator reads each commit from this line at once, because a driver that is killed leaves no result.
         if outcome.ours:
             print(COMMITTED + json.dumps(_committed(outcome)), flush=True)
 
@@ -233,7 +247,7 @@ def _try(session: Session, request: Try) -> TryResult:
     lines = comparison_lines(trial, describe_comparison(found))
     for line in lines:
         log.info("%s", line)
-    # For an XCom and a person: as much as a page has.
+    # The comparison goes into an XCom that a person reads. So it has at most 60 lines; the log has all of them.
     shown = lines if len(lines) <= _SHOWN_LINES else [*lines[:_SHOWN_LINES], "and more, in the log of this task"]
     return {
         "trial": trial.name,
@@ -273,7 +287,7 @@ def _counts(outcomes: Sequence[Outcome]) -> RangeResult:
 
 
 def _committed(outcome: Outcome) -> dict[str, Any]:
-    """What the asset's event says of a checkpoint, as where one interval is committed by a task of its own."""
+    """Return the extra fields of the asset event, as a `checkpoint` task of a single interval writes them."""
     if outcome.record is not None:
         return summarise(outcome.record)
     return {"checkpoint": outcome.checkpoint, "interval": str(outcome.interval)}
@@ -326,7 +340,7 @@ def _validate(session: Session, request: Validate) -> ValidateResult:
 
     pipeline = session.load()
     coordinator = coordinator_of(pipeline, session.call.root)
-    # Never the session of the writer: its workers are other processes, so what they find was not in anybody's memory.
+    # Validation has its own session: its workers are not the processes that wrote the state, so they must read storage.
     spark = session.connect(pipeline, "validate") if request.mode == "full" else None
     how: dict[str, Any] = {
         "mode": request.mode,
@@ -386,7 +400,11 @@ COMMANDS: dict[type[Any], Callable[[Session, Any], Mapping[str, Any]]] = {
 
 
 def _print_error(error: Exception) -> None:
-    """User code's own traceback, ours in one line; anything else whole, since it is unexpected."""
+    """Print an error into the task's log.
+
+    For a `CairnError`, print its notes and then one line with its type and message. For a `ProcessorError`, print the
+    traceback of the user's code first. For any other error, print the whole traceback.
+    """
     if isinstance(error, CairnError):
         cause = error.__cause__
         if isinstance(error, ProcessorError) and cause is not None:
@@ -402,7 +420,7 @@ def _print_error(error: Exception) -> None:
 if __name__ == "__main__":
     code = main()
     if code and any(argument.startswith("sc://") for argument in sys.argv):
-        # An orderly end would wait for Spark's client to tell the server what it needs no more: minutes, if that is gone.
+        # A normal exit waits until Spark's client has released its session. If the server is dead, this takes minutes.
         sys.stdout.flush()
         os._exit(code)
     sys.exit(code)

@@ -1,15 +1,23 @@
-"""A process that has imported what every driver needs, and forks one for each that asks: a driver starts in milliseconds then.
+"""A process that has imported the modules that every driver needs, and forks a driver for each request.
 
     python -m cairn.driver.driver_host SOCKET WORKER
 
-Airflow's operators start it (``cairn_operators.warm_driver``), once drivers follow one another on a host. It never imports a pipeline, and
-never speaks to Spark: a driver loads its own, with its own environment. Over the socket comes one message per driver: a length (4 bytes,
-big-endian) and JSON ``{"module", "arguments", "environment", "cwd", "worker"}``, with three files: stdin, what stdout and stderr are to be,
-and a lifeline. ``worker`` is the process that runs the task, WORKER the first of them. Back go the pid, 0 for "start one yourself", and when the driver has ended its code as ``subprocess`` has it (4 bytes, signed).
+A forked driver starts in milliseconds. Airflow's operators (`cairn_operators.warm_driver`) start this host when drivers
+follow one another on a machine. The host never imports a pipeline and never connects to Spark. Each driver loads its
+own pipeline, in its own environment.
 
-    the task that asked is gone   its end of the lifeline closes, and the kernel kills the driver, also one that is stopped
-    this process is gone          the kernel kills its drivers; their tasks see a killed driver
-    a file that it imported has changed, all workers that asked are gone, or nobody asked for ten minutes: it ends, after its drivers
+A client sends one message per driver over the socket: a length (4 bytes, big-endian), then JSON `{"module",
+"arguments", "environment", "cwd", "worker"}`, with three open files: stdin, the file for stdout and stderr, and a
+lifeline. `worker` is the process id of the Airflow worker that runs the task. WORKER on the command line is the first
+such process.
+
+The host answers with the driver's pid, or with 0 for "start the driver yourself". When the driver has ended, the host
+sends its exit code in the form of `subprocess` (4 bytes, signed).
+
+    the task dies        its end of the lifeline closes, and the kernel kills the driver, even a suspended driver
+    this host dies       the kernel kills its drivers; their tasks see a killed driver
+    this host ends       after its last driver, when an imported file has changed, all workers are dead, or ten minutes
+                         have passed without a request
 """
 
 from __future__ import annotations
@@ -37,7 +45,8 @@ from typing import Any
 _IDLE_S = 600.0
 _MAX_MESSAGE_BYTES = 16 << 20
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _F_SETSIG = 1, 15, 10
-# What drivers spend their start on. No module of a pipeline, and nothing that opens a connection or starts a thread when imported.
+# Modules whose import takes most of a driver's start. A module that opens a connection or starts a thread when it is
+# imported must not be listed here, nor a module of a pipeline.
 _NEEDED = (
     "cairn.driver.driver",
     "cairn.operations.run_intervals",
@@ -54,7 +63,16 @@ _NEEDED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A driver to start. ``files``: its stdin, its output, its lifeline."""
+    """A driver to start.
+
+    Attributes:
+        module: Module to run as `__main__`.
+        arguments: Words of the command line after the module.
+        environment: All environment variables of the driver.
+        cwd: Working directory.
+        worker: Process id of the task's parent, the Airflow worker.
+        files: File descriptors of stdin, of the output, and of the lifeline.
+    """
 
     module: str
     arguments: list[str]
@@ -65,7 +83,10 @@ class Request:
 
 
 def main() -> None:
-    """Serves until it is needed no more. In a driver, which is a fork of this process: runs that, and ends with its code."""
+    """Serve requests until the host is no longer needed.
+
+    In a driver, which is a fork of this process, run the requested module and end with its exit code.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     for module in _NEEDED:
         importlib.import_module(module)
@@ -75,17 +96,19 @@ def main() -> None:
 
 
 class _Host:
+    """Server that listens on the socket, forks drivers, and reports their exit codes."""
+
     def __init__(self, path: str, worker: int, libc: Any) -> None:
         self._libc = libc
         self._path = Path(path)
         self._files = imported_files()
         self._selector = selectors.DefaultSelector()
-        self._drivers: dict[int, tuple[int, socket.socket]] = {}  # by pidfd
-        self._ended: dict[int, socket.socket] = {}  # by pid: not reaped yet
-        self._workers: dict[int, int] = {}  # pidfd by pid
+        self._drivers: dict[int, tuple[int, socket.socket]] = {}  # Pid and connection, by pidfd.
+        self._ended: dict[int, socket.socket] = {}  # Connections of ended drivers that are not reaped yet, by pid.
+        self._workers: dict[int, int] = {}  # Pidfd, by pid.
         self._watch(worker)
         self._listener: socket.socket | None = socket.socket(socket.AF_UNIX)
-        # Under its last name only once it listens: whoever sees the file is answered.
+        # The socket gets its final name only after `listen`: a client that sees the file must get an answer.
         making = self._path.with_suffix(f".{os.getpid()}")
         self._listener.bind(str(making))
         self._listener.listen(64)
@@ -94,8 +117,12 @@ class _Host:
         self._selector.register(self._listener, selectors.EVENT_READ)
 
     def serve(self) -> Request | None:
-        """None when this process has nothing left to do; in a new driver what that is to run."""
-        # The collector of a driver need not look at what is here already.
+        """Answer requests.
+
+        Returns:
+            In a new driver its request. In the host None, when no work is left.
+        """
+        # Freeze all present objects: the garbage collector of a driver then skips them.
         gc.collect()
         gc.freeze()
         asked_s = time.monotonic()
@@ -114,7 +141,13 @@ class _Host:
         return None
 
     def _accept(self) -> Request | None:
-        """In a new driver what that is to run; else None. Errors are of this one request: a task that is gone, or no request at all."""
+        """Accept one request, and fork a driver for it.
+
+        Errors concern this request only, such as a dead task or an invalid message. They are logged.
+
+        Returns:
+            In the new driver its request; in the host None.
+        """
         assert self._listener is not None
         connection, _ = self._listener.accept()
         with contextlib.ExitStack() as closing:
@@ -128,7 +161,7 @@ class _Host:
                 for file in request.files:
                     closing.callback(os.close, file)
                 if self._files != {file: _stamp(file) for file in self._files}:
-                    self._retire()  # an upgrade, or an edit of Cairn itself: a driver runs what is there now
+                    self._retire()  # An upgrade or an edit: the driver must run the new code.
                     connection.sendall(struct.pack("!i", 0))
                     return None
                 self._watch(request.worker)
@@ -141,8 +174,8 @@ class _Host:
                     if os.getppid() != parent:
                         os._exit(1)
                     return request
-                # The host ties the driver to its task. A driver that is paused (SIGSTOP) before its first step could not do so, and
-                # would outlive a task that is killed then.
+                # The host ties the driver to its task. A driver that is suspended (SIGSTOP) before its first step could
+                # not tie itself, and would outlive a task that is killed then.
                 _tie_to(request.files[2], pid)
                 pidfd = os.pidfd_open(pid)
                 print(f"driver {pid} of task {task}", flush=True)
@@ -150,7 +183,7 @@ class _Host:
                 self._selector.register(pidfd, selectors.EVENT_READ, partial(self._tell, pidfd))
                 connection.sendall(struct.pack("!i", pid))
             except (OSError, ValueError) as error:
-                # A driver that was forked is killed by its lifeline, if its task is gone.
+                # If the driver was forked already and its task is dead, the lifeline kills the driver.
                 print(f"a request came to nothing: {error!r}", flush=True)
             if any(connection is kept for _, kept in self._drivers.values()):
                 closing.pop_all()
@@ -159,7 +192,11 @@ class _Host:
         return None
 
     def _watch(self, worker: int) -> None:
-        """Raises: ProcessLookupError if it is gone, and so is its task."""
+        """Watch a worker process, to notice its end.
+
+        Raises:
+            ProcessLookupError: The worker is dead, and so is its task.
+        """
         if worker not in self._workers:
             pidfd = os.pidfd_open(worker)
             self._workers[worker] = pidfd
@@ -171,7 +208,11 @@ class _Host:
         os.close(pidfd)
 
     def _tell(self, pidfd: int) -> None:
-        """A driver has ended. Its task hears so before it is reaped: until then nobody else has its pid, nor the group of that number."""
+        """Send the exit code of a driver that has ended to its task.
+
+        The driver is not reaped before the task has hung up. Until then no new process can get the driver's pid or
+        process group.
+        """
         pid, connection = self._drivers.pop(pidfd)
         self._selector.unregister(pidfd)
         os.close(pidfd)
@@ -180,7 +221,7 @@ class _Host:
         code = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
         with contextlib.suppress(OSError):
             connection.sendall(struct.pack("!i", code))
-        # Until the task has ended what the driver left in its group, and hangs up.
+        # The task now kills the remaining processes of the driver's group and hangs up. Then `_reap` runs.
         self._ended[pid] = connection
         self._selector.register(connection, selectors.EVENT_READ, partial(self._reap, pid))
 
@@ -191,18 +232,18 @@ class _Host:
         os.waitpid(pid, 0)
 
     def _retire(self) -> None:
-        """From now on nobody is answered."""
+        """Stop accepting requests, and remove the socket's file."""
         if self._listener is None:
             return
         self._selector.unregister(self._listener)
         with contextlib.suppress(OSError):
-            if self._path.stat().st_ino == self._inode:  # else it is another host's by now
+            if self._path.stat().st_ino == self._inode:  # Another host may have replaced the file.
                 self._path.unlink()
         self._listener.close()
         self._listener = None
 
     def _leave(self, connection: socket.socket) -> None:
-        """In a driver: nothing of the host stays open."""
+        """Close all files of the host in a new driver."""
         connection.close()
         for other in (*(kept for _, kept in self._drivers.values()), *self._ended.values()):
             other.close()
@@ -214,7 +255,7 @@ class _Host:
 
 
 def imported_files() -> dict[str, tuple[int, int] | None]:
-    """The files of all modules that are imported, and when and how long each was: `_stamp`."""
+    """Return the files of all imported modules, each with its modification time (ns) and size (bytes)."""
     files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
     return {file: _stamp(file) for file in files if isinstance(file, str)}
 
@@ -228,8 +269,13 @@ def _stamp(file: str) -> tuple[int, int] | None:
 
 
 def _receive(connection: socket.socket) -> Request:
-    """Raises: ValueError for what is no request; OSError."""
-    # Not socket.recv_fds: that would let other processes that are started at this moment inherit them.
+    """Read a request.
+
+    Raises:
+        ValueError: The message is not a valid request.
+        OSError: The connection failed.
+    """
+    # `socket.recv_fds` does not set close-on-exec: a process that starts meanwhile would inherit the files.
     data, messages, _, _ = connection.recvmsg(
         4, socket.CMSG_SPACE(3 * array.array("i").itemsize), socket.MSG_CMSG_CLOEXEC
     )
@@ -253,11 +299,12 @@ def _receive(connection: socket.socket) -> Request:
 
 
 def _become(request: Request, libc: Any) -> None:
-    """Runs the driver in this process, as if Python had been started for it."""
+    """Run a driver in this forked process as if Python had been started for it."""
     os.setsid()
     libc.prctl(_PR_SET_NAME, b"cairn-driver", 0, 0, 0)
     stdin, output, lifeline = request.files
-    # The driver ties itself too: the host may be paused before that step, and the task waits for the host for only five seconds.
+    # The driver ties itself to the task too: the host may be suspended before its own call of `_tie_to`, and the task
+    # waits only five seconds for the host.
     _tie_to(lifeline, os.getpid())
     for file, number in ((stdin, 0), (output, 1), (output, 2)):
         os.dup2(file, number)
@@ -267,24 +314,24 @@ def _become(request: Request, libc: Any) -> None:
     os.environ.update(request.environment)
     time.tzset()
     os.chdir(request.cwd)
-    # Not the random numbers that every other driver of this host has. Python's own see to that.
+    # Without a new seed all drivers of this host would draw the same numbers. Python's `random` reseeds after a fork.
     import numpy
 
     numpy.random.seed()
     importlib.invalidate_caches()
     sys.argv = [request.module, *request.arguments]
-    # Of what is imported a new one, as __main__; else Python warns of it.
+    # `run_module` imports the module again as `__main__`, and would warn that the module is imported already.
     sys.modules.pop(request.module, None)
     runpy.run_module(request.module, run_name="__main__", alter_sys=True)
 
 
 def _tie_to(lifeline: int, pid: int) -> None:
-    """Have the kernel kill a driver when its task's end of the lifeline is closed, whatever state the driver is in then."""
+    """Make the kernel kill a process, even a suspended one, when its task's end of the lifeline is closed."""
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, pid)
     fcntl.fcntl(lifeline, _F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC | os.O_NONBLOCK)
     with contextlib.suppress(BlockingIOError):
-        if os.read(lifeline, 1) == b"":  # closed before the kernel was told
+        if os.read(lifeline, 1) == b"":  # The task closed its end before `fcntl` took effect.
             os.kill(pid, signal.SIGKILL)
 
 

@@ -1,7 +1,8 @@
 """Requests that Airflow's operators send to a driver, and the results that the driver returns.
 
-A request travels as the arguments of the driver's command line. A result is JSON in a file: ``{"ok": {...}}``, or
-``{"error": {"type": ..., "message": ..., "rerun": ...}}``. Secrets travel on stdin, because any user of the host can read a command line.
+A request travels as the arguments of the driver's command line. A result is JSON in a file: `{"ok": {...}}`, or
+`{"error": {"type": ..., "message": ..., "rerun": ...}}`. Secrets travel on stdin, because any user of the host can read
+a command line.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ class Call:
     """Arguments that every request has.
 
     Attributes:
-        pipeline: The `Pipeline`, as ``module:NAME``.
+        pipeline: The `Pipeline`, as `module:NAME`.
         root: URL of the folder that holds the pipelines.
         spark: URL of a Spark Connect server, or a master URL.
-        task: Names the task, the same in every try. The driver interrupts Spark jobs that an earlier try left.
-        again: An earlier try may still run.
-        settings_on_stdin: Token and Spark configuration follow on stdin, as JSON.
+        task: Identifies the task, with the same value in every try. The driver interrupts Spark jobs that an earlier
+            try left.
+        again: True if an earlier try may still run.
+        settings_on_stdin: True if the token and the Spark configuration follow on stdin, as JSON.
     """
 
     pipeline: str
@@ -45,7 +47,13 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """The try of an Airflow run that asks."""
+    """The Airflow run that sends the request.
+
+    Attributes:
+        run_id: Airflow's id of the run.
+        clear_number: How often the run was cleared.
+        try_number: Number of this try, from 1.
+    """
 
     run_id: str
     clear_number: int
@@ -54,12 +62,17 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process(Run):
-    """Compute one interval, up to *prepared*.
+    """Request to compute one interval, up to *prepared*.
 
     Attributes:
-        name: The pipeline's name in the DAG; the driver checks that `Pipeline.name` is equal.
-        earlier: Attempt and options of an earlier try, to use again if nothing changed.
-        committed: A committed result exists; the driver keeps it if code and input are the same.
+        start: Start of the interval.
+        end: End of the interval.
+        attempt: Id of the new attempt.
+        mode: How the checkpoint is stored: "incremental", "full" or "changelog".
+        name: The pipeline's name in the DAG. The driver checks that `Pipeline.name` is equal. None skips the check.
+        earlier: Attempt and options of an earlier try. The driver uses this attempt again if nothing changed.
+        committed: True if a committed result exists. The driver keeps it if code and input are the same.
+        permissions: Refused actions that the user allows.
     """
 
     command: ClassVar[str] = "process"
@@ -76,7 +89,18 @@ class Process(Run):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range(Run):
-    """Compute and commit the intervals from the one that starts at ``first`` to the one that starts at ``last``."""
+    """Request to compute and commit the intervals of a range.
+
+    Attributes:
+        first: Start of the first interval.
+        last: Start of the last interval.
+        every: Length of each interval.
+        name: The pipeline's name in the DAG; None skips the check.
+        mode: How checkpoints are stored.
+        reprocess: Which intervals with a result are computed again.
+        dry_run: True only logs what would be computed.
+        permissions: Refused actions that the user allows.
+    """
 
     command: ClassVar[str] = "range"
 
@@ -92,10 +116,14 @@ class Range(Run):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Try:
-    """Run intervals with other code beside production.
+    """Request to run intervals with other code beside production.
 
     Attributes:
+        first: Start of the first interval.
+        last: Start of the last interval.
+        every: Length of each interval.
         keep: How long the trial stays after its end.
+        name: The pipeline's name in the DAG; None skips the check.
         trial: Name of the trial; None derives a name.
         key: Columns that identify an output row.
     """
@@ -113,7 +141,14 @@ class Try:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deploy:
-    """Take over the code of a trial, for the intervals since the trial's start too if ``past``."""
+    """Request to take over the code of a trial.
+
+    Attributes:
+        trial: Name of the trial.
+        name: The pipeline's name in the DAG; None skips the check.
+        past: True runs the trial's intervals again in production too. False takes the code over from the next interval
+            on.
+    """
 
     command: ClassVar[str] = "deploy"
 
@@ -124,7 +159,14 @@ class Deploy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakeSavepoint:
-    """Copy a checkpoint to the new folder ``to``."""
+    """Request to copy a checkpoint to the new folder `to`.
+
+    Attributes:
+        to: URL of the savepoint's folder.
+        checkpoint: "latest", an id, or the end of an interval.
+        format: "native" copies compacted SSTs, "canonical" writes Parquet.
+        consolidate: True first consolidates the checkpoint itself.
+    """
 
     command: ClassVar[str] = "savepoint"
 
@@ -136,7 +178,13 @@ class TakeSavepoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreSavepoint:
-    """Make a savepoint the state of the pipeline. Tries with the same ``attempt`` complete one another."""
+    """Request to make a savepoint the state of the pipeline.
+
+    Attributes:
+        savepoint: URL of the savepoint's folder.
+        claim: CLAIM deletes the savepoint after the commit.
+        attempt: A uuid, the same in every try. A second try completes the first one. None for a new uuid.
+    """
 
     command: ClassVar[str] = "restore"
 
@@ -147,10 +195,15 @@ class RestoreSavepoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validate:
-    """Validate a checkpoint, a prepared attempt or a savepoint.
+    """Request to validate a checkpoint, a prepared attempt or a savepoint.
 
     Attributes:
+        checkpoint: "latest", an id, or the end of an interval; ignored with `attempt` or `savepoint`.
+        attempt: Id of a prepared attempt; None validates something else.
+        savepoint: URL of a savepoint's folder; None validates something else.
+        mode: "fast" checks the files, "full" also restores the state.
         docs: Folder for Data Docs; None writes none.
+        without_expectations: True skips the owner's expectations.
     """
 
     command: ClassVar[str] = "validate"
@@ -170,9 +223,16 @@ REQUESTS: dict[str, type[Any]] = {
 
 
 class ProcessResult(TypedDict, total=False):
-    """The attempt that is prepared, or that a committed checkpoint (``committed``) has.
+    """Result of `Process`: the prepared attempt, or the attempt of a committed checkpoint that the driver kept.
 
-    ``reused``: nothing was computed. ``sink``: ``module:NAME`` of the pipeline if it has a sink, else empty. ``counts`` are those of the source's position; sizes are bytes.
+    Attributes:
+        reused: True if nothing was computed.
+        committed: Id of the kept checkpoint.
+        checkpoint_base: Id of the base; None for empty state.
+        counts: The counts that the source's position contains.
+        sink: `module:NAME` of a pipeline that has a sink, else empty.
+
+    Sizes are bytes.
     """
 
     attempt: str
@@ -193,7 +253,14 @@ class ProcessResult(TypedDict, total=False):
 
 
 class RangeResult(TypedDict):
-    """Counts of intervals, and the id of the last checkpoint; None after a dry run."""
+    """Result of `Range`.
+
+    Attributes:
+        intervals: Number of intervals.
+        computed: Number of intervals that were computed.
+        kept: Number of intervals whose earlier result stays.
+        checkpoint: Id of the last interval's checkpoint; None if a dry run would compute this interval.
+    """
 
     intervals: int
     computed: int
@@ -202,7 +269,15 @@ class RangeResult(TypedDict):
 
 
 class TryResult(TypedDict):
-    """The trial, and its comparison with production as text."""
+    """Result of `Try`.
+
+    Attributes:
+        trial: Name of the trial.
+        same: True if every digest equals production's.
+        comparison: Comparison with production as text, at most 61 lines.
+        computed: Number of intervals that were computed.
+        other_input: Number of intervals whose source position differs from production's record.
+    """
 
     trial: str
     same: bool
@@ -212,7 +287,14 @@ class TryResult(TypedDict):
 
 
 class DeployResult(TypedDict):
-    """Counts of intervals that were computed again and that stay behind, and the command that undoes the deployment."""
+    """Result of `Deploy`.
+
+    Attributes:
+        trial: Name of the trial.
+        again: Number of the trial's intervals that were run again in production.
+        behind: Number of later intervals that were run again too.
+        back: Command that restores the state before the deployment; None if that is impossible.
+    """
 
     trial: str
     again: int
@@ -221,7 +303,14 @@ class DeployResult(TypedDict):
 
 
 class RestoreResult(TypedDict):
-    """The new checkpoint."""
+    """Result of `RestoreSavepoint`: the new checkpoint.
+
+    Attributes:
+        checkpoint: Id of the checkpoint.
+        interval: The savepoint's interval, as text.
+        entries: Number of entries.
+        bytes: Bytes of state.
+    """
 
     checkpoint: int
     interval: str
@@ -230,9 +319,21 @@ class RestoreResult(TypedDict):
 
 
 class ValidateResult(TypedDict):
-    """The findings, and the work that found them.
+    """Result of `Validate`.
 
-    ``published``: output of the quarantined checkpoint that readers may have. ``rerun``: fields of `Rerun`. ``docs``: the page of Data Docs.
+    Attributes:
+        success: True if there are no findings.
+        what: Name of the validated thing, as text.
+        checkpoint: Id of the checkpoint; None for an attempt.
+        findings: A sentence for each problem.
+        files: Number of checked files.
+        entries: Number of entries that were read; 0 in mode "fast".
+        keys: Number of keys; 0 for a savepoint.
+        expectations: Number of evaluated expectations.
+        pids: Processes that restored the state.
+        docs: Path of the first Data Docs page to read; None without Data Docs.
+        published: Intervals whose current output was computed from the quarantined state, as text.
+        rerun: Fields of `Rerun`, the intervals to run again; None if no re-run is needed.
     """
 
     success: bool
@@ -250,11 +351,11 @@ class ValidateResult(TypedDict):
     rerun: dict[str, Any] | None
 
 
-# --- the command line ----------------------------------------------------------------------------------------------------
+# --- the command line -------------------------------------------------------------------------------------------------
 
 
 def to_arguments(value: Call | Request) -> list[str]:
-    """Write the fields of a request as arguments, without those that have their default."""
+    """Convert a request to command-line arguments. Fields that have their default are left out."""
     arguments: list[str] = []
     for field in fields(value):
         given = getattr(value, field.name)
@@ -282,14 +383,14 @@ def _to_text(value: Any) -> str:
 
 
 def parse_call(arguments: Sequence[str] | None, more: Sequence[str]) -> tuple[Call, Any, dict[str, str]]:
-    """Read a command line.
+    """Parse a command line.
 
     Args:
         arguments: The words; None for those of this process.
-        more: Names of required options of the caller.
+        more: Names of further required options.
 
     Returns:
-        The call, the request, and the values of ``more``.
+        The call, the request, and the values of `more`.
     """
     parser = argparse.ArgumentParser(prog=f"python -m {DRIVER}")
     commands = parser.add_subparsers(required=True, dest="command")
@@ -314,7 +415,8 @@ def _add_options(parser: argparse.ArgumentParser, kind: type[Any]) -> None:
             parser.add_argument(option, action="append", default=[])
         else:
             required = field.default is MISSING
-            # The driver's operations refuse a wrong choice with a message that reaches the task's log; argparse would only exit.
+            # The driver's operations check the choices: their error message reaches the task's log. argparse would only
+            # exit.
             read = str if get_origin(hint) is Literal else _READ[hint]
             parser.add_argument(option, required=required, default=None if required else field.default, type=read)
 

@@ -1,4 +1,4 @@
-"""Load the pipeline that ``module:NAME`` names."""
+"""Load the pipeline that `module:NAME` names."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ from state_backend.values.errors import CairnError, UsageError
 
 
 def load_pipeline(reference: str) -> Pipeline:
-    """The Pipeline that ``module:NAME`` names.
+    """Import a module and return its `Pipeline`.
 
-    Raises: UsageError if there is no such module, if it can't be imported (its traceback is a note), or if it has no such Pipeline;
-        what the declaration itself raised as it is.
+    Args:
+        reference: The pipeline, as `module:NAME`.
+
+    Raises:
+        UsageError: There is no such module or pipeline, or the import fails. A note holds the traceback of the import.
+        CairnError: The declaration itself raised this error.
     """
     module, _, name = reference.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), name)):
@@ -50,7 +54,7 @@ def load_pipeline(reference: str) -> Pipeline:
 
 
 def _own_traceback(error: BaseException) -> str:
-    """Of what an import raised, without the frames of the import itself."""
+    """Format the traceback of a failed import without the frames of the import system."""
     formatted = traceback.TracebackException.from_exception(error)
     formatted.stack[:] = [f for f in formatted.stack if "importlib" not in f.filename and f.filename != __file__]
     return "".join(formatted.format()).rstrip()

@@ -1,1 +1,1 @@
-"""What can be done with a pipeline: run an interval, take and restore savepoints, validate, export, move in from a stream."""
+"""Operations on a pipeline: run intervals, take and restore savepoints, validate, export, import a stream's state."""

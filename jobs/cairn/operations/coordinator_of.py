@@ -1,4 +1,4 @@
-"""The entrance to the state of a pipeline."""
+"""The coordinator of a declared pipeline."""
 
 from __future__ import annotations
 
@@ -8,5 +8,11 @@ from state_backend.checkpoint.coordinator import Coordinator
 
 
 def coordinator_of(pipeline: Pipeline, root: str, *, remembers: bool = False) -> Coordinator:
-    """The coordinator of the pipeline's folder under a root."""
+    """Return the coordinator of the pipeline's folder under a root.
+
+    Args:
+        pipeline: The pipeline, which gives the folder's name.
+        root: URL of the folder that holds the pipelines.
+        remembers: True keeps the log in memory between calls, for a process that commits several times.
+    """
     return Coordinator(open_storage(join_url(root, pipeline.name)), pipeline.name, remembers=remembers)

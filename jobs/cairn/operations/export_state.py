@@ -1,11 +1,13 @@
-"""State as Parquet files that belong to nobody but their reader: a folder for each state and one for the timers.
+"""Export of state as Parquet files: one folder for each state, and one for the timers.
 
-    <to>/state-<name>/00000-0.parquet   rows of shard 0, as `state_backend.inspection.state_table` draws them
+    <to>/state-<name>/00000-0.parquet   rows of shard 0, with the columns of `state_backend.inspection.state_table`
     <to>/timers/00000-0.parquet
-    <to>/export.json                    written last: what it is of, and rows by state
+    <to>/export.json                    written last: the exported checkpoint, and the number of rows of each state
 
-No Spark: shards are restored one after the other, or ``jobs`` of them in processes of their own, and written some 64 MiB of
-entries at a time. What a shard needs at once is local disk for its files.
+Cairn does not track or delete exported files.
+
+An export needs no Spark. It restores one shard after the other, or several shards at a time in separate processes. It
+writes about 64 MiB of entries at a time. Each shard needs local disk for its files.
 """
 
 from __future__ import annotations
@@ -34,7 +36,14 @@ REPORT = "export.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedFile:
-    """A file of an export: ``path`` below its folder, rows, bytes."""
+    """A file of an export.
+
+    Attributes:
+        state: Name of the state.
+        path: Path below the export's folder.
+        rows: Number of rows.
+        size_bytes: Size of the file.
+    """
 
     state: str
     path: str
@@ -45,11 +54,18 @@ class ExportedFile:
 def export_state(
     source: StateSource, to: str, *, states: Sequence[str] | None = None, jobs: int = 1
 ) -> tuple[ExportedFile, ...]:
-    """Writes these states (None: all, and the timers) into the folder ``to``, which must be empty. States without entries have
-    no file.
+    """Write states into the folder `to`, which must be empty. States without entries get no file.
 
-    Raises: UsageError for a folder with anything in it, an unknown state, or one that Parquet can't hold. If it fails later,
-    files are left there, without ``export.json``; delete the folder before another try.
+    If the export fails half-way, its files remain without `export.json`. Delete the folder before the next try.
+
+    Args:
+        source: The checkpoint or savepoint.
+        to: Path or URL of the folder.
+        states: Names of states, or `$timers`. None exports all states and the timers.
+        jobs: Number of shards that are restored at a time, each in a process of its own.
+
+    Raises:
+        UsageError: The folder is not empty, a state is unknown, or Parquet can't store it.
     """
     destination = open_storage(to)
     if next(iter(destination.list("")), None) is not None:
@@ -65,7 +81,7 @@ def export_state(
         write = partial(_export_shard, source, chosen, to)
         done: Iterator[list[ExportedFile]] = map(write, shards)
         if jobs > 1:
-            # Not forked: RocksDB and Arrow have threads.
+            # Spawned, not forked: a fork would break the threads of RocksDB and Arrow.
             pool = ProcessPoolExecutor(min(jobs, len(shards)), mp_context=multiprocessing.get_context("spawn"))
             done = stack.enter_context(pool).map(write, shards)
         files = tuple(file for of_shard in done for file in of_shard)

@@ -1,4 +1,4 @@
-"""Published output for whoever reads Parquet: DuckDB, pandas, Polars. Needs no Spark."""
+"""Committed output for readers of Parquet, such as DuckDB, pandas and Polars. Finding the files needs no Spark."""
 
 from __future__ import annotations
 
@@ -11,11 +11,23 @@ from state_backend.checkpoint.log import read_log
 def output_files(
     root: str, pipeline: str, *, late: bool = False, start: datetime | None = None, end: datetime | None = None
 ) -> list[str]:
-    """The Parquet files that are current now, by interval: absolute paths, or URLs where the root is no local folder.
+    """Return the Parquet files of the current output, in the order of their intervals.
 
-    late: the late rows instead. start, end: only intervals within.
-    A folder's other files are not output: they are of replaced intervals and of tries that did not count. A re-run may delete a
-    file that is named here, so ask anew for each query.
+    Files in the folder that this function does not return belong to replaced intervals and to attempts that were not
+    committed. A re-run may delete a returned file. So call this function again for each query.
+
+    Args:
+        root: URL of the folder that holds the pipelines.
+        pipeline: Name of the pipeline.
+        late: True returns the late rows instead of the output.
+        start: Only intervals that start then or later; None for no limit.
+        end: Only intervals that end then or earlier; None for no limit.
+
+    Returns:
+        Absolute paths if the root is a local folder, else URLs.
+
+    Example:
+        duckdb.read_parquet(output_files("file:///data/state", "clicks"))
     """
     url = join_url(root, pipeline)
     outputs = read_log(open_storage(url)).current_outputs()

@@ -1,11 +1,15 @@
-"""A sink for readers that know nothing of checkpoints: each interval's current output as plain Parquet files.
+"""A sink that copies each interval's current output to plain Parquet files, for readers without Cairn.
 
     <to>/interval=20130101T000000000Z_20130102T000000000Z/00000000000000000042-part-00000-7.parquet
 
-**Not atomic.** While an interval is published, its folder grows file by file; while a re-run replaces it, the files of both
-results are there for a moment, and then those of the older one go one by one. Never is there less than one whole result once the
-first was there, unless an interval that is cut otherwise replaced it: then its files go first. Who must not see such a moment reads
-``format("keyed_output")``. Files of other names in the folder stay.
+**Not atomic.** While the sink copies an interval, files appear one by one. While the sink copies a re-run, the folder
+holds the files of both results, until the sink deletes the older files one by one. Readers that must not see such a
+state read `format("keyed_output")`.
+
+After its first copy an interval's folder always holds at least one complete result. There is one exception: an interval
+with other boundaries replaces this interval. Then the sink deletes the files of the replaced interval first.
+
+The sink does not touch files with other names.
 """
 
 from __future__ import annotations
@@ -33,12 +37,24 @@ _COPY = re.compile(r"interval=[^/]+/([0-9]{20})-part-[^/]+\.parquet")
 
 
 def plain_copy(to: str) -> Callable[[SparkSession | None, list[str], Interval, int], None]:
-    """A ``Pipeline.sink`` that copies to the storage URL ``to``. Again for the same checkpoint it completes what is missing; what
-    it leaves depends on the last call for an interval only, so that the coordinator's repeats end with the current output.
+    """Return a `Pipeline.sink` that copies output files to the storage URL `to`.
 
-    Raises: CorruptFile for an output that is damaged; StorageUnavailable, UnknownOutcome.
+    A second call for the same checkpoint copies the files that are missing. The files after a call depend only on the
+    last call for an interval. So repeated calls end with the current output.
+
+    Args:
+        to: URL or absolute path of the folder for the copies.
+
+    Raises:
+        UsageError: The URL is wrong.
+        CorruptFile: The sink found a damaged output file.
+        StorageUnavailable: The sink can't reach the storage.
+        UnknownOutcome: A write of the sink may or may not have taken effect.
+
+    Example:
+        Pipeline(..., sink=plain_copy("gs://warehouse/clicks"))
     """
-    open_storage(to)  # a wrong URL is told where the pipeline is declared
+    open_storage(to)  # Raise for a wrong URL now, at the pipeline's declaration.
 
     def sink(spark: SparkSession | None, files: list[str], interval: Interval, checkpoint_id: int) -> None:
         folder, destination = f"interval={paths.interval_name(interval)}/", open_storage(to)
@@ -55,7 +71,7 @@ def plain_copy(to: str) -> Callable[[SparkSession | None, list[str], Interval, i
         copies = [path for path in there if path not in wanted and _COPY.fullmatch(path)]
         note_names(destination, folder, [path.removeprefix(folder) for path in wanted])
         for path, handle in wanted.items():
-            # By its name: a listing may show a file that is gone.
+            # A late listing may still show a deleted file. So ask for the file by its name.
             if path not in there or (lists_late(destination) and destination.stat(path) is None):
                 _copy(source, handle, destination, path)
         for path in copies:
@@ -66,7 +82,11 @@ def plain_copy(to: str) -> Callable[[SparkSession | None, list[str], Interval, i
 
 
 def _copy(source: Storage, handle: Handle, destination: Storage, path: str) -> None:
-    """Not by a hard link: whoever writes into the copy must not write into the output."""
+    """Copy one output file.
+
+    A local file is copied byte by byte, not by a hard link: a program that writes into the copy must not change the
+    output.
+    """
     try:
         if not isinstance(source, LocalStorage):
             destination.copy_from(source, handle, path)
@@ -75,11 +95,11 @@ def _copy(source: Storage, handle: Handle, destination: Storage, path: str) -> N
             source.download(handle, folder / "file")
             destination.upload(path, folder / "file")
     except AlreadyExists:
-        pass  # another task publishes the same checkpoint: its bytes are these
+        pass  # Another task copies the same checkpoint, with the same bytes.
 
 
 def _root_of(url: str) -> str:
-    """The pipeline's folder that an output file's URL lies in."""
+    """Return the URL of the pipeline's folder that contains an output file."""
     root, output, _ = url.rpartition("/" + paths.OUTPUT)
     if not output:
         raise UsageError(f"{url!r} is no output file of a pipeline; expected one below its output/")

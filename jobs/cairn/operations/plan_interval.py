@@ -63,10 +63,16 @@ class Attempt:
     """One try to process an interval.
 
     Attributes:
-        id: Names the attempt; a record of the log refers to it.
-        mode: "incremental", "full" or "changelog": the form of the checkpoint.
+        id: Identifies the attempt. A record of the log refers to it.
+        interval: The interval.
         run: The try of an Airflow run that makes the attempt.
-        earlier: Id and options of an attempt that an earlier try of the same run made.
+        mode: How the checkpoint is stored: "incremental", "full" or "changelog".
+        permissions: Refused actions that the user allows.
+        earlier: Id and options of an attempt that an earlier try of the same run made; None if there is no earlier
+            attempt.
+
+    Raises:
+        UsageError: The mode is unknown.
     """
 
     id: str
@@ -83,7 +89,13 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """What a source said of an interval: `read_source`. ``waited_ns``: how long the interval had to wait for it."""
+    """The source's answer for an interval, as `read_source` returns it.
+
+    Attributes:
+        rows: The input rows.
+        position: The position that the source records; empty if it records none.
+        waited_ns: Nanoseconds that the interval waited for the answer.
+    """
 
     rows: DataFrame
     position: dict[str, Any]
@@ -92,7 +104,20 @@ class Read:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
-    """What the pipeline, its source and its processor say of one interval, checked against the state that the interval starts from."""
+    """The declarations of the pipeline, its source and its processor for one interval, checked against the base.
+
+    Attributes:
+        inputs: Input rows, initial state, and the columns that order them.
+        position: The source's position.
+        key_schema: Schema of the key columns, as the record will store it.
+        output_schema: Schema of the output rows.
+        zone: Time zone in which the processor runs.
+        event_time: Event-time column and watermark; None in other time modes.
+        processor: The processor with its code, ready for the workers.
+        states: States that the processor declares, and dropped states.
+        input_hash: Input hash of the interval; None if it can't be computed.
+        code_version: Name of the code for people; None if there is no name.
+    """
 
     inputs: Inputs
     position: dict[str, Any]
@@ -108,7 +133,13 @@ class Declared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalPlan:
-    """The work of an interval: the job for its shards, their input, and the options that decide about the reuse of an attempt."""
+    """The work of an interval.
+
+    Attributes:
+        job: The job that each shard runs.
+        inputs: The rows for the shards.
+        options: Settings that a later try compares, to decide whether it can use this attempt.
+    """
 
     job: IntervalJob
     inputs: Inputs
@@ -121,6 +152,11 @@ def ask_pipeline(
     """Call the source and the processor's `init`, and check the answers against the base.
 
     Args:
+        spark: The session.
+        pipeline: The pipeline.
+        attempt: The attempt.
+        begun: The attempt's base, and the newest output schema.
+        storage: Unused.
         read: The source's answer, if the source was asked before; None asks now.
 
     Raises:
@@ -139,7 +175,7 @@ def ask_pipeline(
     event_time = _event_time(pipeline, names, rows.schema, base)
     initial, initial_key = _initial_state(spark, pipeline, key_schema) if base is None else (None, [])
     initial_key_schema = key_schema_of(initial.schema, initial_key) if initial is not None else None
-    # Before init runs on the driver: the workers must not get an object that init has changed.
+    # Pickle the processor before `init` runs on the driver: the workers must not get an object that `init` has changed.
     processor = ship_processor(pipeline.processor, pipeline.name)
     _check_unchanged(pipeline, base, key_schema, names)
     key_schema = _as_recorded(key_schema, initial_key_schema, base)
@@ -213,9 +249,14 @@ def plan_interval(pipeline: Pipeline, root: str, attempt: Attempt, begun: Begun,
 def would_be_made_of(
     spark: SparkSession, pipeline: Pipeline, interval: Interval, read: Read, permissions: Permissions
 ) -> str | None:
-    """What `Content.input_hash` would be of a result that was computed now; None: it can't be told.
+    """Return the input hash that a result of this interval would have if it were computed now.
 
-    Raises: UsageError for a processor that can't be hashed or sent, or an output schema that can't be parsed.
+    Returns:
+        The hash; None if it can't be computed, since the source records no position or the interval reads initial
+        state.
+
+    Raises:
+        UsageError: The processor can't be hashed or sent to workers, or the output schema can't be parsed.
     """
     code_hash = ship_processor(pipeline.processor, pipeline.name).code_hash
     output_schema = _output_schema(spark, pipeline)
@@ -233,7 +274,7 @@ def _input_hash(
     output_schema: StructType,
 ) -> str | None:
     if pipeline.initial_state is not None and interval.start == pipeline.start:
-        return None  # whether its rows are the same can't be told
+        return None  # No hash: rows of initial state have no position to compare.
     session_zone = spark.conf.get(_SESSION_ZONE)
     inputs = ResultInputs(
         code_hash=code_hash,
@@ -253,11 +294,20 @@ def _input_hash(
 def check_fits(
     spark: SparkSession, pipeline: Pipeline, read: Read, content: Content, output: dict[str, Any] | None
 ) -> None:
-    """Whether an interval of this pipeline could start from a state, and its output stand beside what there is: what planning one
-    looks at. Computes nothing.
+    """Check that the pipeline could continue from a state, without computing rows.
 
-    output: the newest schema that output has had; None: there is none.
-    Raises: UsageError, ProcessorError, as `process_interval`, before its first row.
+    These are the checks of planning an interval: time zone, output schema, key, event time and state schemas.
+
+    Args:
+        spark: The session.
+        pipeline: The pipeline.
+        read: The source's answer for an interval.
+        content: The checkpoint to continue from.
+        output: The newest schema of the pipeline's output; None if it has no output yet.
+
+    Raises:
+        UsageError: The pipeline does not fit.
+        ProcessorError: The processor's `init` raised.
     """
     with in_zone_of(spark, pipeline.time_zone):
         plan_zone(pipeline.name, pipeline.time_zone, spark.conf.get(_SESSION_ZONE), content.time.zone)
@@ -272,6 +322,7 @@ def check_fits(
 
 @contextmanager
 def in_zone_of(spark: SparkSession, wanted: str | None) -> Iterator[None]:
+    """Set the session's time zone to `wanted` within the block; None leaves the zone as it is."""
     if wanted is None:
         yield
         return
@@ -284,11 +335,17 @@ def in_zone_of(spark: SparkSession, wanted: str | None) -> Iterator[None]:
 
 
 def plan_zone(pipeline: str, wanted: str | None, session: str, recorded: str | None) -> Zone:
-    """The time zone that an interval runs in: the one that the pipeline names, else the session's.
+    """Return the time zone that an interval runs in: the pipeline's zone, else the session's zone.
+
+    Args:
+        pipeline: Name of the pipeline.
+        wanted: Zone that the pipeline declares; None if it declares none.
+        session: Zone of the Spark session.
+        recorded: Zone of the base; None if there is no base or no recorded zone.
 
     Raises:
-        UsageError: the pipeline names none, and the interval before ran in another than the session's: what a processor computes
-            from wall time would depend on who runs it.
+        UsageError: The pipeline declares no zone, and the session's zone differs from the base's. Results that depend
+            on wall time would then depend on the session.
     """
     zone = zone_of(session if wanted is None else wanted)
     if wanted is None and recorded not in (None, zone.name):
@@ -300,7 +357,10 @@ def plan_zone(pipeline: str, wanted: str | None, session: str, recorded: str | N
 
 
 def declared_states(spark: SparkSession, pipeline: Pipeline) -> tuple[StateDescriptor, ...]:
-    """What the pipeline's processor (of the row or pandas API) declares, as for an interval that starts empty."""
+    """Return the states that the processor declares for empty state.
+
+    Only for the row and pandas interfaces: the processor's `init` sees no key and input schema.
+    """
     return _plan_states(spark, pipeline, None, StructType(), StructType()).states
 
 
@@ -324,7 +384,7 @@ def _output_schema(spark: SparkSession, pipeline: Pipeline) -> StructType:
 
 
 def _check_output(pipeline: Pipeline, so_far: dict[str, Any] | None, declared: StructType) -> None:
-    """Raises: UsageError if rows of the output so far could not be read with the declared schema."""
+    """Raise `UsageError` if the declared schema could not read the rows of the output so far."""
     if so_far is not None:
         check_output_schema(pipeline.name, so_far, recorded_schema(declared.jsonValue()))
 
@@ -350,7 +410,7 @@ def _event_time(pipeline: Pipeline, names: ColumnNames, schema: StructType, base
 def _initial_state(
     spark: SparkSession, pipeline: Pipeline, key_schema: StructType
 ) -> tuple[DataFrame | None, list[str]]:
-    """The initial state's rows, and what the key's columns are called there."""
+    """Return the rows of the initial state, and the names of the key columns in these rows."""
     if pipeline.initial_state is None:
         return None, []
     what = f"pipeline {pipeline.name!r}: the initial state"
@@ -436,13 +496,16 @@ def _changed(pipeline: Pipeline, what: str, now: object, recorded: object) -> Us
 
 
 def _key_types(schema: dict[str, Any]) -> list[tuple[str, KeyType]]:
-    """Names and types of key columns, whatever comments they have and whether they are NOT NULL, at any depth."""
+    """Return names and types of the key columns, without comments and nullability at any depth."""
     return [(f.name, names_and_types(f.type)) for f in parse_struct(schema).fields]
 
 
 def _as_recorded(key_schema: StructType, initial: StructType | None, base: Content | None) -> StructType:
-    """The key's schema, nullable where that of the initial state or of the base is: the state has their keys too, and who reads it
-    goes by what is recorded."""
+    """Return the key's schema, nullable wherever the initial state's or the base's schema is nullable.
+
+    The state contains keys of the initial state and of the base too, and readers of the state trust the recorded
+    schema.
+    """
     key: KeyType = parse_struct(key_schema.jsonValue())
     others = [*([initial.jsonValue()] if initial is not None else []), *([base.key_schema] if base is not None else [])]
     made = key

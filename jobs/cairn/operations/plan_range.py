@@ -1,4 +1,7 @@
-"""Which intervals of a range are computed, and which stay as they are. Pure functions over what the log has of them."""
+"""Decisions which intervals of a range are computed, and which results stay.
+
+All functions are pure. They decide from the log's results.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,13 @@ _RECENT = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keep:
-    """The interval stays as checkpoint ``checkpoint`` left it. ``ours``: an earlier try of the same run committed that."""
+    """Decision: the interval keeps its committed result.
+
+    Attributes:
+        checkpoint: Id of the checkpoint that stays.
+        why: The reason, for the log.
+        ours: True if an earlier try of the same run committed the checkpoint.
+    """
 
     checkpoint: int
     why: str
@@ -30,21 +39,28 @@ class Keep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compute:
-    """The interval is computed and committed."""
+    """Decision: the interval is computed and committed.
+
+    Attributes:
+        why: The reason, for the log.
+    """
 
     why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskSource:
-    """Whether it is computed depends on what it would be made of now: the source has to say its position."""
+    """Decision: only the input hash decides, so the source must be asked for its position."""
 
 
 def keep_or_compute(there: Result | None, reprocess: Reprocess, run: RunRef) -> Keep | Compute | AskSource:
-    """What to do with an interval, as far as the log tells.
+    """Decide about an interval, as far as the log allows.
 
-    "none": what is there and counts stays. "changed": it stays if code and input are what they were. "all": it is computed again, but
-    for what this very run has committed before, in a try that failed later on.
+    Args:
+        there: The interval's committed result; None if it has no result.
+        reprocess: "none" keeps every valid result. "changed" keeps a result if code and input are unchanged. "all"
+            computes the interval again, except if an earlier try of the same run committed the result.
+        run: The present run.
     """
     if there is None:
         return Compute(why="there is no result yet")
@@ -60,7 +76,12 @@ def keep_or_compute(there: Result | None, reprocess: Reprocess, run: RunRef) -> 
 
 
 def plan_by_input(there: Result, input_hash: str | None) -> Keep | Compute:
-    """What to do with an interval that has a result that counts. ``input_hash``: what a new one would be made of."""
+    """Decide about an interval with a valid result.
+
+    Args:
+        there: The committed result.
+        input_hash: Input hash that a new result would have; None if it can't be computed.
+    """
     if there.input_hash is None or input_hash is None:
         untold = "the source records no position" if input_hash is None else "the source recorded none then"
         return Compute(why=f"whether checkpoint {there.id} had the same code and input can't be told: {untold}")
@@ -70,9 +91,15 @@ def plan_by_input(there: Result, input_hash: str | None) -> Keep | Compute:
 
 
 def intervals_between(first: datetime, end: datetime, length: timedelta) -> tuple[Interval, ...]:
-    """The intervals of one length from ``first`` up to ``end``, which is where the last one ends.
+    """Return the intervals of one length from `first` up to `end`.
 
-    Raises: UsageError if none fits, or the last one would end later.
+    Args:
+        first: Start of the first interval.
+        end: End of the last interval.
+        length: Length of each interval.
+
+    Raises:
+        UsageError: No interval fits, or the last interval would end after `end`.
     """
     if length <= timedelta(0) or end <= first:
         raise UsageError(
@@ -88,7 +115,7 @@ def intervals_between(first: datetime, end: datetime, length: timedelta) -> tupl
 
 
 def check_in_order(intervals: Sequence[Interval]) -> None:
-    """Raises: UsageError unless each interval starts where the one before ends."""
+    """Raise `UsageError` if an interval does not start where the interval before it ends."""
     for before, after in pairwise(intervals):
         if before.end != after.start:
             raise UsageError(
@@ -98,8 +125,14 @@ def check_in_order(intervals: Sequence[Interval]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a range is: ``done`` of ``total`` intervals, ``kept`` of them as they were. ``recent_s``: how long each of the last ones
-    that were computed took."""
+    """Progress of a range.
+
+    Attributes:
+        done: Number of intervals that are finished.
+        total: Number of all intervals.
+        kept: Number of finished intervals that kept their result.
+        recent_s: Seconds of each of the last 20 intervals that were computed.
+    """
 
     done: int
     total: int
@@ -107,22 +140,22 @@ class Progress:
     recent_s: tuple[float, ...]
 
     def computed(self, seconds: float) -> Progress:
-        """After one more that was computed."""
+        """Return the progress after an interval that took `seconds` to compute."""
         recent = (*self.recent_s, seconds)[-_RECENT:]
         return Progress(done=self.done + 1, total=self.total, kept=self.kept, recent_s=recent)
 
     def left_alone(self) -> Progress:
-        """After one more that stays as it is."""
+        """Return the progress after an interval that kept its result."""
         return Progress(done=self.done + 1, total=self.total, kept=self.kept + 1, recent_s=self.recent_s)
 
     @property
     def seconds_each(self) -> float | None:
-        """Of the last intervals that were computed; None before the first one."""
+        """Mean duration of the last computed intervals in seconds; None before the first one."""
         return sum(self.recent_s) / len(self.recent_s) if self.recent_s else None
 
     @property
     def remaining_s(self) -> float | None:
-        """If all that is left is computed at that pace."""
+        """Seconds until the end if all remaining intervals are computed at this pace; None before the first one."""
         return None if self.seconds_each is None else self.seconds_each * (self.total - self.done)
 
     def __str__(self) -> str:

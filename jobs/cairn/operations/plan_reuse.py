@@ -1,4 +1,7 @@
-"""Whether a retry may take what an earlier try of the same run has prepared, instead of computing it again. A pure function."""
+"""Decide whether a retry uses what an earlier try of the same run has prepared, by comparing hashes and options.
+
+The decision is a pure function.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Earlier:
-    """What is known of an earlier try: its attempt, the options that it ran with, and what it prepared (None: it did not
-    get there, or it is gone)."""
+    """An earlier try of the same run.
+
+    Attributes:
+        attempt: Id of the attempt.
+        options: `options_of` at that time.
+        prepared: What the try prepared; None if it prepared nothing or its files were deleted.
+    """
 
     attempt: str
     options: Mapping[str, str]
@@ -33,8 +41,18 @@ class Earlier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Now:
-    """What this try would compute. ``options``: `options_of`; ``log``: as it is now; ``initial_state``: whether the pipeline
-    reads rows of initial state, which no position describes."""
+    """The inputs of this try, which decide what it would compute.
+
+    Attributes:
+        log: The present log.
+        run: The present run.
+        interval: The interval.
+        permissions: Refused actions that the user allows.
+        code_hash: Hash of the processor's code.
+        options: The present `options_of`.
+        source_position: Position that the source says now.
+        initial_state: True if the interval reads initial state, which no position describes.
+    """
 
     log: Log
     run: RunRef
@@ -48,20 +66,31 @@ class Now:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reuse:
-    """Commit that attempt; nothing is computed."""
+    """Decision: commit the earlier attempt, and compute nothing.
+
+    Attributes:
+        attempt: Id of the earlier attempt.
+    """
 
     attempt: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recompute:
-    """Why the earlier try's result does not do."""
+    """Decision: compute the interval again.
+
+    Attributes:
+        reason: Why the earlier attempt can't be used.
+    """
 
     reason: str
 
 
 def plan_reuse(earlier: Earlier, now: Now) -> Reuse | Recompute:
-    """Reuse only what this try would compute too and could commit. In doubt it is computed again."""
+    """Decide whether the earlier attempt can be used.
+
+    Use it only if this try would compute the same and the attempt can still be committed. In doubt compute again.
+    """
     if earlier.prepared is None:
         return Recompute(reason="it had not finished")
     content = earlier.prepared.content
@@ -96,8 +125,18 @@ def plan_reuse(earlier: Earlier, now: Now) -> Reuse | Recompute:
 
 
 def options_of(task: IntervalJob, order_by: tuple[str, ...], source: str, runtime: str) -> dict[str, str]:
-    """What besides the processor's code, input and base decides what a try computes and writes, short enough to be kept: names and
-    numbers as they are, schemas and settings as 12 hex digits of a hash. ``source``: `source_hash`."""
+    """Return the settings that decide what a try computes and writes, besides code, input and base.
+
+    Args:
+        task: The job of the shards.
+        order_by: Columns that order the rows of a key.
+        source: `source_hash` of the pipeline's source.
+        runtime: Versions of Python and of the libraries that user code sees.
+
+    Returns:
+        Settings by name, short enough for an XCom: names and numbers as text, schemas and objects as 12 hex digits of a
+            hash.
+    """
     settings: dict[str, Any] = {
         "key": task.key_schema,
         "input": task.input_schema,
@@ -130,9 +169,14 @@ class ResultInputs:
     Attributes:
         code_hash: Hash of the processor and of the user's modules that it imports.
         source_position: Position that the source records; empty if the source records none.
+        input_schema: Schema of the input, as JSON.
+        output_schema: Schema of the output, as JSON.
+        key: Key columns.
+        order_by: Columns that order the rows of a key.
         zone: Name of the time zone in which the processor runs.
         source: Hash of the source function.
         runtime: Versions of Python and of the libraries that user code sees.
+        permissions: Refused actions that the user allows.
     """
 
     code_hash: str
@@ -148,7 +192,9 @@ class ResultInputs:
 
 
 def input_hash(pipeline: Pipeline, inputs: ResultInputs) -> str | None:
-    """Hash everything but the base that decides the result of an interval. The checkpoint's form (mode, retention) does not count.
+    """Hash everything but the base that decides the result of an interval.
+
+    The way in which the checkpoint is stored (mode, retention) does not count.
 
     Returns:
         32 hex digits; None if the source records no position, since equal hashes would not mean equal input.
@@ -178,8 +224,10 @@ def input_hash(pipeline: Pipeline, inputs: ResultInputs) -> str | None:
 
 
 def source_hash(source: Any) -> str:
-    """SHA-256, hex, over the code that reads the input and what was bound to it. Where that has no lasting value, it differs every
-    time, and the input counts as changed."""
+    """Return a SHA-256 hash (hex) of the source function's code and bound values.
+
+    If the source can't be hashed, the result is random. So the input counts as changed.
+    """
     try:
         return code_hash(source, "")
     except UsageError:
@@ -187,6 +235,6 @@ def source_hash(source: Any) -> str:
 
 
 def _short(value: Any) -> str:
-    # Values are dataclasses of plain values: their repr says all there is. Dicts are schemas, in any order.
+    # Dicts are schemas, whose order does not count. Other values are dataclasses, whose repr contains all fields.
     text = json.dumps(value, sort_keys=True) if isinstance(value, dict) else repr(value)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

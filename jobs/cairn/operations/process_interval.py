@@ -1,4 +1,4 @@
-"""Process one interval of a pipeline, up to *prepared*. A commit is a step of its own."""
+"""Process one interval of a pipeline, up to *prepared*. The commit is a separate step."""
 
 from __future__ import annotations
 
@@ -50,14 +50,22 @@ def process_interval(
     """Compute an attempt from its base to *prepared*, or return what an earlier try prepared if nothing changed since.
 
     Args:
+        spark: A session, classic or Spark Connect.
+        pipeline: The pipeline.
+        root: URL of the folder that holds the pipelines.
+        attempt: The attempt.
+        coordinator: Coordinator of the pipeline; None makes one.
         on_begin: Gets the attempt's options before the attempt is computed.
         on_shards: Brings the rows to the shards and runs the job on each; None for Spark.
         read: The source's answer, if the source was asked before; None asks now.
+
+    Raises:
+        CairnError: The attempt is not prepared. `commit` can't commit it.
     """
     check_running(spark)
     use_this_python(spark)
     coordinator = coordinator or coordinator_of(pipeline, root)
-    # The source runs in the pipeline's zone too: it may read instants from text.
+    # The source runs in the pipeline's zone too, because it may parse timestamps from text.
     with in_zone_of(spark, pipeline.time_zone):
         started_ns = time.monotonic_ns() - (read.waited_ns if read is not None else 0)
         begun = coordinator.begin(
@@ -106,7 +114,7 @@ def _compute(
     )
     for text in mismatches_in_words(acks):
         log.warning("%s %s: %s", job.pipeline, job.interval, text)
-    # The last line answers why an interval was slow.
+    # The last log line shows the durations of all phases: a reader sees why an interval was slow.
     phases = prepared.content.durations_us | {"prepare": (time.monotonic_ns() - planned_ns) // 1000 - spark_us}
     log.info("%s %s: %s", job.pipeline, job.interval, in_words(phases, (time.monotonic_ns() - started_ns) // 1000))
     return prepared
@@ -132,7 +140,11 @@ def _on_spark(spark: SparkSession, job: IntervalJob, inputs: Inputs) -> list[Sha
 def _reuse(
     coordinator: Coordinator, job: IntervalJob, options: Mapping[str, str], attempt: str, earlier: Mapping[str, str]
 ) -> Prepared | None:
-    """What the earlier attempt prepared, if it will do; None: compute. The log says which, and why."""
+    """Return what the earlier attempt prepared, if this try can use it.
+
+    Returns:
+        The prepared attempt; None if the interval must be computed. The log gets the decision and its reason.
+    """
     try:
         prepared = coordinator.load_prepared(attempt)
     except StateUnusable:
@@ -146,7 +158,7 @@ def _reuse(
             permissions=job.permissions,
             code_hash=job.code_hash,
             options=options,
-            source_position=json.loads(json.dumps(job.source_position)),  # as it was written down
+            source_position=json.loads(json.dumps(job.source_position)),  # Tuples become lists.
             initial_state=job.initial_schema is not None,
         ),
     )

@@ -1,4 +1,4 @@
-"""The log of a pipeline for user code: commits, outputs and quarantines. Needs no Spark."""
+"""The log of a pipeline for user code: commits, outputs and quarantines. Reading the log needs no Spark."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from state_backend.checkpoint.log import Log
 
 
 def read_log(root: str, pipeline: str) -> Log:
-    """Read the log as it is now; later commits do not change the returned value.
+    """Read the present log. Later commits do not change the returned value.
 
     Args:
         root: URL of the folder that holds the pipelines.
         pipeline: Name of the pipeline.
+
+    Example:
+        for record in read_log("file:///data/state", "clicks").completed():
+            print(record.id, record.content.interval)
     """
     return log.read_log(open_storage(join_url(root, pipeline)))

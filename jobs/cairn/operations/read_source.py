@@ -1,4 +1,7 @@
-"""Reading a pipeline's source, and what can go wrong with it: SourceError, with pipeline, interval and what to do."""
+"""Calls of a pipeline's source.
+
+Errors of the source become a `SourceError` that names the pipeline, the interval and the next step.
+"""
 
 from __future__ import annotations
 
@@ -25,19 +28,21 @@ log = logging.getLogger("cairn.spark")
 
 _UNREADABLE = re.compile(r"\[FAILED_READ_FILE[.A-Z_]*\] ([^\n]*?)(?:\s*SQLSTATE: \w+)?(?:\n|$)")
 _JAVA_FRAME = re.compile(r"\s*(at [\w.$/<>]+\([^)]*\)|\.\.\. \d+ more|JVM stacktrace:)\s*$")
-# The class without its package, and the message down to the first frame of the stack.
+# Matches a cause in a Java stack trace: the class without its package, and the message up to the first stack frame.
 _CAUSE = re.compile(
     r"^Caused by: (?:[\w$]+\.)*([\w$]+): (.*?)(?=^\s*(?:at |\.\.\. \d+ more)|^Caused by: |\Z)", re.M | re.S
 )
-# SQLSTATE class 22, data exceptions: a cast that fails, a division by zero.
+# Matches Spark's data exceptions, SQLSTATE class 22, such as a failed cast or a division by zero.
 _BAD_DATA = re.compile(r"(\[[A-Z_.]+\] [^\n]*)SQLSTATE: 22\w{3}")
 
 
 def read_source(spark: SparkSession, pipeline: Pipeline, interval: Interval) -> tuple[DataFrame, dict[str, Any]]:
-    """The rows of the interval and the source's position.
+    """Call the source, and return the rows of the interval and the source's position.
 
-    Raises: SourceError if the source raises, or returns something else than rows of types that reach Python and a position that is
-        JSON. What is known of a Spark server that is lost comes as it is, for a retry.
+    Raises:
+        SourceError: The source raised, returned no DataFrame, returned rows with a type that can't be passed to Python,
+            or returned a position that is not JSON.
+        Exception: The Spark server is lost. Its error is raised unchanged, so that the task is retried.
     """
     where = f"pipeline {pipeline.name!r}, {interval}"
     try:
@@ -47,14 +52,14 @@ def read_source(spark: SparkSession, pipeline: Pipeline, interval: Interval) -> 
             raise SourceError(
                 f"{where}: the source returned {_described(read)}; it must return a DataFrame, or a DataFrame and its position"
             )
-        schema = rows.schema  # Spark Connect looks at the input only now
+        schema = rows.schema  # Spark Connect analyses the query only when its schema is read.
     except CairnError:
         raise
     except Exception as error:
         if is_lost(error):
             raise
         raised = SourceError(_unreadable(where, error) or f"{where}: the source raised {_told(error)}")
-        # Without this function's own frame.
+        # Leave the frame of `read_source` itself out of the traceback that the user sees.
         own_frame = error.__traceback__
         error.with_traceback(
             own_frame.tb_next if own_frame is not None and own_frame.tb_next is not None else own_frame
@@ -79,12 +84,12 @@ def read_source(spark: SparkSession, pipeline: Pipeline, interval: Interval) -> 
 
 
 def without_java(text: str) -> str:
-    """A traceback without the frames of Java's stacks, which Spark's errors have in their text."""
+    """Remove the lines of Java stack traces from a traceback. Spark's errors contain such lines in their text."""
     return "\n".join(line for line in text.splitlines() if not _JAVA_FRAME.match(line))
 
 
 def check_types(schema: StructType, what: str) -> None:
-    """Raises: SourceError for a column that can't be handed to Python."""
+    """Raise `SourceError` if a column has a type that can't be passed to Python."""
     for field in schema.fields:
         found = next(_not_for_python(field.dataType), None)
         if found is not None:
@@ -95,8 +100,10 @@ def check_types(schema: StructType, what: str) -> None:
 
 
 def arrow_schema_json(data_type: Any) -> Any:
-    """A schema as ``jsonValue()`` gives it, its voids nullable: Spark says of those in an empty array that they are not, which
-    Arrow refuses."""
+    """Make void types nullable in a schema that `jsonValue()` returned.
+
+    Spark says that the elements of an empty array literal are void and not nullable. Arrow refuses this combination.
+    """
     if isinstance(data_type, dict):
         changed = {name: arrow_schema_json(value) for name, value in data_type.items()}
         for of, nullable in (("elementType", "containsNull"), ("valueType", "valueContainsNull"), ("type", "nullable")):
@@ -108,10 +115,13 @@ def arrow_schema_json(data_type: Any) -> Any:
 
 @contextmanager
 def input_errors(pipeline: str, interval: Interval) -> Iterator[None]:
-    """Around what reads the rows.
+    """Turn Spark's errors about input files and values into a `SourceError`, within the block that computes the rows.
 
-    Raises: SourceError for files and values that Spark could not read, which it sees only when it computes. Spark's own error, whose
-        text is a hundred lines of Java's stack, goes to the logger ``cairn.spark`` at DEBUG.
+    Spark reads the input only when it computes. Its own error contains a hundred lines of Java stack traces. So this
+    error goes only to the logger `cairn.spark`, at level DEBUG.
+
+    Raises:
+        SourceError: Spark could not read a file, or could not compute a value.
     """
     try:
         yield
@@ -126,7 +136,7 @@ def input_errors(pipeline: str, interval: Interval) -> Iterator[None]:
 
 
 def _unreadable(where: str, error: Exception) -> str | None:
-    """What a person needs of Spark's error about an input, wherever Spark met it; None for another error."""
+    """Return the relevant lines of Spark's error about an input; None for an error about something else."""
     text = str(error)
     for pattern, what, way_out in (
         (
@@ -143,19 +153,22 @@ def _unreadable(where: str, error: Exception) -> str | None:
 
 
 def _causes_below(text: str) -> list[str]:
-    """What Java's stack names as causes, the outermost first, each in one line; the three innermost, and none twice."""
+    """Return the three innermost causes in a Java stack trace, one line each, the outermost first, each once."""
     causes: list[str] = []
     for found in _CAUSE.finditer(text):
         said = " ".join(line.strip() for line in found[2].splitlines())
         said = re.sub(r"\s*SQLSTATE: \w+", "", said).strip()
-        # Java's exceptions repeat the text of what caused them.
+        # A Java exception often repeats its cause's message. Leave out a message that an outer cause contains.
         if said and not any(said in known for known in causes):
             causes.append(f"{found[1]}: {said if len(said) <= 400 else f'{said[:397]}...'}")
     return causes[-3:]
 
 
 def _told(error: Exception) -> str:
-    """An exception in one line. Of one that came through Py4J what Java says, and what caused it: Py4J's own line names a number."""
+    """Return an exception in one line.
+
+    An exception of Py4J yields Java's message and its cause, because Py4J's own first line names only an object number.
+    """
     lines = str(error).strip().splitlines() or ["no message"]
     if not lines[0].startswith("An error occurred while calling") or len(lines) == 1:
         return f"{type(error).__name__}: {lines[0]}"
@@ -165,7 +178,7 @@ def _told(error: Exception) -> str:
 
 
 def _is_frame(value: Any) -> bool:
-    # Of a classic session and of Spark Connect, without an import of the latter.
+    # Classic DataFrames and those of Spark Connect both have these attributes. So Spark Connect is not imported.
     return isinstance(value, LocalRows) or all(
         hasattr(value, name) for name in ("schema", "isStreaming", "select", "unionByName")
     )

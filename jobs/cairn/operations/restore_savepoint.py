@@ -1,4 +1,4 @@
-"""Restoring a savepoint into a pipeline: its log gets a ``restore`` record, and the next interval starts from it."""
+"""Restore a savepoint into a pipeline: commit a record of kind `restore`, from which the next interval starts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("cairn")
 
 CLAIM_MODES = ("NO_CLAIM", "CLAIM")
-# Of a uuid's 128 bits: the 48 in front of these begin the numbers of a try's tasks.
+# A try's task numbers start at a random number: the upper 48 of a uuid's 128 bits. The lower 80 bits are shifted out.
 _BITS_BEHIND_TASK = 80
 
 
@@ -51,19 +51,26 @@ def restore_savepoint(
 ) -> Record:
     """Commit the savepoint's state as the pipeline's state at the end of the savepoint's interval.
 
-    The pipeline's checkpoints of later intervals become stale. The pipeline may have another name and parallelism than the savepoint,
-    and for a canonical savepoint another max parallelism. Afterwards the pipeline needs no file of the savepoint.
+    The pipeline's checkpoints of later intervals become stale. The pipeline may have another name and parallelism than
+    the savepoint, and for a canonical savepoint another max parallelism. Afterwards the pipeline needs no file of the
+    savepoint.
 
     Args:
-        claim: NO_CLAIM leaves the savepoint to its owner. CLAIM deletes the savepoint after the commit; the same call completes a CLAIM
-            that stopped half-way.
-        attempt: A uuid of this call. A call with the same uuid completes the earlier call and commits once. None for a new uuid.
+        spark: A session, classic or Spark Connect.
+        pipeline: The pipeline that gets the state.
+        root: URL of the folder that holds the pipelines.
+        savepoint_path: URL of the savepoint's folder.
+        claim: NO_CLAIM leaves the savepoint to its owner. CLAIM deletes the savepoint after the commit. The same call
+            completes a CLAIM that stopped half-way.
+        attempt: A uuid of this call. A call with the same uuid completes the earlier call and commits once. None for a
+            new uuid.
 
     Returns:
         The new record.
 
     Raises:
-        UsageError: The savepoint does not fit the pipeline, another pipeline claimed it, or the attempt restored another savepoint.
+        UsageError: The savepoint does not fit the pipeline, another pipeline claimed it, or the attempt restored
+            another savepoint.
         CorruptFile: The savepoint is damaged.
         Fenced: Another run committed the interval meanwhile.
         Swept: A sweep abandoned the attempt.
@@ -79,7 +86,7 @@ def restore_savepoint(
     savepoint = read_savepoint(source)
     check_unclaimed(source, open_storage(owner).url)
     _check_same_savepoint(begun, savepoint, savepoint_path)
-    # A try before this one, which may still run, has given names under this attempt: a name is given once.
+    # An earlier try of this attempt may still run and write files. Random task numbers keep the file names apart.
     first_task = 0 if attempt is None else uuid.uuid4().int >> _BITS_BEHIND_TASK
     attempt = attempt or str(uuid.uuid4())
     job = _plan(pipeline, coordinator, owner, savepoint_path, savepoint, attempt, first_task)
@@ -90,7 +97,7 @@ def restore_savepoint(
     try:
         coordinator.commit(attempt)
     except Fenced:
-        # It is sure that this attempt never counts, so the savepoint is anybody's again.
+        # This attempt can never be committed. So another pipeline may claim the savepoint again.
         release_claim(source, attempt)
         raise
     if claim == "CLAIM":
@@ -118,14 +125,18 @@ def _log_restored(record: Record, format: str, savepoint_path: str) -> None:
 
 
 def _finish_claim(source: Storage, owner: str, coordinator: Coordinator) -> Record | None:
-    """What an earlier try of this CLAIM committed, its savepoint deleted; None if there is no such try."""
+    """Complete a CLAIM of this savepoint that an earlier call committed: delete the savepoint.
+
+    Returns:
+        The record of the earlier call; None if there is no such call.
+    """
     earlier = read_claim(source)
     if earlier is None or earlier.owner != owner or coordinator.log().of_attempt(earlier.attempt) is None:
         return None
     if source.stat(paths.SAVEPOINT_RECORD) is not None:
         savepoint = read_savepoint(source)
         if savepoint.savepoint != earlier.savepoint:
-            return None  # another one that was taken here since
+            return None  # A newer savepoint lies in this folder.
         delete_savepoint(source, savepoint)
     remove_leftovers(source, None)
     return _committed(coordinator, earlier.attempt)
@@ -134,8 +145,20 @@ def _finish_claim(source: Storage, owner: str, coordinator: Coordinator) -> Reco
 def plan_restore_savepoint(
     pipeline: Pipeline, root: str, savepoint_path: str, *, claim: Literal["NO_CLAIM", "CLAIM"] = "NO_CLAIM"
 ) -> dict[str, Any]:
-    """What ``restore_savepoint`` would do, as JSON values: ``discards`` are the checkpoints that no interval would start from any
-    more. Reads records only, and raises as that does before it begins."""
+    """Return what `restore_savepoint` would do, as JSON values. Read only records, and write nothing.
+
+    Args:
+        pipeline: The pipeline that would get the state.
+        root: URL of the folder that holds the pipelines.
+        savepoint_path: URL of the savepoint's folder.
+        claim: NO_CLAIM or CLAIM.
+
+    Returns:
+        The plan. `discards` lists the checkpoints from which no interval would start any longer.
+
+    Raises:
+        UsageError: The savepoint does not fit the pipeline, or another pipeline claimed it.
+    """
     _check_mode(claim)
     source, coordinator = open_storage(savepoint_path), coordinator_of(pipeline, root)
     owner = join_url(root, pipeline.name)
@@ -194,9 +217,9 @@ def _plan(
 
 
 def _check_fits(pipeline: Pipeline, savepoint: Savepoint) -> None:
-    """What the next interval would refuse, as far as it can be told without reading the input."""
+    """Raise `UsageError` if the next interval would refuse the state, as far as this is known without the input."""
     content: Content = savepoint.content
-    # Names differ in case where Spark does not mind, and the next interval says if it does.
+    # By default Spark ignores the case of names. If this session does not, the next interval refuses the key.
     key = [field["name"].lower() for field in content.key_schema["fields"]]
     for what, recorded, now in (
         ("key", key, [name.lower() for name in pipeline.key]),

@@ -38,13 +38,19 @@ def run_interval(
 
     Args:
         spark: A session, classic or Spark Connect.
+        pipeline: The pipeline.
+        interval: The interval. An interval that has run before runs again.
         root: URL or absolute path of the folder that holds the pipelines.
-        mode: "incremental", "full" or "changelog": the form of the checkpoint. Each form may follow each other.
-        permissions: Exceptions that the caller allows, such as ``Permissions(replace_overlapping=True)``.
+        mode: How the checkpoint is stored: "incremental", "full" or "changelog". Each mode may follow any other.
+        permissions: Exceptions that the caller allows, such as `Permissions(replace_overlapping=True)`.
         run: The Airflow run to record; None for a run of its own.
 
     Raises:
         CairnError: Nothing is committed, except if the sink failed.
+
+    Example:
+        start = CLICKS.start
+        run_interval(spark, CLICKS, Interval(start, start + timedelta(hours=1)), "file:///data/state")
     """
     identifier = str(uuid.uuid4())
     attempt = Attempt(
@@ -73,9 +79,18 @@ def finish_commit(
     root: str,
     clock: StopWatch | None = None,
 ) -> None:
-    """Publishes what waits for the sink, and deletes what nobody needs any more. ``clock``: gets how long each took.
+    """Call the sink for all outputs that wait for it, then delete the files that no retained checkpoint needs.
 
-    Raises: SinkFailed if the output of this checkpoint is not published; of others that is logged.
+    Args:
+        spark: The session that the sink gets.
+        pipeline: The pipeline.
+        coordinator: Coordinator of the pipeline.
+        checkpoint_id: The checkpoint that was just committed.
+        root: URL of the folder that holds the pipelines.
+        clock: Gets the durations of the phases "publish" and "clean_up".
+
+    Raises:
+        SinkFailed: The sink did not accept the output of this checkpoint. For other checkpoints a warning is logged.
     """
     failed, clock = None, clock or StopWatch()
     try:
@@ -87,7 +102,7 @@ def finish_commit(
     try:
         with clock.phase("clean_up"):
             coordinator.clean_up()
-    except CorruptFile as error:  # of another checkpoint: this one counts
+    except CorruptFile as error:  # Another checkpoint is damaged. This commit is valid.
         log.warning("%s: nothing was deleted, since it can't be told what is needed: %s", pipeline.name, error)
     if failed is not None:
         if checkpoint_id in failed.ids:

@@ -1,12 +1,19 @@
-"""Many intervals of a pipeline in one go, one after the other, each as if it had been run alone.
+"""Process many intervals of a pipeline in one call, one after the other, with the same results as single runs.
 
-Each interval is an attempt, a commit, a record and an output of its own. What is on disk if we stop anywhere is what `run_interval`
-would leave if it stopped there: everything before is committed, and one attempt may have files that no record names.
+Each interval has its own attempt, commit, record and output. If the process stops at any point, the storage contains
+what `run_interval` would leave at that point: all earlier intervals are committed, and one attempt may have files that
+no record names.
 
-What is saved: programs are started once; records of the log are read once; the source of the next interval is asked while the shards of
-this one work; and what a commit leaves to do (publication without a sink, clean-up) is done beside the next interval, and is
-finished before that one is committed. State is not kept open in between: Spark gives a shard to any of its workers, and to link the
-files that the host's cache has takes milliseconds.
+One call saves time in four ways:
+
+1. The programs start once.
+2. The log's records are read once.
+3. The source is asked for the next interval while the shards compute the present one.
+4. The work after a commit (publication without a sink, clean-up) runs beside the next interval. It ends before the next
+   commit.
+
+State stays closed between intervals. Spark gives a shard to any of its workers, and linking the files of the host's
+cache takes only milliseconds.
 """
 
 from __future__ import annotations
@@ -58,9 +65,10 @@ class Outcome:
         interval: The interval.
         computed: True if this call computed the interval, False if an earlier result stays.
         ours: True if this run committed the checkpoint, now or in an earlier try.
-        checkpoint: The id of the checkpoint; None if a dry run would compute the interval.
-        record: The record that this call committed, in `OnOutcome` alone. The outcomes that `run_intervals` returns have None, since
-            the records of a long range would fill the memory; `Coordinator.record` reads a retained one by its id.
+        checkpoint: Id of the checkpoint; None if a dry run would compute the interval.
+        record: The record that this call committed. Only `on_outcome` gets it. The outcomes that `run_intervals`
+            returns have None, since the records of a long range would fill the memory. `Coordinator.record` reads a
+            retained record by its id.
         why: A sentence for the log.
     """
 
@@ -93,29 +101,44 @@ def run_intervals(
 ) -> list[Outcome]:
     """Process and commit intervals in their order, as `run_interval` would one by one. Stop at the first failure.
 
-    A second call with the same arguments goes on behind the last commit; with "all" only if the call names the same ``run``.
+    A second call with the same arguments continues after the last commit. With `reprocess="all"` this needs the same
+    `run`.
 
     Args:
+        spark: A session, classic or Spark Connect.
+        pipeline: The pipeline.
         intervals: Each starts where the one before ends.
-        reprocess: Intervals with a result that are computed again. "changed": where code or input changed since, as far as the source
-            records its position. "none": only stale results. "all": every interval, except results that the same ``run`` committed.
-        permissions: For the first interval that is computed. Later intervals keep ``replace_overlapping`` alone.
-        run: Names this run, the same in every try; None for this call alone.
-        read_ahead: Ask the source for the next interval while this interval is computed. False if the source reads the pipeline's output.
+        root: URL or absolute path of the folder that holds the pipelines.
+        mode: How checkpoints are stored: "incremental", "full" or "changelog".
+        reprocess: Which intervals with a result are computed again. "changed": those whose code or input has changed,
+            as far as the source records its position. "none": only stale results. "all": every interval, except results
+            that the same `run` committed.
+        permissions: Exceptions for the first interval that is computed. Later intervals keep `replace_overlapping`
+            alone.
+        run: Identifies this run, with the same value in every try; None for this call alone.
+        read_ahead: True asks the source for the next interval while this interval is computed. Pass False if the source
+            reads the pipeline's own output.
         on_outcome: Gets each outcome with its record, and the progress.
-        on_shards: As in `process_interval`.
-        before_commit: Gets the prepared content. An exception stops the range before that commit.
-        asked: Answers of the source for some of the intervals; these are not asked again.
+        on_shards: Brings the rows to the shards and runs the job on each; None for Spark.
+        before_commit: Gets the prepared content. An exception stops the range before this commit.
+        asked: Answers of the source for some intervals. The source is not asked for these intervals again.
+
+    Returns:
+        The outcome of each interval.
 
     Raises:
-        CairnError: As `run_interval`, with a note that says how many intervals were committed.
+        CairnError: An interval failed. A note says how many intervals were committed before.
+
+    Example:
+        hours = [Interval(start + n * timedelta(hours=1), start + (n + 1) * timedelta(hours=1)) for n in range(24)]
+        run_intervals(spark, CLICKS, hours, "file:///data/state")
     """
     _check(intervals, reprocess)
     named = run is not None
     run = run or RunRef(run_id=f"direct__{uuid.uuid4()}", clear_number=0, try_number=1)
     check_running(spark)
     use_this_python(spark)
-    # Once around all: the thread that reads ahead reads in the same zone.
+    # One block around all intervals, because the thread that reads ahead shares the session's zone.
     with in_zone_of(spark, pipeline.time_zone), ExitStack() as stack:
         made = _Range(
             spark=spark,
@@ -145,10 +168,20 @@ def plan_intervals(
     permissions: Permissions = NO_PERMISSIONS,
     run: RunRef | None = None,
 ) -> list[Outcome]:
-    """What `run_intervals` would do with each interval now, and why. Nothing is written.
+    """Return what `run_intervals` would do now with each interval, and why. Write nothing.
 
-    spark: needed only for "changed", to ask the source; None: what depends on it counts as computed.
-    Behind the first interval that would be computed anew in the place of another result, the others are computed too if that one differs.
+    A re-run may give another result. Then `run_intervals` also computes later intervals that this plan keeps; their
+    outcome says so.
+
+    Args:
+        spark: Needed only for "changed", to ask the source. None counts an interval as computed if only the source
+            could decide.
+        pipeline: The pipeline.
+        intervals: Each starts where the one before ends.
+        root: URL or absolute path of the folder that holds the pipelines.
+        reprocess: As in `run_intervals`.
+        permissions: As in `run_intervals`.
+        run: As in `run_intervals`.
     """
     _check(intervals, reprocess)
     run = run or RunRef(run_id=f"direct__{uuid.uuid4()}", clear_number=0, try_number=1)
@@ -192,10 +225,15 @@ def _made_of_now(spark: SparkSession, pipeline: Pipeline, interval: Interval, pe
 def committed_alike(
     spark: SparkSession, pipeline: Pipeline, interval: Interval, root: str, *, run: RunRef, permissions: Permissions
 ) -> tuple[Result | None, Read | None]:
-    """The result of an interval that another run has committed, if it counts and the same code made it from the same input. Beside it
-    what the source said, if it was asked for that.
+    """Return another run's committed result of an interval if the same code computed it from the same input.
 
-    None for a run that was cleared: it computes again on purpose. Raises: SourceError, as `read_source`.
+    A run that was cleared gets no result, since a user clears a run to compute it again.
+
+    Returns:
+        The result, or None if the interval must be computed. The source's answer, or None if the source was not asked.
+
+    Raises:
+        SourceError: The source raised, or its rows do not fit.
     """
     there = None if run.clear_number else _results(pipeline, root, [interval]).get(interval)
     if there is None or there.input_hash is None or not isinstance(keep_or_compute(there, "changed", run), AskSource):
@@ -219,7 +257,13 @@ def _results(pipeline: Pipeline, root: str, intervals: Sequence[Interval]) -> di
 
 
 def _how_far(outcomes: Sequence[Outcome], intervals: Sequence[Interval], *, again: bool) -> str:
-    """``again``: another call can't tell what this one has committed from what was there before, and is to compute that anew."""
+    """Return a note for an error: how many intervals were committed before it, and how to continue.
+
+    Args:
+        outcomes: Outcomes before the error.
+        intervals: All intervals of the range.
+        again: True if the next call computes all intervals again, because it can't recognise the commits of this call.
+    """
     computed = sum(outcome.computed for outcome in outcomes)
     return (
         f"{computed} of {len(intervals)} intervals were computed and committed before, {len(outcomes) - computed} stay as they were; "
@@ -229,26 +273,33 @@ def _how_far(outcomes: Sequence[Outcome], intervals: Sequence[Interval], *, agai
 
 
 class _Aside:
-    """One thing at a time in a thread of its own. The thread ends with the stack."""
+    """A thread that does one piece of work at a time. The thread ends with the `ExitStack`."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._pool = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="cairn-range"))
         self._under_way: Future[Any] | None = None
 
     def begin(self, work: Callable[[], Any]) -> None:
-        """Raises: what the work before raised."""
+        """Wait for the earlier work, then start new work. Raise the exception of the earlier work, if it failed."""
         self.wait()
         self._under_way = self._pool.submit(work)
 
     def wait(self) -> Any:
-        """What the work under way returns; None if there is none. Raises: what it raised."""
+        """Wait for the present work.
+
+        Returns:
+            The return value of the work; None if there is no work.
+
+        Raises:
+            Exception: The work failed with this exception.
+        """
         under_way, self._under_way = self._under_way, None
         return None if under_way is None else under_way.result()
 
 
 @dataclass(kw_only=True)
 class _Range:
-    """The shell of `run_intervals`: an attempt and a commit per interval."""
+    """The state of one call of `run_intervals`: it makes one attempt and one commit per interval."""
 
     spark: SparkSession
     pipeline: Pipeline
@@ -285,7 +336,7 @@ class _Range:
         return outcomes
 
     def outcomes(self, intervals: Sequence[Interval]) -> Iterator[tuple[Outcome, float]]:
-        """Each interval's outcome, and the seconds that it took."""
+        """Yield each interval's outcome, and the seconds that the interval took."""
         there = _results(self.pipeline, self.root, intervals)
         permissions = self.first
         waiting: set[int] | None = None
@@ -304,8 +355,8 @@ class _Range:
                     self.finishing.wait()
                     waiting = {checkpoint_id for _, checkpoint_id in self._coordinator.unpublished()}
                 if decision.checkpoint in waiting:
-                    # The try that committed it was stopped before its sink was called, or by its sink. Nothing may come behind it that
-                    # publishes it.
+                    # An earlier try committed this checkpoint and stopped before the sink accepted its output. Publish
+                    # the output now: without a later commit in this range no other step would publish it.
                     self.finishing.wait()
                     self._finish(decision.checkpoint)
                 why = f"stays checkpoint {decision.checkpoint}: {decision.why}"
@@ -321,10 +372,10 @@ class _Range:
                 continue
             following = intervals[n + 1] if n + 1 < len(intervals) else None
             if following is not None and isinstance(keep_or_compute(there.get(following), "none", self.run), Keep):
-                following = None  # it may well stay as it is
+                following = None  # The following interval may keep its result.
             record = self._compute(interval, read or self._read(interval), permissions, following)
             there = spoilt_by(there, record)
-            # The ones behind it start from this one, whatever the first was allowed to start from.
+            # Later intervals start from this checkpoint. So they need no permission for the first interval's base.
             permissions = Permissions(replace_overlapping=self.first.replace_overlapping)
             why = f"checkpoint {record.id}, since {decision.why}"
             yield (
@@ -351,25 +402,26 @@ class _Range:
         )
         if self.before_commit is not None:
             self.before_commit(prepared.content)
-        self.finishing.wait()  # what the commit before left to do; if that failed, nothing more is committed
+        # If the work after the previous commit failed, `wait` raises and this attempt is not committed.
+        self.finishing.wait()
         committed = self._coordinator.commit(attempt.id)
         record = committed.record or self._coordinator.record(committed.id)
         if self.pipeline.sink is None:
             self.finishing.begin(partial(self._finish, committed.id))
         else:
-            # A sink is the user's: it is called where it always is, and before the next interval is begun.
+            # The user's sink runs in this thread and before the next interval begins, as in `run_interval`.
             self._finish(committed.id)
         return record
 
     def _finish(self, checkpoint_id: int) -> None:
         finish_commit(self.spark, self.pipeline, self._coordinator, checkpoint_id, self.root)
 
-    # --- the source ------------------------------------------------------------------------------------------------------------
+    # --- the source ---------------------------------------------------------------------------------------------------
 
     def _read(self, interval: Interval) -> Read:
-        """What the source says of the interval: it was asked ahead, or is asked now.
+        """Return the source's answer for the interval, from a request ahead or from a request now.
 
-        Raises: as `read_source`, when it is this interval's turn.
+        An error of a request ahead is raised here, when the interval has its turn.
         """
         began_ns = time.monotonic_ns()
         return replace(self._asked(interval), waited_ns=time.monotonic_ns() - began_ns)
@@ -398,8 +450,8 @@ class _Range:
         return Read(rows=rows, position=position)
 
     def _in_thread(self, work: Callable[[], Any]) -> Callable[[], Any]:
-        """The work with this thread's tags, by which what it runs on Spark is interrupted together with the rest."""
-        if not hasattr(self.spark, "addTag"):  # a session of tests, without Spark
+        """Bind this thread's Spark tags to the work, so that an interrupt by tag also stops the work's Spark jobs."""
+        if not hasattr(self.spark, "addTag"):  # `PipelineTester` passes a session without Spark, which has no tags.
             return work
         from pyspark import inheritable_thread_target
 

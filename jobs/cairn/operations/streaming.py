@@ -1,11 +1,12 @@
-"""Import of state from a Structured Streaming query with ``transformWithState``, and export to a new query.
+"""Import of state from a Structured Streaming query with `transformWithState`, and export to a new query.
 
-`from_streaming_checkpoint` reads a query's checkpoint through Spark's own ``statestore`` source and commits the checkpoint as a
-pipeline's state: values, lists, maps, timers, expiry times, and the event-time watermark. `initial_state_of` makes the ``initialState``
-of a new query from a checkpoint or savepoint. `continuing` makes the processor that takes this initial state.
+`from_streaming_checkpoint` reads a query's checkpoint through Spark's own `statestore` source and commits the
+checkpoint as a pipeline's state: values, lists, maps, timers, expiry times, and the event-time watermark.
+`initial_state_of` makes the `initialState` of a new query from a checkpoint or savepoint. `continuing` makes the
+processor that takes this initial state.
 
-The import loses the query's position in its source, because a pipeline reads its source by interval. The export loses the watermark and
-the remaining time to live of entries: each entry of the new query has its whole time to live again.
+The import loses the query's position in its source, because a pipeline reads its source by interval. The export loses
+the watermark and the remaining time to live of entries: each entry of the new query has its whole time to live again.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _HELD = "__state"
 Types = Mapping[str, tuple[Struct, Struct | None]]
 
 
-# --- in --------------------------------------------------------------------------------------------------------------------------
+# --- in ---------------------------------------------------------------------------------------------------------------
 
 
 def from_streaming_checkpoint(
@@ -65,21 +66,32 @@ def from_streaming_checkpoint(
     batch_id: int | None = None,
     operator_id: int = 0,
 ) -> Record:
-    """Commit the state of a streaming query after a batch as the pipeline's state at the end of ``interval``.
+    """Commit the state of a streaming query after a batch as the pipeline's state at the end of `interval`.
 
-    The next interval starts from this state. State that the pipeline has for later intervals becomes stale. The pipeline must have the
-    query's key, time mode and states, by name, kind and types. A state that the query did not have yet is empty.
+    The next interval starts from this state. State that the pipeline has for later intervals becomes stale. The
+    pipeline must have the query's key, time mode and states, by name, kind and types. A state that the query did not
+    have yet is empty.
 
     Args:
-        path: The query's ``checkpointLocation``. Only read. The query must not run meanwhile.
-        batch_id: None: the query's last committed batch.
+        spark: A session, classic or Spark Connect.
+        pipeline: The pipeline that gets the state.
+        path: The query's `checkpointLocation`. It is only read. The query must not run meanwhile.
+        root: URL or absolute path of the folder that holds the pipelines.
+        interval: The interval whose end the state belongs to.
+        batch_id: The query's batch; None for its last committed batch.
+        operator_id: Number of the `transformWithState` operator in the query.
 
     Returns:
-        The new record, of kind ``restore``.
+        The new record, of kind `restore`.
 
     Raises:
         SourceError: The checkpoint is missing or can't be read.
-        UsageError, StateSchemaError: The checkpoint does not fit the pipeline. Nothing is committed.
+        UsageError: The checkpoint does not fit the pipeline. Nothing is committed.
+        StateSchemaError: A state of the query does not fit the pipeline's declaration. Nothing is committed.
+
+    Example:
+        hour = Interval(datetime(2024, 1, 1, 8, tzinfo=UTC), datetime(2024, 1, 1, 9, tzinfo=UTC))
+        from_streaming_checkpoint(spark, CLICKS, "gs://streams/clicks/checkpoint", "gs://state", hour)
     """
     if pipeline.api == "arrow":
         raise UsageError(f"pipeline {pipeline.name!r}: a streaming query's processor has api='row' or 'pandas'")
@@ -123,7 +135,7 @@ def from_streaming_checkpoint(
 
 
 def _content_before_import(pipeline: Pipeline, interval: Interval, attempt: str) -> Content:
-    """Return the record's content as far as the pipeline determines the content."""
+    """Return the fields of the new record that the pipeline alone determines. The import fills in the others."""
     return Content(
         kind="restore",
         pipeline=pipeline.name,
@@ -154,8 +166,8 @@ def _time_of(spark: SparkSession, pipeline: Pipeline, interval: Interval, path: 
     time = LogicalTime(mode=pipeline.time_mode, processing_time_ms=interval.end_ms, watermark_ms=None)
     if pipeline.time_mode != "event":
         return time
-    # Handlers of the next batch see the watermark of this batch's commit. Rows are late up to the watermark that handlers of this batch
-    # saw. Both are 0 before the first event.
+    # Handlers of the next batch see the watermark of this batch's commit. Rows are late up to the watermark that
+    # handlers of this batch saw. Both watermarks are 0 before the first event.
     return replace(
         time,
         watermark_ms=_journaled(spark, f"{path}/commits/{batch}")["nextBatchWatermarkMs"],
@@ -175,7 +187,7 @@ def _with_key_groups(pipeline: Pipeline, frames: Sequence[DataFrame]) -> list[Da
 
 
 class _StateReader:
-    """Reader of Spark's ``statestore`` source, at one batch."""
+    """Reader of a query's states through Spark's `statestore` source, at one batch."""
 
     def __init__(self, spark: SparkSession, path: str, batch: int, operator_id: int) -> None:
         self._spark, self._path = spark, path
@@ -258,7 +270,7 @@ def _key_schema(pipeline: Pipeline, path: str, frames: list[DataFrame]) -> Struc
 
 
 def _entries(frame: DataFrame, n: int, descriptor: StateDescriptor, path: str) -> DataFrame:
-    """Return a state's rows as `ImportJob` takes them."""
+    """Return a state's rows in the form that `ImportJob` takes: key, number of the state, and its entries."""
     column = {"value": "value", "list": "list_value", "map": "map_value"}[descriptor.kind]
     found: Any = frame.schema[column].dataType
     match descriptor.kind:
@@ -297,22 +309,34 @@ def _check_type(path: str, what: str, found: StructType, declared: dict[str, Any
         raise StateSchemaError(f"state {what}: {ours} has a struct without fields, which can't be imported")
 
 
-# --- out -------------------------------------------------------------------------------------------------------------------------
+# --- out --------------------------------------------------------------------------------------------------------------
 
 
 def initial_state_of(
     spark: SparkSession, savepoint: str, *, root: str | None = None, pipeline: str | None = None
 ) -> GroupedData:
-    """Make the initial state for ``transformWithState(continuing(Processor, savepoint)(), ..., initialState=...)``.
+    """Make the initial state for `transformWithState(continuing(Processor, savepoint)(), ..., initialState=...)`.
 
     Args:
-        savepoint: A savepoint's folder; with root and pipeline, a checkpoint as ``format("keyed_state")`` takes it.
+        spark: The session in which the new query will run.
+        savepoint: A savepoint's folder. With `root` and `pipeline`, a checkpoint: "latest", an id, or the end of an
+            interval.
+        root: URL of the folder that holds the pipelines; None for a savepoint.
+        pipeline: Name of the pipeline; None for a savepoint.
 
     Returns:
         One row for each key: the key's columns, and one more column with all states and timers of the key.
 
     Raises:
-        UsageError, StateGapError: There is no such savepoint or checkpoint.
+        UsageError: There is no such savepoint.
+        StateGapError: There is no such checkpoint.
+
+    Example:
+        rows.groupBy("user").transformWithState(
+            statefulProcessor=continuing(Clicks, savepoint)(),
+            initialState=initial_state_of(spark, savepoint),
+            ...,
+        )
     """
     spark.dataSource.register(KeyedState)
     source = find_state(savepoint, root=root, pipeline=pipeline)
@@ -336,7 +360,7 @@ def initial_state_of(
 
 
 def _gathered(kind: str) -> Column:
-    """Aggregate all entries that a key has of one state."""
+    """Return an aggregation over the rows of a key that collects all entries of one state."""
     if kind == "value":
         return F.first("value")
     if kind == "list":
@@ -350,9 +374,16 @@ def _gathered(kind: str) -> Column:
 
 
 def continuing(processor: type, savepoint: str, *, root: str | None = None, pipeline: str | None = None) -> type:
-    """Return a subclass of a processor of PySpark's row API that takes the initial state of `initial_state_of`.
+    """Return a subclass of a processor of PySpark's row interface that takes the initial state of `initial_state_of`.
 
-    The subclass's ``handleInitialState`` replaces the processor's own method. The workers need this project on their path.
+    The subclass's `handleInitialState` replaces the processor's own method. The workers need this project on their
+    path.
+
+    Args:
+        processor: The processor's class.
+        savepoint: As in `initial_state_of`.
+        root: As in `initial_state_of`.
+        pipeline: As in `initial_state_of`.
     """
     states = find_state(savepoint, root=root, pipeline=pipeline).content.states
     types = {d.name: (parse_struct(d.versions[-1].value), _user_key(d)) for d in states}
@@ -375,7 +406,7 @@ def _user_key(descriptor: StateDescriptor) -> Struct | None:
 
 
 class _Remembering:
-    """Handle that remembers the states that the processor declared."""
+    """Wrapper of a processor's handle that remembers the states that the processor declares."""
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle

@@ -1,4 +1,4 @@
-"""Taking a savepoint of a committed checkpoint, and consolidating the checkpoint itself first."""
+"""Take a savepoint of a committed checkpoint, and consolidate the checkpoint itself."""
 
 from __future__ import annotations
 
@@ -39,14 +39,25 @@ def take_savepoint(
     to: str,
     format: Literal["native", "canonical"] = "native",
 ) -> Savepoint:
-    """Writes the checkpoint's state into the folder ``to``, which must hold no savepoint yet; if it holds the one that this
-    call would take, an earlier try took it, and that is returned. What tries that stopped left there is removed.
+    """Copy a checkpoint's state into a savepoint in the folder `to`.
 
-    native: compacted SSTs, to restore soon and as they are. canonical: Parquet files per state
-    (``state_backend.formats.canonical_tables``), which any tool reads and which restore at another max parallelism.
+    If an earlier try of this call took the savepoint already, return that savepoint. Files that unfinished tries left
+    in the folder are deleted.
 
-    Raises: CorruptFile naming a damaged file of the checkpoint and what to go back to; CheckpointDropped if retention dropped it
-    meanwhile; UsageError for a folder in use.
+    Args:
+        spark: A session, classic or Spark Connect.
+        pipeline: The pipeline.
+        pipeline_root: URL of the pipeline's own folder.
+        record: Record of the checkpoint.
+        to: URL of the savepoint's folder. It must not contain another savepoint.
+        format: "native" writes compacted SSTs: the fastest to restore. "canonical" writes Parquet files for each state
+            (`state_backend.formats.canonical_tables`): any tool reads them, and a restore may have another max
+            parallelism.
+
+    Raises:
+        UsageError: The folder holds another savepoint or lies inside the pipeline's folder, or the format is unknown.
+        CorruptFile: A file of the checkpoint is damaged. The message says which checkpoint to return to.
+        CheckpointDropped: Retention dropped the checkpoint meanwhile.
     """
     check_destination(pipeline_root, to, format)
     destination, content = open_storage(to), record.content
@@ -65,7 +76,7 @@ def take_savepoint(
         owner = open_storage(pipeline_root)
         with holding(owner, record.id, "a savepoint"), offering_intact(owner, record):
             job.finish(run_on_shards(spark, job))
-    except AlreadyExists:  # another try of this call was faster
+    except AlreadyExists:  # Another try of this call was faster.
         if (taken := _taken(destination, record, format)) is not None:
             return taken
         raise
@@ -73,7 +84,11 @@ def take_savepoint(
 
 
 def _taken(destination: Storage, record: Record, format: str) -> Savepoint | None:
-    """The savepoint of this checkpoint that is there already, or None for none. Raises: UsageError for another one."""
+    """Return the savepoint in the folder if it is of this checkpoint; None if the folder holds no savepoint.
+
+    Raises:
+        UsageError: The folder holds another savepoint.
+    """
     if destination.stat(paths.SAVEPOINT_RECORD) is None:
         return None
     there = read_savepoint(destination)
@@ -86,8 +101,11 @@ def _taken(destination: Storage, record: Record, format: str) -> Savepoint | Non
 
 
 def check_destination(pipeline_root: str, to: str, format: str) -> None:
-    """Raises: UsageError if savepoints can't be written there: inside the pipeline's own folder one would not outlive
-    the pipeline, and no sweep would know it.
+    """Check where a savepoint will be written, and its format.
+
+    Raises:
+        UsageError: The format is unknown, or `to` lies inside the pipeline's own folder. There the savepoint would be
+            deleted with the pipeline, and a sweep would not know its files.
     """
     if format not in FORMATS:
         raise UsageError(f"savepoint format {format!r} is not one of {', '.join(FORMATS)}")
@@ -99,21 +117,31 @@ def check_destination(pipeline_root: str, to: str, format: str) -> None:
 
 
 def check_free(to: str) -> None:
-    """Raises: UsageError if a savepoint lies there already."""
+    """Raise `UsageError` if the folder holds a savepoint already."""
     if open_storage(to).stat(paths.SAVEPOINT_RECORD) is not None:
         raise UsageError(f"{to} holds a savepoint already; choose another folder, savepoints are never overwritten")
 
 
 def consolidate_checkpoint(spark: SparkSession, pipeline: Pipeline, root: str, record: Record) -> Record:
-    """Puts an equal checkpoint in the place of this one, whose shards are rewritten without what is obsolete; returns its record,
-    or ``record`` if there was nothing to rewrite. It inherits what made the old one stale. The old one goes with the commit
-    after it, since an interval that started from it may be under way.
+    """Commit an equal checkpoint whose shards are rewritten without deleted and replaced entries.
 
-    Only intervals that begin after it start from the rewritten files.
+    Only intervals that begin after the commit start from the rewritten files. The new checkpoint is stale if the old
+    one is. The old checkpoint is dropped one commit later, because a running interval may still restore it.
 
-    Raises: UsageError if a re-run of the interval has taken the checkpoint's place already; StateUnusable if it is quarantined.
-    Nothing is rewritten then. Fenced or BaseMoved if one of these happens meanwhile; CheckpointDropped if retention drops it
-    while it is read.
+    Args:
+        spark: A session, classic or Spark Connect.
+        pipeline: The pipeline.
+        root: URL of the folder that holds the pipelines.
+        record: Record of the checkpoint.
+
+    Returns:
+        The new record, or `record` if there was nothing to rewrite.
+
+    Raises:
+        UsageError: The checkpoint was dropped or a re-run of its interval replaced it. Nothing is rewritten.
+        StateUnusable: The checkpoint is quarantined. Nothing is rewritten.
+        AttemptLost: One of these events happened while the shards were rewritten (`Fenced` or `BaseMoved`).
+        CheckpointDropped: Retention dropped the checkpoint while it was read.
     """
     coordinator = coordinator_of(pipeline, root)
     checkpoints = coordinator.log()
@@ -123,14 +151,14 @@ def consolidate_checkpoint(spark: SparkSession, pipeline: Pipeline, root: str, r
             "place: consolidated it would be the newest again\nLeave consolidate out, or choose the newest one"
         )
     refused = checkpoints.quarantine_above(record.id)
-    if refused is not None:  # its commit would refuse it, after everything was rewritten
+    if refused is not None:  # The commit would fail only after the rewrite.
         raise StateUnusable(
             f"checkpoint {record.id} of {pipeline.name!r} is quarantined, or descends from checkpoint {refused}, which is "
             f"({checkpoints.quarantined[refused].reason})\nLeave consolidate out, or choose a usable checkpoint"
         )
     earlier = [c for c in checkpoints.completed() if c.content.kind == "consolidate" and c.content.base_id == record.id]
     if earlier and checkpoints.quarantine_above(earlier[-1].id) is None:
-        return earlier[-1]  # a try before this one got so far
+        return earlier[-1]  # An earlier try has consolidated this checkpoint.
     attempt = str(uuid.uuid4())
     job = ConsolidationJob(
         root=join_url(root, pipeline.name),
@@ -149,7 +177,7 @@ def consolidate_checkpoint(spark: SparkSession, pipeline: Pipeline, root: str, r
     consolidated = coordinator.commit(attempt).record
     try:
         coordinator.clean_up()
-    except CorruptFile as error:  # of another checkpoint: this one counts
+    except CorruptFile as error:  # Another checkpoint is damaged. This commit is valid.
         log.warning("%s: nothing was deleted, since it can't be told what is needed: %s", pipeline.name, error)
     if consolidated is None:
         raise UsageError(
@@ -165,7 +193,7 @@ def consolidate_checkpoint(spark: SparkSession, pipeline: Pipeline, root: str, r
 
 
 def describe_savepoint(savepoint: Savepoint, to: str) -> dict[str, Any]:
-    """What there is to say of one that was just taken, as JSON values."""
+    """Return a summary of a savepoint as JSON values: folder, format, checkpoint, and number and bytes of files."""
     manifests = [ref.inline for ref in savepoint.content.shards if ref.inline is not None]
     return {
         "savepoint": to,

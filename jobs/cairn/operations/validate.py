@@ -1,13 +1,15 @@
-"""Validation: a checkpoint, a prepared attempt or a savepoint is examined, and refused if it is wrong. In this order, and the
-first step that finds something is the last:
+"""Validation of a checkpoint, a prepared attempt or a savepoint.
 
-    files          every file there, with its size and crc32c; record and manifests agree with each other   (fast ends here)
-    restored state every shard restored from the storage into an empty folder, on Spark: each key in its place, each value
-                   decodable, indexes and positions right, counts and digest of each key group as recorded
-    expectations   the owner's Great Expectations suite on each state as a DataFrame, and beside the checkpoint before
+Validation has three steps. The first step with a finding is the last step:
 
-A refused checkpoint is quarantined: no interval builds on it. A refused attempt can't be committed. A savepoint is its owner's:
-what was found is returned, and nothing is marked.
+    files          Every file exists with its size and crc32c. Record and manifests agree. Mode "fast" ends here.
+    restored state Spark restores every shard from the storage into an empty folder. Each key is in its key group, each
+                   value decodes, indexes and list positions are correct, and counts and digest of each key group are as
+                   recorded.
+    expectations   The owner's Great Expectations suites run on each state as a DataFrame, and compare it with the base.
+
+A refused checkpoint is quarantined: no interval starts from it. A refused attempt can't be committed. A savepoint gets
+no mark: the caller decides.
 """
 
 from __future__ import annotations
@@ -49,7 +51,14 @@ _SITE = "local"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateReport:
-    """A state as it was validated: recorded entries, expectations that were evaluated, and how many of them failed."""
+    """The validation of one state.
+
+    Attributes:
+        state: Name of the state.
+        entries: Recorded number of entries.
+        expectations: Number of expectations that were evaluated.
+        failed: Number of expectations that failed.
+    """
 
     state: str
     entries: int
@@ -59,8 +68,19 @@ class StateReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validation:
-    """What validation found. ``checkpoint_id``: None for an attempt. ``entries``: that were walked, 0 in mode fast. ``docs``: the
-    page of the Data Docs to begin at. ``pids``: the processes that restored."""
+    """The result of a validation.
+
+    Attributes:
+        what: Name of the validated thing, such as "checkpoint 7".
+        checkpoint_id: Id of the checkpoint, also of a savepoint's; None for an attempt.
+        mode: "fast" or "full".
+        findings: A sentence for each problem.
+        files: Number of checked files.
+        entries: Number of entries that were read one by one; 0 in mode "fast".
+        states: A report for each state.
+        docs: Path of the first Data Docs page to read; None without Data Docs.
+        pids: Ids of the processes that restored shards.
+    """
 
     what: str
     checkpoint_id: int | None
@@ -74,16 +94,16 @@ class Validation:
 
     @property
     def success(self) -> bool:
-        """Whether nothing was found."""
+        """True if there are no findings."""
         return not self.findings
 
     @property
     def expectations(self) -> int:
-        """How many expectations were looked at, over all states."""
+        """Number of evaluated expectations over all states."""
         return sum(s.expectations for s in self.states)
 
     def table(self) -> list[str]:
-        """A line for each state, under a heading."""
+        """Return the states as a table for the log: a heading, then a line for each state."""
         width = max([5, *(len(s.state) for s in self.states)])
         lines = [f"{'state':{width}}  {'entries':>13}  {'expectations':>12}  {'failed':>6}"]
         lines += [f"{s.state:{width}}  {s.entries:13,}  {s.expectations:12,}  {s.failed:6,}" for s in self.states]
@@ -101,12 +121,21 @@ def validate_checkpoint(
     with_expectations: bool = True,
     quarantine: bool = True,
 ) -> Validation:
-    """Examines a committed checkpoint and marks it: validated, or quarantined if it is wrong and ``quarantine``. Mode fast needs no
-    Spark. Data Docs go into a folder of the pipeline's
-    in ``docs``, where those of earlier validations stay.
+    """Validate a committed checkpoint, and mark it as validated or quarantined.
 
-    Raises: UsageError if an expectation itself can't be evaluated: that says nothing about the data, so nothing is marked;
-    CheckpointDropped if retention dropped the checkpoint meanwhile: its files are missing then, and nothing is marked.
+    Args:
+        spark: A session; None is allowed in mode "fast".
+        pipeline: The pipeline.
+        root: URL of the folder that holds the pipelines.
+        record: Record of the checkpoint.
+        mode: "fast" checks the files, "full" also restores the state.
+        docs: Folder for Data Docs. Pages of earlier validations stay. None writes none.
+        with_expectations: False skips the owner's expectations.
+        quarantine: False does not quarantine a checkpoint with findings.
+
+    Raises:
+        UsageError: An expectation itself can't be evaluated. This says nothing about the data, so nothing is marked.
+        CheckpointDropped: Retention dropped the checkpoint meanwhile, so files are missing. Nothing is marked.
     """
     options = {"root": root, "pipeline": pipeline.name, "checkpoint": str(record.id)}
     target = _Target(
@@ -139,10 +168,22 @@ def validate_attempt(
     docs: Path | None = None,
     with_expectations: bool = True,
 ) -> Validation:
-    """Examines a prepared attempt before it is committed; if it is wrong, its commit is refused from then on. Errors as
-    ``validate_checkpoint``.
+    """Validate a prepared attempt before its commit.
 
-    Raises: StateUnusable if the attempt never got as far as prepared.
+    After a validation with findings, `commit` raises `ValidationRefused` for this attempt.
+
+    Args:
+        spark: A session; None is allowed in mode "fast".
+        pipeline: The pipeline.
+        root: URL of the folder that holds the pipelines.
+        attempt: Id of the attempt.
+        mode: "fast" checks the files, "full" also restores the state.
+        docs: Folder for Data Docs; None writes none.
+        with_expectations: False skips the owner's expectations.
+
+    Raises:
+        StateUnusable: The attempt was never prepared.
+        UsageError: An expectation itself can't be evaluated. Nothing is marked.
     """
     folder = join_url(root, pipeline.name)
     coordinator = Coordinator(open_storage(folder), pipeline.name)
@@ -165,9 +206,18 @@ def validate_savepoint(
     docs: Path | None = None,
     with_expectations: bool = True,
 ) -> Validation:
-    """Examines a savepoint of either format. Nothing is marked: the caller decides. Errors as ``validate_checkpoint``.
+    """Validate a savepoint of either format. Nothing is marked: the caller decides.
 
-    Raises: UsageError if the folder holds no savepoint.
+    Args:
+        spark: A session; None is allowed in mode "fast".
+        pipeline: The pipeline whose expectations are evaluated.
+        folder: URL of the savepoint's folder.
+        mode: "fast" checks the files, "full" also restores the state.
+        docs: Folder for Data Docs; None writes none.
+        with_expectations: False skips the owner's expectations.
+
+    Raises:
+        UsageError: The folder holds no savepoint, or an expectation itself can't be evaluated.
     """
     savepoint = read_savepoint(open_storage(folder))
     target = _Target(
@@ -179,8 +229,17 @@ def validate_savepoint(
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """What is validated. ``folder``: what handles are relative to; ``options``: how ``format("keyed_state")`` finds it.
-    ``savepoint``: None for a checkpoint or attempt, else the canonical files. ``checkpoint_id``: None for what is no checkpoint."""
+    """The checkpoint, attempt or savepoint that is validated.
+
+    Attributes:
+        name: Name for findings and Data Docs.
+        folder: URL of the folder that the file handles are relative to.
+        content: The recorded content.
+        before: Record of the base, for expectations over time; None compares nothing.
+        options: Options with which `format("keyed_state")` reads the state.
+        savepoint: The canonical files of a savepoint; None for a checkpoint or attempt.
+        checkpoint_id: Id of the checkpoint; None for an attempt or savepoint.
+    """
 
     name: str
     folder: str
@@ -192,7 +251,7 @@ class _Target:
 
 
 def _before(pipeline: Pipeline, root: str, record: Record) -> Record | None:
-    """The checkpoint that this one started from, if retention has kept it and somebody wants to compare."""
+    """Return the record of the base if the pipeline has expectations over time and the base is retained."""
     base_id = record.content.base_id
     if base_id is None or pipeline.expectations_over_time is None:
         return None
@@ -258,7 +317,7 @@ def _reports(target: _Target) -> tuple[StateReport, ...]:
 
 
 def _restored(spark: SparkSession, pipeline: Pipeline, target: _Target, found: Validation) -> Validation:
-    """The engine's own proof, by the tasks of a Spark job."""
+    """Restore every shard in a Spark job, and return the validation with the job's findings."""
     from cairn.shard_jobs.run_on_shards import run_on_shards
     from cairn.shard_jobs.validate import ValidationJob
 
@@ -274,7 +333,7 @@ def _restored(spark: SparkSession, pipeline: Pipeline, target: _Target, found: V
     return replace(found, findings=job.findings(shards), entries=sum(s.entries for s in shards), pids=pids)
 
 
-# --- states as tables ----------------------------------------------------------------------------------------------------------
+# --- states as tables -------------------------------------------------------------------------------------------------
 
 
 def _state(spark: SparkSession, options: Mapping[str, str], state: str) -> DataFrame:
@@ -285,8 +344,10 @@ def _state(spark: SparkSession, options: Mapping[str, str], state: str) -> DataF
 
 
 def _flat(table: DataFrame, value_prefix: str = "") -> DataFrame:
-    """A state with one column per field, as expectations want it: key fields as ``key_<name>``, user key fields as
-    ``user_key_<name>``, value fields as ``<value_prefix><name>``."""
+    """Return a state with one column per field, as expectations name the columns.
+
+    Key fields become `key_<name>`, user key fields `user_key_<name>`, and value fields `<value_prefix><name>`.
+    """
     from pyspark.sql import functions as F
 
     columns = []
@@ -300,8 +361,14 @@ def _flat(table: DataFrame, value_prefix: str = "") -> DataFrame:
 
 
 def pairs(before: DataFrame, now: DataFrame, *, now_ms: int, removable: str | None) -> DataFrame:
-    """Two states as ``format("keyed_state")`` gives them, side by side; ``OverTime.pairs`` names the columns. ``now_ms``: the
-    processing time by which what was there before may have expired."""
+    """Join two versions of a state. `OverTime.pairs` describes the columns of the result.
+
+    Args:
+        before: The state of the base, as `format("keyed_state")` returns it.
+        now: The state of the checkpoint.
+        now_ms: Processing time in milliseconds since the epoch, up to which rows of the base have expired.
+        removable: SQL condition on a row of the base that may be missing now; None for no such rows.
+    """
     from pyspark.sql import functions as F
 
     def side(table: DataFrame, name: str) -> DataFrame:
@@ -337,7 +404,7 @@ def pairs(before: DataFrame, now: DataFrame, *, now_ms: int, removable: str | No
     return joined.select(*there, *values, fate.alias("fate"), lost)
 
 
-# --- expectations --------------------------------------------------------------------------------------------------------------
+# --- expectations -----------------------------------------------------------------------------------------------------
 
 
 def _expected(
@@ -367,7 +434,13 @@ def _expected(
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """A table and what is expected of it. ``label`` names it beside its state's own."""
+    """A table and its expectations.
+
+    Attributes:
+        label: Suffix of the state's name in findings.
+        make: Makes the table.
+        expectations: Great Expectations expectations.
+    """
 
     label: str
     make: Callable[[], DataFrame]
@@ -400,7 +473,10 @@ def _tables(
 
 
 def _growth(over_time: OverTime, earlier: DataFrame, before: Record) -> Iterator[Any]:
-    """How many rows there may be, as an expectation of Great Expectations' own, so that the Data Docs show the numbers."""
+    """Yield the limits on the number of rows as an expectation.
+
+    Great Expectations evaluates the limits itself, so that the Data Docs show the numbers.
+    """
     if over_time.least_rows is None and over_time.most_rows is None:
         return
     import great_expectations.expectations as gxe
@@ -414,7 +490,7 @@ def _growth(over_time: OverTime, earlier: DataFrame, before: Record) -> Iterator
 
 
 class _Suites:
-    """Runs suites, one for each table, and gathers what they found."""
+    """Runner of one expectation suite per table, which collects the findings."""
 
     def __init__(self, pipeline: Pipeline, target: _Target, docs: Path | None) -> None:
         try:
@@ -426,10 +502,10 @@ class _Suites:
             ) from None
 
         self.findings: list[str] = []
-        self.counts: dict[str, tuple[int, int]] = {}  # by state: evaluated, failed
+        self.counts: dict[str, tuple[int, int]] = {}  # By state: numbers of evaluated and failed expectations.
         self.docs_page: str | None = None
         self._pipeline = pipeline
-        # A part of paths: of intervals as our own paths have them.
+        # Data Docs use the run name in paths. So the interval is written as in Cairn's own paths.
         self._run_name = f"{target.name} {interval_name(target.content.interval)}"
         self._actions: list[Any] = []
         if docs is None:
@@ -441,7 +517,11 @@ class _Suites:
         self._source = self._context.data_sources.add_spark("restored_state")
 
     def run(self, state: str, *tables: _Table) -> None:
-        """The tables of one state. Raises: UsageError for an expectation that can't be evaluated."""
+        """Evaluate the expectations on the tables of one state.
+
+        Raises:
+            UsageError: An expectation can't be evaluated.
+        """
         evaluated = failed = 0
         for table in tables:
             if not table.expectations:
@@ -455,7 +535,7 @@ class _Suites:
         self.counts[state] = evaluated, failed
 
     def _run(self, name: str, table: _Table) -> Iterator[tuple[Any, list[str]]]:
-        """Results of Great Expectations, each with the table's columns."""
+        """Yield the result of each expectation, each with the table's columns."""
         import great_expectations as gx
 
         context = self._context
@@ -472,7 +552,7 @@ class _Suites:
                 result_format={"result_format": "SUMMARY"},
             )
         )
-        # One restore for all expectations of the suite, not one for each.
+        # Cache the table: without the cache each expectation would restore the state again.
         frame = table.make().cache()
         try:
             run_id = gx.RunIdentifier(run_name=self._run_name)
@@ -482,15 +562,18 @@ class _Suites:
         for identifier, run in result.run_results.items():
             first = self.docs_page is None or (not run.success and not self.findings)
             if self._actions and first:
-                # Of a run the first page, or that of the first failure. Not the index: its table needs scripts of other hosts.
+                # Show the page of the first failure, else the first page. The index page needs scripts of other hosts.
                 (site,) = self._context.get_docs_sites_urls(resource_identifier=identifier, site_name=_SITE)
                 self.docs_page = unquote(urlsplit(site["site_url"]).path)
             yield from ((found, frame.columns) for found in run.results)
 
 
 def _with_docs(folder: Path) -> Any:
-    """A context whose Data Docs are a site in the folder. Results are kept beside the pages, in ``results``: Great Expectations
-    removes the pages of results that it does not find, so those of every run before."""
+    """Return a Great Expectations context that writes Data Docs into the folder.
+
+    The results are kept beside the pages, in `results`. Great Expectations deletes the pages of results that it does
+    not find. So without this store it would delete the pages of all earlier runs.
+    """
     import great_expectations as gx
     from great_expectations.data_context.types.base import DataContextConfig, InMemoryStoreBackendDefaults
 
@@ -528,6 +611,9 @@ def _finding(state: str, result: Any, columns: Sequence[str]) -> str | None:
 
 
 def _exceptions(info: Mapping[str, Any]) -> list[str]:
-    """What an expectation raised: one flat dict if nothing was, else one dict per metric."""
+    """Return the messages of the exceptions that an expectation raised.
+
+    Great Expectations returns one flat dict if the expectation raised nothing, else one dict per metric.
+    """
     entries = [info] if "raised_exception" in info else [v for v in info.values() if isinstance(v, Mapping)]
     return [str(e.get("exception_message")) for e in entries if e.get("raised_exception")]

@@ -1,1 +1,1 @@
-"""How the code of a user runs on a shard: handles, runners, and the rows that they yield."""
+"""Run the user's processor on a shard: handles, runners, and the conversion of its input and output rows."""

@@ -1,4 +1,7 @@
-"""Drives a vectorised processor over one shard: rounds of many keys, their state read and written as Arrow tables."""
+"""Runner of a vectorised processor over one shard.
+
+The runner calls the processor with many keys at a time. It reads and writes the keys' state as Arrow tables.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +31,21 @@ from state_backend.state.shard_state import ShardState
 from state_backend.values.errors import ProcessorError
 from state_backend.values.records import TimeMode
 
-# Large enough that the fixed cost of Arrow and NumPy calls vanishes, small enough to stay in the caches.
+# Rows in one call: enough to make the fixed cost of Arrow and NumPy calls small, and few enough to stay in the CPU's
+# caches.
 ROUND_ROWS = 65_536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Round:
-    """Rows of whole keys, except where the last one continues. ``starts``: where each key begins."""
+    """The rows of whole keys for one call, except that the last key may continue in the next round.
+
+    Attributes:
+        rows: The routed rows, sorted by key.
+        encoded: The encoded key of each row.
+        starts: The position of each key's first row.
+        last_key_continues: True if more rows of the last key come with the next round.
+    """
 
     rows: pa.RecordBatch
     encoded: pa.Array
@@ -43,7 +54,23 @@ class _Round:
 
 
 class ArrowRunner:
-    """``keys``: how many keys had input. Times as of `KeyedRunner`."""
+    """Runner of a vectorised processor over one shard.
+
+    Args:
+        processor: The function that makes the processor.
+        state: The state of the shard.
+        key_schema: The Spark schema of the key columns.
+        input_schema: The Spark schema of the input columns.
+        output: The output file.
+        user_code: The context that turns exceptions of user code into ProcessorError.
+        time_mode: The pipeline's time mode; with "none", no timers fire.
+        timer_values: The times that `handleBatch` sees.
+        expired_values: The times that `handleExpiredTimers` sees.
+        due_ms: The time up to which timers fire, in milliseconds since the epoch.
+
+    Attributes:
+        keys: The number of keys with input rows so far.
+    """
 
     def __init__(
         self,
@@ -78,7 +105,11 @@ class ArrowRunner:
         self._states = self._handle.states
 
     def process(self, batches: InputBatches) -> None:
-        """Calls the processor for all input, round by round. Raises: ProcessorError from its code."""
+        """Call `handleBatch` for all input, round after round.
+
+        Raises:
+            ProcessorError: The processor raised an exception or returned an unfit result.
+        """
         for round_ in self._rounds(batches):
             self._run(round_)
         self._handle.state = HandleState.DATA_PROCESSED
@@ -93,10 +124,11 @@ class ArrowRunner:
             rows, encoded, starts = self._split(held)
             cut, last_key_continues = int(starts[-1]), False
             if cut == 0 and self._processor.splits_keys:
-                # One row is kept back, so that something does follow.
+                # Keep one row for the next round: `last_key_continues` promises that more rows follow.
                 cut, last_key_continues = len(encoded) - 1, True
             if cut:
-                # A copy: the processor may write to the buffers of its rows, through NumPy.
+                # Copy the rows of the next round, because the processor may write to the buffers of this round's rows
+                # through NumPy.
                 kept = rows.take(pa.array(np.arange(cut, rows.num_rows)))
                 yield _Round(
                     rows=rows[:cut],
@@ -139,7 +171,14 @@ class ArrowRunner:
         )
 
     def _call(self, handler: str, key_groups: Groups, encoded: pa.Array, **given: Any) -> None:
-        """One call for these keys: their value states are read, and what comes back is written. ``given``: what else the batch has."""
+        """Call a handler for the given keys with their value states, and write the result.
+
+        Args:
+            handler: The name of the processor's method.
+            key_groups: The key group of each key.
+            encoded: The encoded keys, ascending by key group and key.
+            given: The other fields of the `KeyedBatch`.
+        """
         read = {name: columns.read(key_groups, encoded) for name, columns in self._states.items()}
         batch = KeyedBatch(
             states={name: table for name, (table, _) in read.items()},
@@ -159,7 +198,8 @@ class ArrowRunner:
             if result.output is not None and result.output.num_rows:
                 self._output.write(self._output_table(result.output))
         self._handle.end()
-        # A cycle in user code may hold the batch. Python's collector counts objects, and these are few and large.
+        # A reference cycle in user code may keep the batch alive. Python's collector counts objects. A batch is few
+        # objects but much memory, so the collector would run too late.
         gc.collect(1)
 
     def _check(self, result: Any, keys: int) -> None:
@@ -197,7 +237,11 @@ class ArrowRunner:
         return pa.Table.from_arrays(columns, schema=schema)
 
     def fire_timers(self) -> None:
-        """Calls ``handleExpiredTimers`` for what is due."""
+        """Call `handleExpiredTimers` for all keys with due timers.
+
+        Raises:
+            ProcessorError: The processor raised an exception or returned an unfit result.
+        """
         if self._timed:
             for due in self._handle.timers.due(self._due_ms, ROUND_ROWS):
                 keys = self._key_columns.decode(due.keys)
@@ -206,7 +250,8 @@ class ArrowRunner:
                     due.key_groups,
                     due.keys,
                     keys=pa.Table.from_arrays(keys, names=self._key_names),
-                    # Copies: the timers that fired are deleted by these arrays once the processor is through.
+                    # The runner deletes the fired timers by the arrays of `due` later. The processor gets copies, which
+                    # it may change.
                     rows=pa.table({EXPIRY: due.times_ms.copy()}),
                     row_offsets=due.offsets.copy(),
                     time=self._expired_values,
@@ -214,7 +259,11 @@ class ArrowRunner:
         self._handle.state = HandleState.TIMER_PROCESSED
 
     def close(self) -> None:
-        """Calls the processor's ``close``."""
+        """Call the processor's `close`.
+
+        Raises:
+            ProcessorError: The processor raised an exception.
+        """
         with self._user_code.call("close"):
             self._processor.close()
         self._handle.state = HandleState.CLOSED

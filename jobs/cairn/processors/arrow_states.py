@@ -1,15 +1,17 @@
-"""Lists, maps and timers of the vectorised API: what an ``ArrowProcessor`` gets of its handle in ``init``, and uses in
-``handleBatch`` and ``handleExpiredTimers``.
+"""Lists, maps and timers of the vectorised API.
 
-Methods have the names of PySpark's states. They act on many keys of the batch at once: ``keys`` says which, by position in
-``batch.keys``.
+An `ArrowProcessor` receives these objects from its handle in `init`, and uses them in `handleBatch` and
+`handleExpiredTimers`. The methods have the names of PySpark's states, but act on many keys of the batch at once. The
+argument `keys` gives positions in `batch.keys`, in one of two forms:
 
-    keys of rows      integers 0 .. number of keys - 1, one per row, in any order; a key may come any number of times.
-                      ``batch.key_of_row`` is that of the batch's own rows
-    chosen keys       integers that ascend, none twice, or one bool per key, or None for all keys of the batch
+    keys of rows      Integers from 0 to the number of keys - 1, one for each row, in any order. A key may occur several
+                      times. `batch.key_of_row` has this form for the batch's own rows.
+    chosen keys       Ascending integers without repetition, or one bool for each key, or None for all keys of the batch.
 
-What was written is there for the next call. What a call returns lies in memory whole: read the lists or maps of some keys at a time
-if they are large. Raises: StateTypeError for keys or rows that do not fit, UsageError outside a batch.
+The next call sees all changes. A method returns its whole result in memory. If lists or maps are large, read a few
+keys at a time.
+
+Every method raises StateTypeError if keys or rows do not fit, and UsageError outside a batch.
 """
 
 from __future__ import annotations
@@ -36,26 +38,38 @@ EXPIRY = "expiry_ms"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyedRows:
-    """Rows of many keys. offsets: int64, one more than there are keys; the i-th chosen key has the rows
-    ``offsets[i] .. offsets[i+1]-1``."""
+    """Rows of many keys.
+
+    Attributes:
+        rows: The rows of all chosen keys, key after key.
+        offsets: The number of keys + 1 positions, as int64. The i-th chosen key has the rows `offsets[i] ..
+            offsets[i+1]-1`.
+    """
 
     rows: pa.Table
     offsets: npt.NDArray[np.int64]
 
     @property
     def key_of_row(self) -> npt.NDArray[np.int64]:
-        """By row the position of its key among the chosen ones."""
+        """Return, for each row, the position of its key among the chosen keys."""
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
     def lists(self) -> pa.ListArray:
-        """The same as one column: by key the list of its rows, as structs."""
+        """Return the rows as one column: for each chosen key a list of structs."""
         structs = self.rows.to_struct_array().combine_chunks()
         return pa.ListArray.from_arrays(pa.array(self.offsets, pa.int32()), structs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyedEntries:
-    """Map entries of many keys. keys: the user keys. offsets: as of ``KeyedRows``."""
+    """Map entries of many keys.
+
+    Attributes:
+        keys: The user keys of all entries, one row for each entry.
+        values: The values of all entries, one row for each entry.
+        offsets: The number of keys + 1 positions, as int64. The i-th chosen key has the entries `offsets[i] ..
+            offsets[i+1]-1`.
+    """
 
     keys: pa.Table
     values: pa.Table
@@ -63,19 +77,27 @@ class KeyedEntries:
 
     @property
     def key_of_row(self) -> npt.NDArray[np.int64]:
-        """By entry the position of its key among the chosen ones."""
+        """Return, for each entry, the position of its key among the chosen keys."""
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
 
 class _OfBatch:
-    """What lists, maps and timers share: which keys of the batch are meant."""
+    """Base of lists, maps and timers, which checks the `keys` argument."""
 
     def __init__(self, columns: EntryColumns, what: str) -> None:
         self._columns = columns
         self._what = what
 
     def _of_rows(self, keys: Keys, *rows: Any) -> Places:
-        """One position per row. ``rows``: whatever must have as many."""
+        """Return the position of each row's key.
+
+        Args:
+            keys: The positions of the rows' keys in `batch.keys`.
+            rows: Tables or arrays that must have one row for each position.
+
+        Raises:
+            StateTypeError: A position is out of range, or a table has another number of rows.
+        """
         places = self._positions(keys)
         for part in rows:
             if len(part) != len(places):
@@ -124,66 +146,91 @@ class _OfBatch:
 
 
 class ArrowListState(_OfBatch):
-    """A list per key, as PySpark's ``ListState``. Rows are tables with the columns that were declared, matched by name."""
+    """A list for each key, like PySpark's `ListState`.
+
+    Rows are tables with the columns of the declared schema. Columns are matched by name.
+    """
 
     _columns: ListColumns
 
     def exists(self, keys: Keys | None = None) -> Mask:
-        """By chosen key whether its list has an element that has not expired."""
+        """Return, for each chosen key, True if its list has an element that has not expired."""
         return self._columns.exists(self._chosen(keys))
 
     def get(self, keys: Keys | None = None) -> KeyedRows:
-        """The elements of the chosen keys, each key's in their order, without expired ones."""
+        """Return the elements of the chosen keys in list order, without expired elements."""
         rows, offsets = self._columns.get(self._chosen(keys))
         return KeyedRows(rows=rows, offsets=offsets)
 
     def put(self, keys: Keys, rows: pa.Table) -> None:
-        """Replaces the list of every key that has a row here. ``keys``: one per row."""
+        """Replace the lists of all keys that have a row in the table.
+
+        Args:
+            keys: The position of each row's key in `batch.keys`.
+            rows: The new elements.
+        """
         self._columns.put(self._of_rows(keys, rows), rows)
 
     def appendList(self, keys: Keys, rows: pa.Table) -> None:
-        """Adds each row at the end of its key's list; costs the same however long the list is. ``keys``: one per row."""
+        """Append each row to its key's list. The cost does not depend on the length of the list.
+
+        Args:
+            keys: The position of each row's key in `batch.keys`.
+            rows: The new elements.
+        """
         self._columns.append(self._of_rows(keys, rows), rows)
 
     def clear(self, keys: Keys | None = None) -> None:
-        """Removes the lists of the chosen keys."""
+        """Remove the lists of the chosen keys."""
         self._columns.clear(self._chosen(keys))
 
 
 class ArrowMapState(_OfBatch):
-    """A map per key, as PySpark's ``MapState``. User keys and values are tables with the columns that were declared, matched by
-    name; of entries, one row of ``keys`` and of both tables belong together."""
+    """A map for each key, like PySpark's `MapState`.
+
+    User keys and values are tables with the columns of the declared schemas. Columns are matched by name. Row i of
+    `keys`, of `user_keys` and of `values` describes the same entry.
+    """
 
     _columns: MapColumns
 
     def exists(self, keys: Keys | None = None) -> Mask:
-        """By chosen key whether its map has an entry that has not expired."""
+        """Return, for each chosen key, True if its map has an entry that has not expired."""
         return self._columns.exists(self._chosen(keys))
 
     def getValue(self, keys: Keys, user_keys: pa.Table) -> tuple[pa.Table, Mask]:
-        """The values of these entries, in this order, and which of them there are; all columns are null where there is none."""
+        """Return the values of the given entries in the order given, and a mask that is True for entries that exist.
+
+        All value columns are null for an entry that does not exist.
+        """
         return self._columns.get(self._of_rows(keys, user_keys), self._by_position(user_keys))
 
     def containsKey(self, keys: Keys, user_keys: pa.Table) -> Mask:
-        """Which of these entries there are."""
+        """Return a mask that is True for each given entry that exists."""
         return self.getValue(keys, user_keys)[1]
 
     def updateValue(self, keys: Keys, user_keys: pa.Table, values: pa.Table) -> None:
-        """Sets these entries, and starts their time to live anew; of one that comes twice the last counts."""
+        """Set the given entries and restart their time to live. If an entry is given twice, the last one counts.
+
+        Args:
+            keys: The position of each entry's key in `batch.keys`.
+            user_keys: The user key of each entry.
+            values: The new value of each entry.
+        """
         self._columns.update(self._of_rows(keys, user_keys, values), self._by_position(user_keys), values)
 
     def removeKey(self, keys: Keys, user_keys: pa.Table) -> None:
-        """Removes these entries; nothing happens for one that is not there."""
+        """Remove the given entries. An entry that does not exist is ignored."""
         self._columns.remove(self._of_rows(keys, user_keys), self._by_position(user_keys))
 
     def iterator(self, keys: Keys | None = None) -> KeyedEntries:
-        """All entries of the chosen keys, each key's in the order of user keys, without expired ones."""
+        """Return all entries of the chosen keys, sorted by user key for each key, without expired entries."""
         columns, values, offsets = self._columns.entries(self._chosen(keys))
         user_keys = pa.table(columns, names=list(self._columns.user_key_names))
         return KeyedEntries(keys=user_keys, values=values, offsets=offsets)
 
     def clear(self, keys: Keys | None = None) -> None:
-        """Removes all entries of the chosen keys."""
+        """Remove all entries of the chosen keys."""
         self._columns.clear(self._chosen(keys))
 
     def _by_position(self, user_keys: pa.Table) -> Sequence[pa.Array]:
@@ -196,20 +243,20 @@ class ArrowMapState(_OfBatch):
 
 
 class ArrowTimers(_OfBatch):
-    """The timers of the batch's keys, for the handle."""
+    """The timers of the batch's keys, which `ArrowHandle` uses."""
 
     _columns: TimerColumns
 
     def register(self, keys: Keys, expiries_ms: npt.ArrayLike) -> None:
-        """As the handle's ``registerTimer``."""
+        """Register timers, as `ArrowHandle.registerTimer` does."""
         self._columns.register(*self._timers(keys, expiries_ms))
 
     def delete(self, keys: Keys, expiries_ms: npt.ArrayLike) -> None:
-        """As the handle's ``deleteTimer``."""
+        """Delete timers, as `ArrowHandle.deleteTimer` does."""
         self._columns.delete(*self._timers(keys, expiries_ms))
 
     def times(self, keys: Keys | None) -> KeyedRows:
-        """As the handle's ``listTimers``."""
+        """Return the timers of the chosen keys, as `ArrowHandle.listTimers` does."""
         times_ms, offsets = self._columns.times(self._chosen(keys))
         return KeyedRows(rows=pa.table({EXPIRY: times_ms}), offsets=offsets)
 

@@ -1,7 +1,8 @@
 """The input of one shard as keys with their rows, for the row and the pandas API.
 
-A batch is one round, or some where its keys' state is large: the state of a round's keys is prefetched when it begins. A key's rows may go on in the next batch; its handler
-sees one lazy iterator all the same, and what it does not read is skipped.
+At the start of a round, the state of the round's keys is read ahead in one go. A batch of the input is one round. If
+the keys' state is large, the batch is several rounds. The rows of a key may continue in the next batch. The key's
+handler still sees one lazy iterator. Rows that the handler does not read are skipped.
 """
 
 from __future__ import annotations
@@ -22,17 +23,23 @@ from cairn.rows.routing import INITIAL, INPUT, key_columns
 from state_backend.formats.key_columns import KeyColumns
 from state_backend.state.shard_state import ShardState
 
-# (struct column of a batch) -> (start, end) -> what the handler iterates over for these rows.
+# A `SlicesOf` takes the struct column of a batch. It returns a `Slices`, which takes the first row and the end of a run
+# of rows and returns the items that the handler iterates over.
 Slices = Callable[[int, int], Iterable[Any]]
 SlicesOf = Callable[[pa.StructArray], Slices]
-# What a handler iterates over where a key's rows go on in the next batch, made of what it gets of each.
+# A `Joined` takes the items of one key from several batches, and returns the items that the handler iterates over.
 Joined = Callable[[Iterator[Any]], Iterator[Any]]
 KeyValues = Callable[[pa.Array], Sequence[Any]]
 
 
 class KeyedInput:
-    """Iterates ``(kind, key group, key, encoded key, items)``, by key group, key and kind; the items of one must be used
-    before the next is asked for. ``keys`` counts the keys that had input."""
+    """Iterator over `(kind, key group, key, encoded key, items)`, in the order of key group, key and kind.
+
+    The caller must use the items of one key before it asks for the next key.
+
+    Attributes:
+        keys: The number of keys with input rows so far.
+    """
 
     def __init__(
         self,
@@ -52,11 +59,12 @@ class KeyedInput:
         self._key_names = key_columns(len(encoder.schema.fields))
         self._slices_of = slices_of
         self._state = state
-        # (kind, key group, key, encoded key, start, end): consecutive rows of one key and kind in the current batch.
+        # The runs of rows of one key and kind in the current batch: (kind, key group, key, encoded key, start, end).
         self._segments: list[tuple[int, int, tuple[Any, ...], bytes, int, int]] = []
         self._slices: dict[int, Slices] = {}
         self._at = 0
-        # Of the segments up to this one, the state has been read ahead; of these key groups and encoded keys it is to be read.
+        # `_fetched` is the number of segments whose state was read ahead. `_wanted` holds the key groups and encoded
+        # keys of all segments of the current batch.
         self._fetched = 0
         self._wanted: tuple[Any, Any] = (None, None)
 
@@ -73,7 +81,7 @@ class KeyedInput:
                 self._at = round_end
             if self._at >= self._fetched:
                 self._fetch()
-            # The last one of a batch may go on in the next.
+            # The rows of the batch's last key may continue in the next batch.
             kind, key_group, key, encoded_key, start, end = self._segments[self._at]
             items = self._joined(self._across_batches(kind, encoded_key))
             yield kind, key_group, key, encoded_key, items
@@ -89,10 +97,10 @@ class KeyedInput:
                 return
             if (self._segments[0][0], self._segments[0][3]) != (kind, encoded_key):
                 return
-            self.keys -= kind == INPUT  # was counted already
+            self.keys -= kind == INPUT  # `_load` counted this key a second time.
 
     def _load(self) -> bool:
-        """Makes the next batch current; False at the end."""
+        """Make the next batch current, and return False if there is no next batch."""
         batch = next(self._batches, None)
         self._state.flush()
         self._at = self._fetched = 0
@@ -107,13 +115,12 @@ class KeyedInput:
         return True
 
     def _fetch(self) -> None:
-        """Reads the state of the next segments ahead: of all in the batch, if it is not too large."""
+        """Read the state of the next keys ahead: all keys of the batch, or fewer if their state is large."""
         self._state.flush()
         groups, encoded = self._wanted
         self._fetched += self._state.prefetch(groups[self._fetched :], encoded[self._fetched :])
 
     def _split(self, batch: pa.RecordBatch) -> list[tuple[int, int, tuple[Any, ...], bytes, int, int]]:
-        """The batch's segments."""
         keys = [batch.column(name) for name in self._key_names]
         encoded = self._key_columns.encode(keys)
         kinds = batch.column("__kind").to_numpy()
@@ -141,14 +148,17 @@ _COLUMNS = {INPUT: "__input", INITIAL: "__initial"}
 
 
 def starts_of(encoded: pa.Array, kinds: Any) -> Any:
-    """Positions at which another key or kind begins; the first one is 0."""
+    """Return the positions of the rows at which another key or kind begins; the first position is 0."""
     changed = pc.not_equal(encoded[1:], encoded[:-1]).to_numpy(zero_copy_only=False) | (kinds[1:] != kinds[:-1])
     return np.concatenate([[0], np.flatnonzero(changed) + 1])
 
 
 def row_slices(schema: StructType) -> SlicesOf:
-    """For the row API: PySpark rows, with the Python types that ``transformWithState`` gives: instants know their zone, maps
-    are lists of pairs, nested structs are dicts."""
+    """Return the function that turns a batch's struct column into PySpark rows for the row API.
+
+    The values have the Python types that Spark's `transformWithState` gives: instants with a zone, maps as lists of
+    pairs, and nested structs as dicts.
+    """
     make = row_maker(schema.names)
 
     def slices_of(column: pa.StructArray) -> Slices:
@@ -159,7 +169,10 @@ def row_slices(schema: StructType) -> SlicesOf:
 
 
 def python_values(column: pa.Array) -> list[Any]:
-    """What ``to_pylist`` gives, for instants in UTC and times without zone in a third of the time."""
+    """Return the values that `to_pylist` returns.
+
+    For timestamps in UTC or without a zone, the function takes a third of the time of `to_pylist`.
+    """
     kind = column.type
     if not pa.types.is_timestamp(kind) or kind.unit != "us" or kind.tz not in (None, "UTC"):
         return column.to_pylist()  # type: ignore[no-any-return]
@@ -174,6 +187,6 @@ def python_values(column: pa.Array) -> list[Any]:
     return [None if at is None else at.replace(tzinfo=zone) for at in naive]
 
 
-# Datetimes reach no further; NumPy would give numbers.
+# The range of Python's datetime, in microseconds since the epoch. Outside this range, NumPy would return integers.
 _FIRST_US = (datetime.min - datetime(1970, 1, 1)) // timedelta(microseconds=1)
 _LAST_US = (datetime.max - datetime(1970, 1, 1)) // timedelta(microseconds=1)

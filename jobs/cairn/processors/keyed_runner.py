@@ -1,4 +1,4 @@
-"""Drives a processor of the row or the pandas API over one shard, in Spark's order of calls."""
+"""Runner of a row-API or pandas-API processor over one shard, which calls the processor in Spark's order."""
 
 from __future__ import annotations
 
@@ -20,24 +20,50 @@ _KEYS_PER_CHECK = 256
 
 
 class Output(Protocol):
-    """Takes what handlers yield: ``settle`` ends the rows of a key, and ``flush`` writes, between keys, when ``full``."""
+    """A buffer for the rows or frames that handlers yield.
+
+    The runner calls `settle` after each handler, and `flush` between keys when `full` is true.
+    """
 
     @property
     def full(self) -> bool:
-        """Whether so much waits that it should be written now."""
+        """Return True if the buffer should be written now."""
 
     def add(self, item: Any) -> None:
-        """Takes one thing that a handler yielded. Raises: ProcessorError for what is no row."""
+        """Buffer one row or frame that a handler yielded.
+
+        Raises:
+            ProcessorError: The item is neither a row nor a frame, or does not fit the output schema.
+        """
 
     def settle(self) -> None:
-        """Copies the cells that the processor could still change. Call it after every handler that yielded rows."""
+        """Copy the cells that the processor could still change.
+
+        The runner calls this method after every handler that yielded rows.
+        """
 
     def flush(self) -> None:
-        """Writes what waits."""
+        """Write the buffered rows to the output file.
+
+        Raises:
+            ProcessorError: A value does not fit its column.
+        """
 
 
 class KeyedRunner:
-    """``timer_values`` are for the handlers of rows; ``expired_values`` for those of timers, which fire up to ``due_ms``."""
+    """Runner of a row-API or pandas-API processor over one shard.
+
+    Args:
+        processor: The function that makes the processor.
+        state: The state of the shard.
+        keys: The codec of the encoded keys.
+        output: The buffer for the handlers' output.
+        user_code: The context that turns exceptions of user code into ProcessorError.
+        time_mode: The pipeline's time mode; with "none", no timers fire.
+        timer_values: The times that the handlers of input rows and of initial state see.
+        expired_values: The times that the handler of timers sees.
+        due_ms: The time up to which timers fire, in milliseconds since the epoch.
+    """
 
     def __init__(
         self,
@@ -68,11 +94,16 @@ class KeyedRunner:
             self._handle.initialized()
 
     def process(self, rows: KeyedInput) -> None:
-        """Calls ``handleInputRows`` key by key. Raises: ProcessorError from its code."""
+        """Call `handleInputRows` or `handleInitialState` for each key.
+
+        Raises:
+            ProcessorError: The processor raised an exception or yielded an unfit row.
+        """
         state, output, add, settle = self._state, self._output, self._output.add, self._output.settle
         handler, timer_values = self._processor.handleInputRows, self._timer_values
         for count, (kind, key_group, key, encoded_key, items) in enumerate(rows):
-            state.key_group, state.key = key_group, encoded_key  # `set_key`, written out: this runs once per key
+            # `set_key` is inlined here, because it runs once for each key.
+            state.key_group, state.key = key_group, encoded_key
             call = "handleInputRows"
             try:
                 if kind == INITIAL:
@@ -90,7 +121,11 @@ class KeyedRunner:
         self._handle.state = HandleState.DATA_PROCESSED
 
     def fire_timers(self) -> None:
-        """Calls ``handleExpiredTimer`` for what is due, in the order of time, key group and key."""
+        """Call `handleExpiredTimer` for each due timer, in the order of time, key group and key.
+
+        Raises:
+            ProcessorError: The processor raised an exception or yielded an unfit row.
+        """
         if self._timed:
             handler, timer_values = self._processor.handleExpiredTimer, self._expired_values
             output, add, settle = self._output, self._output.add, self._output.settle
@@ -98,7 +133,7 @@ class KeyedRunner:
             for count, (expiry_ms, _, encoded_key, _) in enumerate(self._state.due_timers(self._due_ms)):
                 if encoded_key != last_key:
                     key = self._row_key(self._keys.decode(encoded_key))
-                    # The handler may change the arrays and structs of a key, which the key's next timer gets too.
+                    # Decode the key again for its next timer if a handler could change an array or a struct in the key.
                     last_key = encoded_key if all_immutable(key) else None
                 try:
                     results = handler(key=key, timerValues=timer_values, expiredTimerInfo=ExpiredTimerInfo(expiry_ms))
@@ -112,7 +147,11 @@ class KeyedRunner:
         self._handle.state = HandleState.TIMER_PROCESSED
 
     def close(self) -> None:
-        """Calls the processor's ``close``, and writes what waits."""
+        """Call the processor's `close`, and write the remaining state and output.
+
+        Raises:
+            ProcessorError: The processor raised an exception, or a buffered row does not fit the output schema.
+        """
         self._state.set_key(-1, b"")
         with self._user_code.call("close"):
             self._processor.close()
@@ -121,6 +160,6 @@ class KeyedRunner:
         self._write_output()
 
     def _write_output(self) -> None:
-        # Of many keys: an error names the row.
+        # The buffer holds rows of many keys, so an error names the row instead of the key.
         with self._user_code.call("output"):
             self._output.flush()

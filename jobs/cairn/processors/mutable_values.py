@@ -1,7 +1,7 @@
-"""Copies of values that user code may change after it handed them over.
+"""Copies of values that user code may change after it has yielded them.
 
-A processor may refill one list, buffer or array for every row. Output waits in memory until a batch is full. The rows that wait
-must not share memory with the processor.
+A processor may refill one list, buffer or array for every row. The output rows wait in memory until a batch is full.
+They must not share memory with the processor.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from pyspark.sql.types import Row
 
-# By exact type: a subclass takes the slower way through `_copy_of_other`.
+# Types of values that user code can't change. A value of a subclass takes the slower way through `_copy_of_other`.
 IMMUTABLE = frozenset(
     [
         *(type(None), bool, int, float, complex, str, bytes, Decimal, date, datetime, time, timedelta, UUID),
@@ -30,15 +30,18 @@ _IMMUTABLE_BASES = (int, float, complex, str, bytes, Decimal, date, time, timede
 
 
 def all_immutable(values: Iterable[Any]) -> bool:
-    """True if the exact type of every value is one that nothing can change."""
+    """Return True if every value has one of the exact types in `IMMUTABLE`."""
     return _only_immutable(map(type, values))
 
 
 def without_rows(value: Any, others: list[Any]) -> Any:
-    """The value with copies of its lists and dicts, and with dicts in place of rows: `Row.asDict(True)` in a fraction of the time.
+    """Return the value with copied lists and dicts, and with dicts in place of rows.
+
+    The result equals that of `Row.asDict(True)`, in a fraction of its time.
 
     Args:
-        others: Takes the other mutable values, of which `Row.asDict` makes no copies.
+        value: A cell of a row.
+        others: The list that collects mutable values of other types, which `Row.asDict` does not copy either.
     """
     kind = type(value)
     if kind in IMMUTABLE:
@@ -54,7 +57,7 @@ def without_rows(value: Any, others: list[Any]) -> Any:
 
 
 def copy_of(value: Any) -> Any:
-    """The value, or a copy that shares no memory with a mutable one."""
+    """Return an immutable value itself, and a copy without shared memory of a mutable value."""
     kind = type(value)
     if kind in IMMUTABLE:
         return value
@@ -70,12 +73,17 @@ def copy_of(value: Any) -> Any:
 
 
 def copy_of_column(values: Any) -> Any:
-    """The same for a column of a DataFrame, as a NumPy array or an array of pandas."""
+    """Return a copy of one column of a DataFrame that shares no memory with the column.
+
+    Args:
+        values: The column as a NumPy array or as a pandas extension array.
+    """
     if isinstance(values, np.ndarray):
         if values.dtype == object and not all_immutable(values.tolist()):
             return _copy_of_cells(values)
         return values.copy()
-    # The copy of an array over Arrow keeps Arrow's buffers, which may be memory of a NumPy array.
+    # `copy` of an array that pandas keeps in Arrow would share Arrow's buffers, and those may be the memory of a NumPy
+    # array. `take` copies the buffers.
     return values.take(np.arange(len(values))) if isinstance(values, pd.arrays.ArrowExtensionArray) else values.copy()
 
 
@@ -98,4 +106,4 @@ def _copy_of_other(value: Any) -> Any:
     try:
         return copy.deepcopy(value)
     except Exception:
-        return value  # of a type that Arrow refuses too; Arrow's error names the column
+        return value  # Arrow can't convert a value that can't be copied. Arrow's error then names the column.

@@ -1,4 +1,4 @@
-"""What a processor of the row API yields, as columns."""
+"""Conversion of the rows that a row-API processor yields into Arrow columns."""
 
 from __future__ import annotations
 
@@ -15,18 +15,23 @@ from cairn.rows.output_file import LocalParquet
 from state_backend.values.errors import ProcessorError
 
 _ROWS_PER_BATCH = 10_000
-# `all_immutable` written out: this runs once per row.
+# `all_immutable` is inlined here, because it runs once for each row.
 _only_immutable = IMMUTABLE.issuperset
 
 
 class OutputRows:
-    """Collects output rows; the caller writes them by ``flush`` when ``full``, between keys.
+    """Buffer for output rows. Between keys, the caller calls `flush` when `full` is true.
 
-    Values are copied when PySpark's worker copies them: lists and dicts when a row is yielded (``Row.asDict``), and other mutable values,
-    like a bytearray, when all rows of the key were yielded. ``add`` makes the first copies, ``settle`` the second. So a bytearray that is
-    refilled between two rows of a key has its last content in both rows, as under Spark.
+    PySpark's worker copies values at two points, and this class copies at the same two points:
 
-    zone: of naive datetimes in TIMESTAMP columns. State gives such datetimes, and what it gave can be yielded as it is.
+    1. `add` copies lists and dicts when a row is yielded, as `Row.asDict` does.
+    2. `settle` copies other mutable values, such as a bytearray, after the handler has yielded all rows of the key.
+
+    So if a processor refills a bytearray between two rows of a key, both rows get its last content, as under Spark.
+
+    Args:
+        file: The output file that `flush` writes to.
+        zone: The zone of naive datetimes in TIMESTAMP columns. State returns naive datetimes in this zone.
     """
 
     def __init__(self, file: LocalParquet, zone: tzinfo = UTC) -> None:
@@ -36,13 +41,14 @@ class OutputRows:
         self._known = frozenset(self._names)
         self._nested = any(pa.types.is_nested(t) for t in file.schema.types)
         self._pending: list[tuple[Any, ...]] = []
-        # Positions of the rows with cells that the processor could still change.
+        # Positions in `_pending` of rows with cells that the processor could still change.
         self._unsettled: list[int] = []
 
     def add(self, row: Any) -> None:
-        """One row; fields are matched by name, and a missing one is null.
+        """Buffer one row. Fields are matched to columns by name; a missing field becomes null.
 
-        Raises: ProcessorError if it is no row, if its fields have no names, or if a name is none of a column.
+        Raises:
+            ProcessorError: The value is no `Row`, its fields have no names, or a field name is not an output column.
         """
         if isinstance(row, Row) and getattr(row, "__fields__", None) == self._names and not self._nested:
             if not _only_immutable(map(type, row)):
@@ -63,30 +69,40 @@ class OutputRows:
             self._pending.append(values)
 
     def _values(self, row: Any, others: list[Any]) -> tuple[Any, ...]:
-        """The row's cells by column. ``others``: takes the cells that the processor could still change."""
+        """Return the row's cells in column order.
+
+        Args:
+            row: The row that the processor yielded.
+            others: The list that collects cells which the processor could still change.
+        """
         plain = type(row).asDict is Row.asDict
         fields = row.asDict(not plain)
-        # Most often a misspelt column: Spark drops the field, and the column is null in every row.
+        # An unknown field is mostly a misspelt column. Spark drops that field silently, and the column is null in every
+        # row.
         if not self._known.issuperset(fields):
             raise ProcessorError(_unknown_fields(fields, self._names))
         if plain:
             return tuple(without_rows(fields.get(name), others) for name in self._names)
-        others.append(row)  # a class of the user's, whose method may give the same objects again
+        others.append(row)  # The `asDict` of a user's subclass may return the same objects for several rows.
         return tuple(fields.get(name) for name in self._names)
 
     def settle(self) -> None:
-        """Ends the rows of a key: nothing that the processor does from now on changes them."""
+        """Copy the mutable cells of the current key's rows, so that the processor can no longer change them."""
         for at in self._unsettled:
             self._pending[at] = tuple(map(copy_of, self._pending[at]))
         self._unsettled.clear()
 
     @property
     def full(self) -> bool:
-        """Whether a batch of rows waits."""
+        """Return True if at least 10,000 rows are buffered."""
         return len(self._pending) >= _ROWS_PER_BATCH
 
     def flush(self) -> None:
-        """Writes what has been collected. Raises: ProcessorError, naming column and row, if one does not fit."""
+        """Write the buffered rows to the output file.
+
+        Raises:
+            ProcessorError: A value does not fit its column. The message names the column and the row.
+        """
         if self._pending:
             columns = zip(*self._pending, strict=True)
             arrays = [self._column(field, values) for field, values in zip(self._file.schema, columns, strict=True)]
@@ -106,15 +122,17 @@ class OutputRows:
             raise
 
     def _instants(self, field: pa.Field, values: Any) -> Any:
-        # Arrow reads a naive datetime as UTC.
+        # Arrow takes a naive datetime for UTC. State returns naive datetimes in the session's zone, and a processor may
+        # yield them unchanged.
         convert = None if self._zone is UTC else _in_zone(field.type, self._zone)
         return values if convert is None else [convert(value) for value in values]
 
 
 def _in_zone(data_type: pa.DataType, zone: tzinfo) -> Callable[[Any], Any] | None:
-    """A function that gives the naive datetimes in a value of the type their zone; None: the type has no instants.
+    """Return a function that attaches the zone to naive datetimes in a value; None if the type holds no instants.
 
-    A value of another type than it should be comes back as it is: the column's error names it.
+    The function leaves a value of an unexpected type unchanged. The conversion to Arrow then fails and names the
+    column.
     """
     if pa.types.is_timestamp(data_type) and data_type.tz is not None:
 
@@ -175,7 +193,16 @@ def _unknown_fields(fields: Any, names: list[str]) -> str:
 
 
 def column_of(field: pa.Field, values: Any, *, from_pandas: bool = False) -> pa.Array:
-    """Values as a column of the output. Raises: ProcessorError, naming the column, if one does not fit."""
+    """Return the values as an Arrow array of an output column's type.
+
+    Args:
+        field: The output column.
+        values: The values, one for each row.
+        from_pandas: True if NaN and pandas' other missing values mean null.
+
+    Raises:
+        ProcessorError: A value does not fit the column. The message names the column.
+    """
     try:
         array = pa.array(values, type=field.type, from_pandas=from_pandas)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
@@ -186,7 +213,11 @@ def column_of(field: pa.Field, values: Any, *, from_pandas: bool = False) -> pa.
 
 
 def no_nulls_if_none_may_be(field: pa.Field, array: pa.Array) -> pa.Array:
-    """The array. Raises: ProcessorError if it holds nulls and the column may not."""
+    """Return the array unchanged.
+
+    Raises:
+        ProcessorError: The column is NOT NULL and the array holds a null.
+    """
     if not field.nullable and array.null_count:
         raise ProcessorError(
             f"output column {field.name!r} is NOT NULL, but a row has no value for it; yield one, or declare it without NOT NULL"

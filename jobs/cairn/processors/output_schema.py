@@ -1,4 +1,4 @@
-"""The schema of output files, in Spark's, Arrow's and the record's terms."""
+"""Conversions of the output schema between Spark's types, Arrow's types and the JSON that a record holds."""
 
 from __future__ import annotations
 
@@ -18,31 +18,44 @@ from state_backend.values.handles import Handle
 
 
 def struct_of(schema: dict[str, Any]) -> StructType:
-    """PySpark changes the JSON of collated strings that it reads, and then can't read it again; so it gets a copy."""
+    """Return the Spark type for a schema in Spark's JSON form.
+
+    `StructType.fromJson` changes the JSON of strings with a collation, and a second call on the changed JSON fails. So
+    the function parses a copy.
+    """
     return StructType.fromJson(copy.deepcopy(schema))
 
 
 def arrow_schema(schema: dict[str, Any]) -> pa.Schema:
-    """Of the Parquet files that are written for a Spark schema."""
+    """Return the Arrow schema of the Parquet files that are written for a Spark schema."""
     arrow: pa.Schema = to_arrow_schema(struct_of(schema), timezone="UTC", prefers_large_types=False)
     return arrow
 
 
 def recorded_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema as the files have it and as it is recorded: without collations and classes, which files do not keep."""
+    """Return the schema as a record holds it: the Spark schema that Spark reads from the Parquet files.
+
+    Parquet files keep neither collations nor user-defined type classes. So the result has neither.
+    """
     return schema_in(arrow_schema(schema))
 
 
 def schema_in(arrow: pa.Schema) -> dict[str, Any]:
-    """The Spark schema of a file."""
+    """Return the Spark schema, as JSON, that matches an Arrow schema."""
     json: dict[str, Any] = from_arrow_schema(arrow).jsonValue()
     return json
 
 
 def from_record(schema: dict[str, Any], where: str) -> StructType:
-    """A recorded schema as Spark's.
+    """Return the Spark type for a schema that was read from a record.
 
-    Raises: CorruptRecord if it names a class: PySpark would unpickle it, and whoever can write into the bucket would run code here.
+    Args:
+        schema: The recorded schema, in Spark's JSON form.
+        where: The text that begins the error message; it names the record.
+
+    Raises:
+        CorruptRecord: The schema names a class. PySpark would unpickle that class, and anyone who can write into the
+            bucket could run code here.
     """
     for path, found in walk(parse_struct(schema)):
         if isinstance(found, UnsupportedType) and not isinstance(found.to_json(), str):
@@ -51,9 +64,17 @@ def from_record(schema: dict[str, Any], where: str) -> StructType:
 
 
 def schema_of_file(storage: Storage, handle: Handle, local: Path) -> dict[str, Any]:
-    """The Spark schema of an output file; ``local``: where it may be downloaded to.
+    """Download an output file and return its Spark schema as JSON.
 
-    Raises: NotFound, CorruptFile, StorageUnavailable.
+    Args:
+        storage: The storage that holds the file.
+        handle: The file's path, size and checksum.
+        local: The local path that the file is downloaded to.
+
+    Raises:
+        NotFound: The file does not exist.
+        CorruptFile: The file's bytes differ from the recorded size or checksum.
+        StorageUnavailable: The storage did not answer.
     """
     storage.download(handle, local)
     return schema_in(pq.read_schema(local))

@@ -1,14 +1,15 @@
-"""Rows as pandas DataFrames, for the pandas API: what handlers get, and what they yield.
+"""Conversion between Arrow batches and the pandas DataFrames that handlers of the pandas API receive and yield.
 
-Spark makes a key's frames from Python values: every integer is int64 there and every float float64, whatever the SQL type,
-and instants are naive, in the session's zone. So it is here. A frame has 10,000 rows unless it is a key's last one.
+The frames are those that Spark makes. Spark makes a key's frames from Python values: every integer is int64 and every
+float is float64, whatever the SQL type. Instants are naive, in the session's zone. A frame has 10,000 rows, except the
+last frame of a key.
 
-A batch is converted once and sliced per key. Where a column of integers holds nulls, pandas has floats and NaN for it; a key
-whose own rows have no null gets integers all the same, so that what a handler sees depends on its key's rows only.
+A batch is converted once and then sliced by key. If a column of integers holds nulls, pandas stores floats and NaN. A
+key whose own rows hold no null still gets integers. So a handler's frames depend only on the rows of its key.
 
-Frames of a key are small. What pandas does in ``frame[start:end].copy()`` and in ``frame[name]``, for each frame and column anew, took
-about a third of a shard's task. So both go by the blocks that a frame is made of, which are the same in pandas 2.2 and 2.3; the
-package allows no others.
+The frames of a key are small. With pandas' public `frame[start:end].copy()` and `frame[name]`, about a third of a
+shard's task was pandas' own overhead for each frame and column. So this module uses pandas' internal blocks, which are
+the same in pandas 2.2 and 2.3. The package allows no other versions.
 """
 
 from __future__ import annotations
@@ -31,7 +32,13 @@ from state_backend.values.errors import ProcessorError
 
 
 def frame_slices(zone: str) -> SlicesOf:
-    """For the pandas API: one DataFrame with all columns per run of rows, its index from 0. ``zone``: of its instants."""
+    """Return the function that turns a batch's struct column into DataFrames for the pandas API.
+
+    Each run of rows becomes one DataFrame with all columns. Its index begins at 0.
+
+    Args:
+        zone: The session's time zone; instants become naive datetimes in it.
+    """
 
     def slices_of(column: pa.StructArray) -> Slices:
         batch = pa.RecordBatch.from_arrays(
@@ -43,10 +50,12 @@ def frame_slices(zone: str) -> SlicesOf:
         for at, values in enumerate(batch.columns):
             if _null_inside(values):
                 frame.isetitem(at, [_exact_cell(cell, values.type.value_type) for cell in frame.iloc[:, at]])
-        # One block for each dtype, which may be written to, as a copy for each key would have them.
+        # `copy` joins the columns of each dtype into one block. The frames of all keys are slices of these blocks, and
+        # handlers may write to them.
         frame = frame.copy()
         names = batch.schema.names
-        # All frames share the array of labels: an index of their own would cost each key a lookup table of names.
+        # All frames share this array of labels. A separate index for each key would cost a lookup table of names for
+        # each key.
         labels: Any = frame.columns
         exact = {
             at: (
@@ -59,7 +68,7 @@ def frame_slices(zone: str) -> SlicesOf:
 
         def slices(start: int, end: int) -> Iterable[pd.DataFrame]:
             nonlocal labels
-            # A handler may have renamed a column by `frame.columns.values[0] = "x"`.
+            # A handler may have renamed a column in the shared labels by `frame.columns.values[0] = "x"`.
             if labels._values.tolist() != names:
                 frame.columns = labels = pd.Index(names)
             part = _rows_of(frame, start, end)
@@ -74,16 +83,23 @@ def frame_slices(zone: str) -> SlicesOf:
 
 
 def _rows_of(frame: Any, start: int, end: int) -> Any:
-    """These rows as a frame with an index from 0. It has the memory of ``frame``, of which no other frame gets the same rows."""
+    """Return the rows from `start` to `end` as a frame with an index from 0.
+
+    The returned frame shares memory with `frame`. No other frame gets the same rows, so a handler may write into it.
+    """
     blocks = frame._mgr.get_slice(slice(start, end), axis=1)
-    # Whoever names an index names it for all frames that have the same object.
+    # Each frame gets a view of the labels: a handler that sets `columns.name` would otherwise set it in the frames of
+    # all keys.
     blocks.axes[:] = frame.columns.view(), pd.RangeIndex(end - start)
     made: Any = pd.DataFrame
     return made._from_mgr(blocks, blocks.axes)
 
 
 def _null_inside(values: pa.Array) -> bool:
-    """True if a column of arrays of integers or booleans has a null in some array: pandas then has objects in all of them."""
+    """Return True if an array column of integers or booleans holds a null inside one of its arrays.
+
+    For such a column pandas makes object arrays in all rows.
+    """
     if not pa.types.is_list(values.type):
         return False
     inside = values.type.value_type
@@ -91,7 +107,7 @@ def _null_inside(values: pa.Array) -> bool:
 
 
 def _exact_cell(cell: Any, inside: pa.DataType) -> Any:
-    """An array without nulls with the dtype that it has where no other array has one either."""
+    """Return an array cell with its exact dtype if the cell itself holds no null."""
     if not isinstance(cell, np.ndarray) or any(value is None for value in cell):
         return cell
     return cell.astype(inside.to_pandas_dtype())
@@ -112,8 +128,13 @@ _ROWS_PER_FRAME = 10_000
 
 
 def whole_frames(parts: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
-    """The frames of one key, cut and put together to 10,000 rows each but for the last: where a batch ends is nothing that a
-    handler should see."""
+    """Yield the rows of one key as frames of 10,000 rows; only the last frame may be shorter.
+
+    A handler should not be able to see where a batch of the input ends.
+
+    Args:
+        parts: The frames of the key, as the batches contain them.
+    """
     held: list[pd.DataFrame] = []
     rows = 0
     for part in parts:
@@ -129,7 +150,10 @@ def whole_frames(parts: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
 
 
 def key_values(column: pa.Array) -> list[Any]:
-    """A key column as Python values; instants are naive timestamps of pandas, in the zone of the column, as in frames."""
+    """Return a key column as Python values.
+
+    Instants are naive pandas Timestamps in the zone of the column, as in frames.
+    """
     values: list[Any] = column.to_pylist()
     if not pa.types.is_timestamp(column.type):
         return values
@@ -144,11 +168,14 @@ _ROWS_PER_BATCH = 10_000
 
 
 class OutputFrames:
-    """Collects the DataFrames that a processor yields. Columns are matched by name if their labels are strings, else by
-    position; a column that is not asked for is dropped.
+    """Buffer for the DataFrames that a processor yields.
 
-    Frames are small and many, and to convert each for itself costs more than all that pandas does: so the values of many are
-    put together first, where they have one dtype. Where not, one by one, so that no value depends on another frame's dtype.
+    If the frame's labels are strings, columns are matched by name, else by position. Columns that the output schema
+    lacks are dropped.
+
+    Frames are small and many. The conversion of each single frame to Arrow would cost more than all other work in
+    pandas. So values of many frames are concatenated first if their dtypes are equal. If dtypes differ, each frame is
+    converted alone, so that no value depends on the dtype of another frame.
     """
 
     def __init__(self, file: LocalParquet, schema: StructType, zone: str) -> None:
@@ -160,22 +187,27 @@ class OutputFrames:
         self._pending_rows = 0
 
     def add(self, frame: Any) -> None:
-        """Takes a frame that a handler yielded. Raises: ProcessorError for what is no DataFrame or does not fit the schema."""
+        """Buffer a copy of a frame that a handler yielded.
+
+        Raises:
+            ProcessorError: The value is no DataFrame, or the DataFrame lacks an output column.
+        """
         if not isinstance(frame, pd.DataFrame):
             raise ProcessorError(
                 f"the processor yielded a {type(frame).__name__}; with api='pandas' it must yield pandas.DataFrame"
             )
         if len(frame):
-            # PySpark's worker converts a frame before it resumes the generator, which may then refill the frame.
+            # PySpark's worker converts a frame before it resumes the generator. The generator may then refill the
+            # frame, so the values are copied here.
             self._pending.append([*map(copy_of_column, self._columns(frame))])
             self._pending_rows += len(frame)
 
     def settle(self) -> None:
-        """Does nothing: ``add`` has copied every frame."""
+        """Do nothing, because `add` has already copied every frame."""
 
     @property
     def full(self) -> bool:
-        """Whether a batch of rows waits."""
+        """Return True if at least 10,000 rows are buffered."""
         return self._pending_rows >= _ROWS_PER_BATCH
 
     def _columns(self, frame: Any) -> list[Any]:
@@ -202,9 +234,11 @@ class OutputFrames:
         return [_values(frame.iloc[:, at]) for at in range(len(self._names))]
 
     def flush(self) -> None:
-        """Writes what has been collected.
+        """Write the buffered frames to the output file.
 
-        Raises: ProcessorError, naming the column and the frame's first row, if a frame does not fit.
+        Raises:
+            ProcessorError: A value does not fit its column. The message names the column and the first row of the
+                frame.
         """
         if self._pending:
             columns = zip(*self._pending, strict=True)
@@ -238,14 +272,19 @@ class OutputFrames:
         return self._cast(at, values, None)
 
     def _cast(self, at: int, values: Any, why: ProcessorError | None) -> pa.Array:
-        """The values with the casts that Spark's worker makes, by its own code; what would lose digits is refused."""
+        """Return the values as an Arrow array, converted by PySpark's own code with the casts of Spark's worker.
+
+        Raises:
+            ProcessorError: A value does not fit the column, or the cast would lose digits of a number. The error is
+                `why` if that is given.
+        """
         field: pa.Field = self._file.schema.field(at)
         try:
             batch = PandasToArrowConversion.convert(
                 [pd.Series(values)],
                 StructType([self._schema[at]]),
                 timezone=self._zone,
-                # Of an instant, nanoseconds are dropped; of a number nothing.
+                # The check is off for instants, whose nanoseconds may be dropped. Numbers must not lose digits.
                 safecheck=not pa.types.is_timestamp(field.type),
                 arrow_cast=True,
             )
@@ -259,18 +298,20 @@ class OutputFrames:
 
 
 def _first(columns: pd.Series[Any] | pd.DataFrame) -> pd.Series[Any]:
-    """Return the first column of a name that a frame has twice, as Spark does."""
+    """Return the first of two columns that have the same name, as Spark does."""
     return columns.iloc[:, 0] if isinstance(columns, pd.DataFrame) else columns
 
 
 def _values(column: pd.Series[Any]) -> Any:
-    # `values` of instants with a zone are naive ones in UTC.
+    # For instants with a zone, `column.values` would be naive datetimes in UTC.
     return column.values if isinstance(column.dtype, np.dtype) else column.array
 
 
 def _alike(dtype: np.dtype[Any], data_type: pa.DataType) -> bool:
-    """True if Arrow alone makes of such values what Spark's worker makes of them. It does not of naive instants, nor of maps as
-    dicts; and of NaN it makes an empty binary."""
+    """Return True if Arrow alone converts values of this dtype as Spark's worker does.
+
+    Arrow alone converts naive instants, maps given as dicts, and NaN in binary columns differently.
+    """
     if pa.types.is_nested(data_type) or pa.types.is_temporal(data_type):
         return False
     number = pa.types.is_integer(data_type) or pa.types.is_floating(data_type) or pa.types.is_boolean(data_type)

@@ -1,7 +1,7 @@
-"""PySpark's ``StatefulProcessorHandle`` and states over a shard's own state, in process.
+"""PySpark's `StatefulProcessorHandle` and state classes, implemented over a shard's own state in the same process.
 
-Subclasses PySpark's public classes, as its own test kit does, so that type hints and ``isinstance`` in user code hold. The
-processor class is the one that runs under Spark streaming, unmodified.
+The classes inherit from PySpark's public classes, as those of PySpark's own test kit do. So type hints and `isinstance`
+in user code hold, and a processor class that runs under Spark's streaming runs here unmodified.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ ParseDdl = Callable[[str], StructType]
 
 
 class HandleState(Enum):
-    """Where in its life a handle is; what may be called depends on it. Source: Spark's StatefulProcessorHandleState."""
+    """The phase of a handle's life. Each method of the handle may be called in some phases only.
+
+    Source: Spark's StatefulProcessorHandleState.
+    """
 
     CREATED = "CREATED"
     INITIALIZED = "INITIALIZED"
@@ -45,10 +48,14 @@ class HandleState(Enum):
 
 
 def row_maker(names: Sequence[str]) -> Callable[[Iterable[Any]], Row]:
-    """A function from values to PySpark rows with these field names; what ``Row(**...)`` does, without its cost.
+    """Return a function that turns values into a PySpark row with these field names.
 
-    The rows' class is made for the names: PySpark keeps the names in every row and looks for a field by name at every
-    access, which costs more than the state of a key. Where a name is already a method of rows, the method wins, as there.
+    The function does what `Row(**...)` does, without its cost. PySpark stores the names in every row and searches for a
+    name at each access, which costs more than the state of a key. So this function makes one row class for the names.
+    If a name is already a method of `Row`, the method wins, as in PySpark.
+
+    Args:
+        names: The field names, in the order of the values.
     """
     fields = namedtuple("fields", [f"f{i}" for i in range(len(names))])  # type: ignore[misc]
     accessors = {name: vars(fields)[f"f{i}"] for i, name in enumerate(names) if not hasattr(Row, name)}
@@ -58,26 +65,40 @@ def row_maker(names: Sequence[str]) -> Callable[[Iterable[Any]], Row]:
 
 
 class RowValueState(state_variables.ValueState, spark_api.ValueState):
-    """PySpark's ``ValueState``. Parameters have PySpark's names, here and below: they may be passed by name."""
+    """PySpark's `ValueState` over the shard's state.
+
+    Here and below, parameters have PySpark's names, because user code may pass them by name.
+    """
 
 
 class RowListState(state_variables.ListState, spark_api.ListState):
-    """PySpark's ``ListState``."""
+    """PySpark's `ListState` over the shard's state."""
 
     def put(self, newState: Any) -> None:
-        """As Spark's: replaces the list; an empty one is refused."""
+        """Replace the list of the current key, as PySpark's method does.
+
+        Raises:
+            StateTypeError: The new list is empty, or an element does not fit the schema.
+        """
         state_variables.ListState.put(self, _not_empty(self._name, newState))
 
-    # As Spark's; not one call more for each element.
+    # Spark's name for the same method. A wrapper would add a call for each element.
     appendValue = state_variables.ListState.append_value
 
     def appendList(self, newState: Any) -> None:
-        """As Spark's: an empty list is refused."""
+        """Append elements to the list of the current key, as PySpark's method does.
+
+        Raises:
+            StateTypeError: There are no elements, or an element does not fit the schema.
+        """
         self.append_list(_not_empty(self._name, newState))
 
 
 class RowMapState(state_variables.MapState, spark_api.MapState):
-    """PySpark's ``MapState``. ``getValue`` gives a Row and the iterators plain tuples, as Spark's do."""
+    """PySpark's `MapState` over the shard's state.
+
+    As in Spark, `getValue` returns a `Row`, and the iterators yield plain tuples.
+    """
 
     _as_row: Callable[[tuple[Any, ...]], Row]
 
@@ -86,16 +107,16 @@ class RowMapState(state_variables.MapState, spark_api.MapState):
         self._as_row = row_maker(tuple(f["name"] for f in descriptor.versions[-1].value["fields"]))
 
     def getValue(self, key: Any) -> Row | None:
-        """As Spark's: a Row, or None."""
+        """Return the map's value for a user key as a `Row`, or None if the map lacks the key."""
         value = self.get_value(key)
         return None if value is None else self._as_row(value)
 
     def keys(self) -> Iterator[tuple[Any, ...]]:
-        """As Spark's."""
+        """Return an iterator over the user keys of the current key's map, as plain tuples."""
         return (key for key, _ in self.iterator())
 
     def values(self) -> Iterator[tuple[Any, ...]]:
-        """As Spark's."""
+        """Return an iterator over the values of the current key's map, as plain tuples."""
         return (value for _, value in self.iterator())
 
     containsKey = state_variables.MapState.contains_key
@@ -104,7 +125,11 @@ class RowMapState(state_variables.MapState, spark_api.MapState):
 
 
 def _not_empty(name: str, values: Any) -> Iterator[Any]:
-    """The values, one at a time: a generator may refill one object for all of them. Raises: StateTypeError if there is none."""
+    """Yield the values one at a time, because a generator may refill one object for all of them.
+
+    Raises:
+        StateTypeError: There are no values.
+    """
     empty = True
     for value in values:
         empty = False
@@ -126,7 +151,7 @@ State = TypeVar("State")
 
 
 class ProcessorHandle(spark_api.StatefulProcessorHandle):
-    """The handle that ``init`` gets in a shard task."""
+    """The handle that a processor's `init` receives in a shard task, in the row and the pandas API."""
 
     def __init__(self, shard: ShardState, time_mode: TimeMode) -> None:
         self._shard = shard
@@ -135,29 +160,40 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
         self.state = HandleState.CREATED
 
     def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> RowValueState:
-        """As Spark's, in ``init`` only. Schema and ttl were read when the interval was planned."""
+        """Return the value state of this name. Only `init` may call this method.
+
+        The schema and the time to live are ignored here: the driver read them from its own call of `init` when it
+        planned the interval.
+        """
         _check_state(self.state, "getValueState", HandleState.CREATED)
         return self._planned(RowValueState, stateName)
 
     def getListState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> RowListState:
-        """As Spark's, in ``init`` only."""
+        """Return the list state of this name. Only `init` may call this method."""
         _check_state(self.state, "getListState", HandleState.CREATED)
         return self._planned(RowListState, stateName)
 
     def getMapState(
         self, stateName: str, userKeySchema: Any, valueSchema: Any, ttlDurationMs: int | None = None
     ) -> RowMapState:
-        """As Spark's, in ``init`` only."""
+        """Return the map state of this name. Only `init` may call this method."""
         _check_state(self.state, "getMapState", HandleState.CREATED)
         return self._planned(RowMapState, stateName)
 
     def deleteIfExists(self, stateName: str) -> None:
-        """The driver has planned it already; see ``DeclaringHandle``."""
+        """Allow the state of this name to be missing in this shard.
+
+        The driver has already planned the deletion, see `DeclaringHandle.deleteIfExists`.
+        """
         _check_state(self.state, "deleteIfExists", HandleState.CREATED)
         self._unplanned.pop(stateName, None)
 
     def initialized(self) -> None:
-        """``init`` is over. Raises: StateSchemaError for a state that it declared here and not on the driver."""
+        """Mark the end of `init`. From then on, handlers may use timers.
+
+        Raises:
+            StateSchemaError: `init` declared a state here that it did not declare on the driver.
+        """
         for error in self._unplanned.values():
             raise error
         self.state = HandleState.INITIALIZED
@@ -166,22 +202,43 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
         try:
             return make(self._shard, name)
         except StateSchemaError as error:
-            # Right if ``init`` goes on to delete it.
+            # The missing state is allowed if `init` later passes its name to `deleteIfExists`. `initialized` raises the
+            # error otherwise.
             self._unplanned[name] = error
             return cast(State, _Deleted(name))
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
-        """As Spark's. Raises: in time mode "none", and outside handlers."""
+        """Register a timer of the current key, as PySpark's method does.
+
+        Args:
+            expiryTimestampMs: The time at which the timer fires, in milliseconds since the epoch.
+
+        Raises:
+            PySparkRuntimeError: The time mode is "none", or the call comes from outside a handler.
+            StateTypeError: The time is not an integer.
+        """
         self._check_timers("registerTimer")
         self._shard.register_timer(_milliseconds(expiryTimestampMs))
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:
-        """As Spark's. Raises: in time mode "none", and outside handlers."""
+        """Delete a timer of the current key, as PySpark's method does.
+
+        Args:
+            expiryTimestampMs: The time at which the timer fires, in milliseconds since the epoch.
+
+        Raises:
+            PySparkRuntimeError: The time mode is "none", or the call comes from outside a handler.
+            StateTypeError: The time is not an integer.
+        """
         self._check_timers("deleteTimer")
         self._shard.delete_timer(_milliseconds(expiryTimestampMs))
 
     def listTimers(self) -> Iterator[int]:
-        """As Spark's: the current key's, ascending, in milliseconds since the epoch."""
+        """Return the times of the current key's timers, ascending, in milliseconds since the epoch.
+
+        Raises:
+            PySparkRuntimeError: The time mode is "none", or the call comes from outside a handler.
+        """
         self._check_timers("listTimers")
         return self._shard.timers()
 
@@ -195,8 +252,15 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
 
 
 class DeclaringHandle(spark_api.StatefulProcessorHandle):
-    """The handle that ``init`` gets on the driver, to learn which states there are. The states that it hands out can't be
-    used: ``init`` runs again in every shard task."""
+    """The handle that a processor's `init` receives on the driver, which collects the declared states.
+
+    The state objects that the handle returns can't be used. `init` runs again in every shard task and receives usable
+    states there.
+
+    Attributes:
+        declared: The declared states by name.
+        deleted: The names that `init` passed to `deleteIfExists`, in the order of the calls.
+    """
 
     def __init__(self, parse_ddl: ParseDdl, time_mode: TimeMode) -> None:
         self._parse_ddl = parse_ddl
@@ -205,35 +269,62 @@ class DeclaringHandle(spark_api.StatefulProcessorHandle):
         self.deleted: list[str] = []
 
     def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> Any:
-        """Notes the declaration. Raises: UsageError for a name or schema that can't be a state's."""
+        """Declare a value state.
+
+        Raises:
+            UsageError: The name, the schema or the time to live is not allowed, or the name is declared twice.
+        """
         return self._declare(stateName, "value", schema, None, ttlDurationMs)
 
     def getListState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> Any:
-        """Notes the declaration; raises as for values."""
+        """Declare a list state.
+
+        Raises:
+            UsageError: The name, the schema or the time to live is not allowed, or the name is declared twice.
+        """
         return self._declare(stateName, "list", schema, None, ttlDurationMs)
 
     def getMapState(
         self, stateName: str, userKeySchema: Any, valueSchema: Any, ttlDurationMs: int | None = None
     ) -> Any:
-        """Notes the declaration; raises as for values."""
+        """Declare a map state.
+
+        Raises:
+            UsageError: The name, a schema or the time to live is not allowed, or the name is declared twice.
+        """
         return self._declare(stateName, "map", valueSchema, userKeySchema, ttlDurationMs)
 
     def deleteIfExists(self, stateName: str) -> None:
-        """The state goes, with all its entries, when the interval runs. It may be declared anew after this call; one that was
-        declared before it can't be used."""
+        """Plan the deletion of a state with all its entries in this interval.
+
+        `init` may declare a state of the same name after this call. A state object from an earlier declaration can't be
+        used.
+        """
         self.declared.pop(stateName, None)
         self.deleted.append(stateName)
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
-        """Raises as Spark does: there is no key in ``init``."""
+        """Raise an error, as Spark does, because `init` has no current key.
+
+        Raises:
+            PySparkRuntimeError: Always.
+        """
         _check_state(HandleState.CREATED, "registerTimer", HandleState.INITIALIZED)
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:
-        """Raises as Spark does: there is no key in ``init``."""
+        """Raise an error, as Spark does, because `init` has no current key.
+
+        Raises:
+            PySparkRuntimeError: Always.
+        """
         _check_state(HandleState.CREATED, "deleteTimer", HandleState.INITIALIZED)
 
     def listTimers(self) -> Iterator[int]:
-        """Raises as Spark does: there is no key in ``init``."""
+        """Raise an error, as Spark does, because `init` has no current key.
+
+        Raises:
+            PySparkRuntimeError: Always.
+        """
         _check_state(HandleState.CREATED, "listTimers", HandleState.INITIALIZED)
         return iter(())
 
@@ -275,7 +366,7 @@ class DeclaringHandle(spark_api.StatefulProcessorHandle):
 
 
 class _Declared:
-    """Stands for a state on the driver, where there is no key and no state."""
+    """The placeholder for a state on the driver, where any use of a state is an error."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -287,7 +378,7 @@ class _Declared:
 
 
 class _Deleted:
-    """A state that ``init`` declared and then deleted."""
+    """The placeholder for a state that `init` declared and then deleted; any use is an error."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -300,7 +391,12 @@ class _Deleted:
 
 
 class ArrowDeclaringHandle(DeclaringHandle):
-    """The same for the vectorised API, which needs to know the columns that it will get."""
+    """The handle that the `init` of a vectorised processor receives on the driver.
+
+    Attributes:
+        key_schema: The Spark schema of the table `KeyedBatch.keys`.
+        input_schema: The Spark schema of the table `KeyedBatch.rows`.
+    """
 
     def __init__(
         self, parse_ddl: ParseDdl, time_mode: TimeMode, key_schema: StructType, input_schema: StructType
@@ -310,20 +406,39 @@ class ArrowDeclaringHandle(DeclaringHandle):
         self.input_schema = input_schema
 
     def registerTimer(self, keys: Any, expiryTimestampMs: Any = None) -> None:  # type: ignore[override]
-        """Raises as Spark does: there is no key in ``init``."""
+        """Raise an error, as Spark does, because `init` has no current batch.
+
+        Raises:
+            PySparkRuntimeError: Always.
+        """
         super().registerTimer(0)
 
     def deleteTimer(self, keys: Any, expiryTimestampMs: Any = None) -> None:  # type: ignore[override]
-        """Raises as Spark does: there is no key in ``init``."""
+        """Raise an error, as Spark does, because `init` has no current batch.
+
+        Raises:
+            PySparkRuntimeError: Always.
+        """
         super().deleteTimer(0)
 
     def listTimers(self, keys: Any = None) -> Any:
-        """Raises as Spark does: there is no key in ``init``."""
+        """Raise an error, as Spark does, because `init` has no current batch.
+
+        Raises:
+            PySparkRuntimeError: Always.
+        """
         return super().listTimers()
 
 
 class ArrowHandle(ProcessorHandle):
-    """The handle that a vectorised processor's ``init`` gets in a shard task. ``states``: the value states, by name."""
+    """The handle that the `init` of a vectorised processor receives in a shard task.
+
+    Attributes:
+        key_schema: The Spark schema of the table `KeyedBatch.keys`.
+        input_schema: The Spark schema of the table `KeyedBatch.rows`.
+        states: The declared value states, by name.
+        timers: The timers of the shard, as columns.
+    """
 
     def __init__(
         self, shard: ShardState, time_mode: TimeMode, key_schema: StructType, input_schema: StructType
@@ -337,31 +452,39 @@ class ArrowHandle(ProcessorHandle):
         self._timers = ArrowTimers(self.timers, "a timer")
 
     def begin(self, key_groups: Groups, keys: pa.Array) -> None:
-        """The keys of the next call: encoded, ascending by key group and key."""
+        """Set the keys of the next call, which lists, maps and timers act on.
+
+        Args:
+            key_groups: The key group of each key.
+            keys: The encoded keys, ascending by key group and key.
+        """
         for columns in self._columns:
             columns.begin(key_groups, keys)
 
     def end(self) -> None:
-        """The call is over."""
+        """End the current call. Until the next `begin`, lists, maps and timers can't be used."""
         for columns in self._columns:
             columns.end()
 
     def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> Any:
-        """Makes the state one of ``KeyedBatch.states``, and of what ``BatchResult.states`` may have. Returns nothing to use."""
+        """Declare a value state. Its values come in `KeyedBatch.states`, and `BatchResult.states` may replace them.
+
+        The method returns None, because a processor needs no object for a value state.
+        """
         _check_state(self.state, "getValueState", HandleState.CREATED)
         found = self._planned(lambda shard, name: ValueColumns(shard, shard.descriptor(name, "value")), stateName)
         if isinstance(found, ValueColumns):
             self.states[stateName] = found
 
     def getListState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> Any:
-        """The lists of the keys of a batch, an ``ArrowListState``."""
+        """Return the list state of this name, which acts on the keys of the current batch."""
         _check_state(self.state, "getListState", HandleState.CREATED)
         return self._planned(self._lists, stateName)
 
     def getMapState(
         self, stateName: str, userKeySchema: Any, valueSchema: Any, ttlDurationMs: int | None = None
     ) -> Any:
-        """The maps of the keys of a batch, an ``ArrowMapState``."""
+        """Return the map state of this name, which acts on the keys of the current batch."""
         _check_state(self.state, "getMapState", HandleState.CREATED)
         return self._planned(self._maps, stateName)
 
@@ -376,17 +499,45 @@ class ArrowHandle(ProcessorHandle):
         return ArrowMapState(columns, f"map state {name!r}")
 
     def registerTimer(self, keys: Any, expiryTimestampMs: Any) -> None:  # type: ignore[override]
-        """A timer per row: keys of rows, and their times, or one for all. Raises: in time mode "none", and outside a batch."""
+        """Register one timer for each given key.
+
+        Args:
+            keys: The positions of the timers' keys in `batch.keys`, one integer for each timer.
+            expiryTimestampMs: The times of the timers, in milliseconds since the epoch: one for each timer, or one for
+                all.
+
+        Raises:
+            PySparkRuntimeError: The time mode is "none", or the call comes from outside a handler.
+            StateTypeError: The keys or the times do not fit.
+        """
         self._check_timers("registerTimer")
         self._timers.register(keys, expiryTimestampMs)
 
     def deleteTimer(self, keys: Any, expiryTimestampMs: Any) -> None:  # type: ignore[override]
-        """The reverse; nothing happens for a timer that is not there."""
+        """Delete one timer for each given key. A timer that does not exist is ignored.
+
+        Args:
+            keys: The positions of the timers' keys in `batch.keys`, one integer for each timer.
+            expiryTimestampMs: The times of the timers, in milliseconds since the epoch: one for each timer, or one for
+                all.
+
+        Raises:
+            PySparkRuntimeError: The time mode is "none", or the call comes from outside a handler.
+            StateTypeError: The keys or the times do not fit.
+        """
         self._check_timers("deleteTimer")
         self._timers.delete(keys, expiryTimestampMs)
 
     def listTimers(self, keys: Any = None) -> Any:
-        """The timers of the chosen keys, each key's ascending: ``KeyedRows`` with the column ``expiry_ms``."""
+        """Return the timers of the chosen keys as `KeyedRows` with the column `expiry_ms`, ascending for each key.
+
+        Args:
+            keys: The chosen keys: ascending positions in `batch.keys`, one bool for each key, or None for all keys.
+
+        Raises:
+            PySparkRuntimeError: The time mode is "none", or the call comes from outside a handler.
+            StateTypeError: The keys do not fit.
+        """
         self._check_timers("listTimers")
         return self._timers.times(keys)
 

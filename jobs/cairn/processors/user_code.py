@@ -1,4 +1,4 @@
-"""Calls into the user's processor: what goes wrong there is told with the pipeline, the call, the key and the interval."""
+"""Calls into the user's processor, whose errors are reported with the pipeline, the call, the key and the interval."""
 
 from __future__ import annotations
 
@@ -21,7 +21,14 @@ from state_backend.values.intervals import Interval
 
 
 class UserCode:
-    """The processor's calls in one interval of a pipeline. ``offers_null``: the pipeline could store NULL for values that do not fit."""
+    """The context of the calls into a processor during one interval.
+
+    Args:
+        interval: The interval that is processed.
+        pipeline: The pipeline's name.
+        offers_null: True if the pipeline could store NULL in place of values that do not fit their type. The error
+            message then says how.
+    """
 
     def __init__(self, interval: Interval, pipeline: str, *, offers_null: bool = False) -> None:
         self._interval = interval
@@ -30,9 +37,13 @@ class UserCode:
 
     @contextmanager
     def call(self, name: str, key: Any = None) -> Iterator[None]:
-        """Around one call. Too slow for every key: there, ``failed`` in an ``except``.
+        """Wrap one call of user code, and turn its exception into a ProcessorError.
 
-        Raises: ProcessorError for whatever the call raises.
+        The context manager is too slow to wrap the call for every key. Code that runs for every key calls `failed` in
+        an `except` clause instead.
+
+        Raises:
+            ProcessorError: The call raised an exception. `failed` lists the exceptions that are passed on unchanged.
         """
         try:
             yield
@@ -40,8 +51,21 @@ class UserCode:
             self.failed(name, key, error)
 
     def failed(self, name: str, key: Any, error: BaseException) -> NoReturn:
-        """Raises: ProcessorError, naming pipeline, key and interval, with the traceback of what user code raised; the engine's own
-        errors as they are."""
+        """Raise a ProcessorError that names the pipeline, the call, the key and the interval.
+
+        The user code's traceback becomes a note of the ProcessorError.
+
+        Args:
+            name: The name of the processor's method.
+            key: The key that the method was called for; None if the call has no key.
+            error: The exception that the method raised.
+
+        Raises:
+            ProcessorError: The method raised an exception other than the three below.
+            InvariantViolated: The method raised this error, which is passed on unchanged.
+            StateUnusable: The method raised this error, which is passed on unchanged.
+            RetryableError: The method raised this error, which is passed on unchanged.
+        """
         if isinstance(error, InvariantViolated | StateUnusable | RetryableError):
             raise error
         where = f"{name}, key {tuple(key)!r}" if key is not None else name
@@ -50,14 +74,18 @@ class UserCode:
         if self._offers_null and isinstance(error, StateTypeError):
             what += "\nTo store NULL where Spark does, set Pipeline(on_type_mismatch='null')"
         raised = ProcessorError(printable(what))
-        # As a note, since Spark passes on neither causes nor the frames of what it takes for its own. It prints causes too, and
-        # can't send what is not UTF-8: the traceback is all that goes on.
+        # Spark's error to the driver lacks causes, and lacks frames that Spark takes for its own. So the traceback goes
+        # into a note. Where Spark does print a cause, it fails on text that is not UTF-8. So the cause is attached only
+        # if the traceback is UTF-8.
         raised.add_note(textwrap.indent(printable(trace), "  "))
         raise raised from (error if printable(trace) == trace else None)
 
 
 def described(error: BaseException) -> str:
-    """An error in a line for a message: its type, unless it is ours, and what it says; whatever its ``__str__`` does."""
+    """Return an error's type and text for a message. The type is left out for errors of Cairn.
+
+    The function never raises, even if the error's `__str__` does.
+    """
     text = user_text(error)
     if isinstance(error, CairnError):
         return text
@@ -68,7 +96,7 @@ def described(error: BaseException) -> str:
 
 
 def user_text(error: BaseException) -> str:
-    """What an error says, as UTF-8 can have it."""
+    """Return the text of an error as valid UTF-8, or a note if its `__str__` raises."""
     try:
         return printable(str(error))
     except BaseException as broken:
@@ -76,19 +104,23 @@ def user_text(error: BaseException) -> str:
 
 
 def printable(text: str) -> str:
-    """Text that can be encoded as UTF-8."""
+    """Return the text with backslash escapes for characters that UTF-8 can't encode, such as lone surrogates."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def iterable(results: Any, call: str) -> Any:
-    """What a handler returned, if it can be iterated."""
+    """Return what a handler returned.
+
+    Raises:
+        TypeError: The handler returned None.
+    """
     if results is None:
         raise TypeError(f"{call} returned None; it must return an iterator of its output, iter([]) for none")
     return results
 
 
 def user_traceback(error: BaseException) -> str:
-    """The traceback of an error without the runtime's own frames, which begin it."""
+    """Return the formatted traceback of an error, without frames of this package if other frames remain."""
     formatted = traceback.TracebackException.from_exception(error)
     ours = str(Path(__file__).parent)
     users = [frame for frame in formatted.stack if not frame.filename.startswith(ours)]

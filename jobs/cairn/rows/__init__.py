@@ -1,1 +1,1 @@
-"""Rows on their way to the state: which shard gets them, in which order, and how they are read."""
+"""Input rows on their way to the state: their shard, their order, and the batches that a shard reads."""

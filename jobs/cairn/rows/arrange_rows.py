@@ -1,8 +1,8 @@
-"""Sort of the rows of one shard in its task.
+"""Sort the rows of one shard in its task.
 
-A job gets the rows as if Spark had sorted them (`routing` draws the columns): the tick first, then by key group, key, kind, ``order_by``
-and all other columns, and last by which of their floats are -0.0. docs/design.md compares the costs with Spark's sort. Spark still sorts
-rows that have a column of a type that only Spark can order (`row_order`).
+A job gets the rows as if Spark had sorted them (`routing` lists the columns): the tick first, then rows by key group,
+key, kind, `order_by` and all other columns, and last by the signs of zeros. docs/design.md compares the costs with
+Spark's sort. Spark still sorts rows that have a column of a type that only Spark can order (`row_order`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,13 @@ from state_backend.formats.arrow_columns import valid_rows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """Names of the columns of the input or of the initial state, the places of the key's columns, and of the columns that order the rows of a key."""
+    """Columns of the input or of the initial state.
+
+    Attributes:
+        names: The names of all columns.
+        key: The positions of the key columns in `names`.
+        order: The positions of the columns that order the rows of a key, the most significant first.
+    """
 
     names: tuple[str, ...]
     key: tuple[int, ...]
@@ -35,7 +41,11 @@ class Columns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrangement:
-    """Order and layout of a shard's rows; travels to the workers. ``initial`` None: there is no initial state."""
+    """Order and layout of a shard's rows. The driver sends it to the workers.
+
+    Attributes:
+        initial: The columns of the initial state; None: the interval has no initial state.
+    """
 
     input: Columns
     initial: Columns | None
@@ -46,10 +56,15 @@ class Arrangement:
         spill: Callable[[], AbstractContextManager[Path]],
         most_bytes: int = SORT_BYTES,
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the shard's batches as a job reads them. A tick in the first batch is yielded before other batches are read.
+        """Yield the shard's rows in order, in the layout that a job reads.
+
+        A tick in the first batch is yielded before other batches are read.
 
         Args:
-            spill: A folder for sorted runs. Entered only if the rows exceed ``most_bytes``.
+            batches: The routed batches of the shard, in any order.
+            spill: A function that makes a local folder for sorted runs. It is called only if the rows exceed
+                `most_bytes`.
+            most_bytes: The most bytes of rows in memory before a run is written to disk.
         """
         ticks: list[pa.RecordBatch] = []
         rows = self._without_ticks(batches, ticks)
@@ -64,9 +79,8 @@ class Arrangement:
         given = len(ticks)
         yield from map(self._laid_out, ticks[:given])
         yield from map(self._laid_out, chain(head, sorted_rows))
-        yield from map(
-            self._laid_out, ticks[given:]
-        )  # a tick of another shard: the job counts its ticks and raises an error
+        # A tick behind the first batch belongs to another shard. The job counts its ticks and raises an error.
+        yield from map(self._laid_out, ticks[given:])
 
     def _without_ticks(
         self, batches: Iterable[pa.RecordBatch], ticks: list[pa.RecordBatch]
@@ -127,13 +141,17 @@ def plan_arrangement(
     """Plan how a task orders rows of these schemas.
 
     Args:
-        initial_key: The key's columns in the initial state, in the order of ``key``; empty: the names in ``key``.
+        rows: The schema of the input.
+        initial: The schema of the initial state; None without one.
+        key: The key columns of the input.
+        initial_key: The key columns of the initial state, in the order of `key`; empty: the names in `key`.
+        order_by: Input columns that order the rows of a key, the most significant first.
 
     Returns:
         The arrangement; None if a column has a type that only Spark can order.
 
     Raises:
-        UsageError: ``order_by`` names a column that the rows lack.
+        UsageError: `order_by` names a column that the input lacks.
     """
     check_order_by(order_by, rows)
     schemas = [rows, *([initial] if initial is not None else [])]
@@ -161,7 +179,7 @@ def _flat(rows: pa.RecordBatch, kind: int, columns: Columns) -> list[pa.Array]:
 
 
 def _zero_signs(floats: Sequence[pa.Array]) -> pa.Array:
-    """Return a mask with one bit for each of at most 62 columns, set for -0.0."""
+    """Return a mask with one bit for each of at most 62 columns. The bit is set where the value is -0.0."""
     mask = np.zeros(len(floats[0]), np.int64)
     for bit, column in enumerate(floats):
         numbers = column.to_numpy(zero_copy_only=False)
@@ -170,7 +188,10 @@ def _zero_signs(floats: Sequence[pa.Array]) -> pa.Array:
 
 
 def _one_nan(column: pa.Array) -> pa.Array:
-    """Replace every NaN by one NaN: files hold NaN with and without a sign, equal in every order but not in the bytes of state."""
+    """Replace every NaN by the same NaN.
+
+    Files may hold NaN with and without a sign. Both are equal in every order, but differ in the bytes of state.
+    """
     if not pa.types.is_floating(column.type):
         return column
     return pc.if_else(pc.is_nan(column), pa.scalar(float("nan"), column.type), column)

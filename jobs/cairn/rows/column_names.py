@@ -1,4 +1,4 @@
-"""Which column of the input a pipeline's setting names, as Spark would find it."""
+"""Find the input column that a pipeline's setting names, by Spark's rules for names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ _WAY_OUT = "add it to the rows in the source, as in rows.withColumn('user', F.up
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnNames:
-    """The columns of some rows, found by the session's rules for names. ``what`` names the rows in errors.
+    """Columns of some rows, with lookup by the rules of the Spark session.
+
+    Attributes:
+        case_sensitive: The value of `spark.sql.caseSensitive`.
+        what: A name of the rows for error messages.
 
     Raises:
         SourceError: Two columns have the same name in this session.
@@ -37,7 +41,10 @@ class ColumnNames:
             seen[folded] = name
 
     def find(self, name: str) -> str:
-        """Return the column's own name; the given name if no column has it, for the caller's error."""
+        """Return the column's own spelling of a name.
+
+        If no column has the name, it is returned unchanged, so that the caller can report it.
+        """
         for wanted in (name, unquoted(name)):
             for own in self.names:
                 if self.folded(own) == self.folded(wanted):
@@ -45,7 +52,7 @@ class ColumnNames:
         return name
 
     def find_key(self, key: Sequence[str]) -> list[str]:
-        """Return the key columns' own names.
+        """Return the key columns' own spellings.
 
         Raises:
             SourceError: A column is missing.
@@ -63,21 +70,23 @@ class ColumnNames:
         return own
 
     def folded(self, name: str) -> str:
-        """Return a text that is equal for two names of one column."""
+        """Return a form of the name that is equal for all spellings of one column."""
         return name if self.case_sensitive else name.lower()
 
 
 def unquoted(name: str) -> str:
-    """Return the name without Spark's backticks, if the backticks hold one name."""
+    """Return the name without Spark's backticks. A text that is no single quoted name is returned unchanged."""
     match = _QUOTED.fullmatch(name)
     return match[1].replace("``", "`") if match else name
 
 
 def plain_name(column: Any, what: str) -> str:
-    """Return the name of a plain column, of a classic session or of Spark Connect; a string as it is. ``what`` begins the error.
+    """Return the name of a column object of a classic session or of Spark Connect. A string is returned unchanged.
+
+    `what` is the beginning of the error message.
 
     Raises:
-        UsageError: The column is an expression. Spark's ``transformWithState`` groups by plain columns only.
+        UsageError: The column is an expression. Spark's `transformWithState` groups by plain columns only.
     """
     if isinstance(column, str):
         return column
@@ -88,10 +97,10 @@ def plain_name(column: Any, what: str) -> str:
 
 
 def grouping_names(grouped: Any, what: str) -> list[str] | None:
-    """Return the columns by which ``DataFrame.groupBy`` grouped; None for another object.
+    """Return the columns by which `DataFrame.groupBy` grouped; None for an object of another type.
 
     Raises:
-        UsageError: These are not plain columns.
+        UsageError: The grouping is by something else than plain columns.
     """
     if hasattr(grouped, "_jgd") and hasattr(grouped, "_df"):
         expressions = grouped._jgd.groupingExprs()
@@ -107,7 +116,7 @@ def grouping_names(grouped: Any, what: str) -> list[str] | None:
 
 
 def _parts(column: Any) -> list[str]:
-    """Return the parts of a column's name: two for ``s.x``, none for an expression."""
+    """Return the parts of a column's name: two for `s.x`, and an empty list for an expression."""
     if hasattr(column, "_jc"):
         node = column._jc.node()
         return _of_node(node.expression() if node.getClass().getSimpleName() == "ExpressionColumnNode" else node)

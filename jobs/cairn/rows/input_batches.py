@@ -1,6 +1,6 @@
-"""The routed Arrow batches of one shard, without its ticks and late rows.
+"""Read the routed Arrow batches of one shard, without its ticks and late rows.
 
-Late rows are written to a file of their own, which the record names beside the output.
+Late rows are written to a separate Parquet file, which the record names beside the output.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from state_backend.values.key_groups import KeyGroupRange
 
 
 class InputBatches:
-    """Iterator over non-empty batches of input and initial-state rows, with the columns of `routing`.
+    """Iterator over non-empty batches of input and initial-state rows, with the columns that `routing` lists.
 
     Attributes:
-        ticks: Ticks so far.
-        input_rows: Input rows so far, late rows included.
-        newest_event_us: The latest event time so far, late rows included; None before the first.
+        ticks: The number of ticks that were read so far.
+        input_rows: The number of input rows that were read so far, late rows included.
+        newest_event_us: The latest event time that was read so far, late rows included, in microseconds since the
+            epoch; None before the first.
     """
 
     def __init__(
@@ -55,7 +56,8 @@ class InputBatches:
                 yield rows
 
     def _on_time(self, rows: pa.RecordBatch, event_time: EventTime) -> pa.RecordBatch:
-        # Null for rows of the initial state, and where the event time is not known: neither is ever late.
+        # The event time is null for rows of the initial state and for rows without event time. Such rows are never
+        # late.
         inputs = rows.column("__input")
         events = _as_us(pc.struct_field(inputs, [inputs.type.get_field_index(event_time.column)]))
         newest = pc.max(events).as_py()
@@ -66,7 +68,7 @@ class InputBatches:
         late = pc.fill_null(pc.less_equal(events, event_time.late_until_us), False)
         if not pc.any(late).as_py():
             return rows
-        # Instants come in the session's zone; files have them in UTC.
+        # Spark delivers instants in the session's time zone. Files store them in UTC.
         columns = [
             column if column.type == field.type else column.cast(field.type)
             for column, field in zip(inputs.filter(late).flatten(), self._late.schema, strict=True)

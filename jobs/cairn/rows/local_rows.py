@@ -1,7 +1,7 @@
-"""Rows in this process in place of a DataFrame, and their way to the shards without a JVM.
+"""Local rows instead of a DataFrame, and their routing to shards without a JVM.
 
-``route_locally`` gives each shard the batches that ``routing.route`` gives it: the same columns, key groups and total order
-of rows. A type whose order only the JVM knows is refused by name.
+`route_locally` gives each shard the same batches as `routing.route_in_order`: equal columns, key groups and order of
+rows. `LocalRows` refuses types that only the JVM can order, and names the column.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from state_backend.values.errors import UsageError
 from state_backend.values.key_groups import range_of
 from state_backend.values.zones import Zone
 
-# Spark's spark.sql.execution.arrow.maxRecordsPerBatch.
+# The default of Spark's setting spark.sql.execution.arrow.maxRecordsPerBatch.
 BATCH_ROWS = 10_000
 Convert = Callable[[Any], Any]
 
 
 class LocalRows:
-    """Rows with a Spark schema, without a JVM. ``what`` names the rows in errors.
+    """Rows with a Spark schema, in this process's memory.
 
     Raises:
-        UsageError: The rows do not fit the schema, or only the JVM can order a column.
+        UsageError: The rows do not fit the schema, or only the JVM can order a column. The message calls the rows by
+            the argument `what`.
     """
 
     isStreaming = False
@@ -62,13 +63,13 @@ def route_locally(
     parallelism: int,
     max_parallelism: int,
 ) -> list[list[pa.RecordBatch]]:
-    """Return the batches of every shard, with its tick. Arguments as in ``routing.Inputs``."""
+    """Return the batches of every shard, its tick included. The arguments mean the same as in `routing.Inputs`."""
     check_order_by(order_by, rows.schema)
     parts = [_Part(rows, INPUT, key, [*order_by, *rows.schema.names], max_parallelism)]
     if initial is not None:
         parts.append(_Part(initial, INITIAL, initial_key or key, initial.schema.names, max_parallelism))
     firsts = [range_of(shard, parallelism, max_parallelism).first for shard in range(parallelism)]
-    # A tick has no key and no row. Nulls sort first.
+    # A tick has no key, so its key sorts as nulls, before all others. It has no row either, so its position is -1.
     nothing = tuple((0,) for _ in key)
     places = [(first, nothing, TICK, (), -1) for first in firsts]
     for part in parts:
@@ -77,12 +78,13 @@ def route_locally(
     return [_batches(part_of, parts) for part_of in _by_shard(places, parallelism, max_parallelism)]
 
 
-# (key group, key, kind, sort key within the key, position among the rows of its kind)
+# One row's place in the order: key group, key, kind, sort key within the key, and the position among the rows of its
+# kind.
 _Place = tuple[int, tuple[Any, ...], int, tuple[Any, ...], int]
 
 
 class _Part:
-    """The input or the initial state, ready to be placed."""
+    """Rows of the input or of the initial state, with their sort keys."""
 
     def __init__(
         self, rows: LocalRows, kind: int, key: Sequence[str], names: Sequence[str], max_parallelism: int
@@ -141,7 +143,7 @@ def _batches(places: Sequence[_Place], parts: Sequence[_Part]) -> list[pa.Record
 
 
 def _gathered(places: Sequence[_Place], columns: Mapping[int, pa.Array]) -> pa.Array:
-    """Return for each place the value of its kind's column; null for other kinds."""
+    """Return for each place the value of its row in the column of its kind; null for kinds without a column."""
     start, offsets = 0, {}
     for kind, column in columns.items():
         offsets[kind] = start
@@ -156,12 +158,15 @@ def _gathered(places: Sequence[_Place], columns: Mapping[int, pa.Array]) -> pa.A
 
 
 def order_key(data_type: t.DataType) -> Convert:
-    """Return a function from a value or None to a key that sorts as in Spark: nulls first, NaN last, 0.0 equal to -0.0."""
+    """Return a function that maps a value or None to a sort key in Spark's order.
+
+    Nulls come first, NaN last, and 0.0 equals -0.0.
+    """
     return _nulls_first(data_type, lambda value: (math.isnan(value), 0.0 if math.isnan(value) else value))
 
 
 def exact_key(data_type: t.DataType) -> Convert:
-    """Return a function like ``order_key``'s that also separates 0.0 from -0.0, with equal keys for nulls."""
+    """Return a function like that of `order_key` that also distinguishes 0.0 from -0.0."""
     return _nulls_first(
         data_type, lambda value: (math.isnan(value), 0.0 if math.isnan(value) else value, _is_negative_zero(value))
     )
@@ -198,7 +203,7 @@ def _order_of(
 
 
 def _zero_signs(floats: Sequence[pa.Array], count: int) -> list[tuple[int, ...]]:
-    """Return the masks of ``row_order``: one bit for each column, set for -0.0, in numbers of 62 bits."""
+    """Return the masks of `row_order` for each row: one bit for each column, set for -0.0, in numbers of 62 bits."""
     masks = []
     for start in range(0, len(floats), MASK_BITS):
         signs = [map(_is_negative_zero, column.to_pylist()) for column in floats[start : start + MASK_BITS]]
@@ -231,7 +236,7 @@ def _one_nan(column: pa.Array) -> pa.Array:
 
 
 def _normalised(column: pa.Array, data_type: t.DataType) -> pa.Array:
-    """Replace -0.0 by 0.0 in a key column, at any depth."""
+    """Replace -0.0 by 0.0 in a key column, also inside of arrays and structs."""
     if not _has_float(data_type):
         return column
 
@@ -249,7 +254,7 @@ def _normalised(column: pa.Array, data_type: t.DataType) -> pa.Array:
 
 
 def sorted_rows(rows: Sequence[dict[str, Any]], columns: Sequence[tuple[str, t.DataType]]) -> list[dict[str, Any]]:
-    """Return the rows in Spark's order of these columns. Equal rows keep their order."""
+    """Return the rows in Spark's order of these columns. Rows with equal values keep their order."""
     keys = [(name, order_key(data_type)) for name, data_type in columns]
     return sorted(rows, key=lambda row: tuple(of(row[name]) for name, of in keys))
 
@@ -272,7 +277,7 @@ def _table(rows: Any, schema: t.StructType, zone: Zone, what: str) -> pa.Table:
 
 
 def _of_frame(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Replace NaN, NaT and NA by null, as Spark does with a pandas DataFrame."""
+    """Return a pandas DataFrame's rows with null instead of NaN, NaT and NA, as Spark reads them."""
     columns = {
         str(name): [None if _is_missing(value) else value for value in frame[name].tolist()] for name in frame.columns
     }
@@ -340,7 +345,10 @@ def _misfit(what: str, n: int, data_type: t.DataType, value: Any, error: Excepti
 
 
 def _converter(data_type: t.DataType, zone: Zone) -> Convert:
-    """Return a function from a user's value to Arrow's. As in Spark, naive datetimes are wall time in the session's zone."""
+    """Return a function that converts a user's value for Arrow.
+
+    As in Spark, naive datetimes are in the session's time zone.
+    """
     match data_type:
         case t.TimestampType():
             return lambda value: None if _is_missing(value) else _instant(value, zone)
@@ -390,7 +398,7 @@ def _boolean(value: Any) -> bool:
 def _integer(value: Any) -> Any:
     if isinstance(value, bool | np.bool_):
         raise TypeError("expected an int")
-    # Frames hold integers with a null as floats.
+    # pandas stores a column of integers with a null as floats.
     if isinstance(value, float | np.floating) and not float(value).is_integer():
         raise TypeError("expected an int")
     return int(value) if isinstance(value, int | float | np.integer | np.floating) else value

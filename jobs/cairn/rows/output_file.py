@@ -1,4 +1,4 @@
-"""One Parquet file of an attempt: written locally while the shard runs, uploaded when it is done."""
+"""Write one Parquet file of an attempt: first to a local file while the shard runs, then uploaded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from state_backend.values.records import OutputFile
 
 
 class LocalParquet:
-    """Writer of one local Parquet file for batches of exactly this schema. Without rows there is no file."""
+    """Writer of one local Parquet file. All batches must have exactly this schema. Without rows no file is written."""
 
     def __init__(self, schema: pa.Schema, local: Path) -> None:
         self.schema = schema
@@ -21,7 +21,7 @@ class LocalParquet:
         self._writer: pq.ParquetWriter | None = None
 
     def write(self, rows: pa.RecordBatch | pa.Table) -> None:
-        """Append rows. The first call creates the file."""
+        """Append rows. The first call creates the local file."""
         if self._writer is None:
             self._writer = pq.ParquetWriter(
                 self._local, self.schema, compression="zstd", use_dictionary=_with_dictionary(self.schema)
@@ -30,7 +30,7 @@ class LocalParquet:
         self.rows += rows.num_rows
 
     def finish(self, storage: Storage, path: str, *, late: bool = False) -> OutputFile | None:
-        """Upload the file; None if no rows were written."""
+        """Close the file and upload it to `path`. Return None if no rows were written."""
         if self._writer is None:
             return None
         self._writer.close()
@@ -38,11 +38,12 @@ class LocalParquet:
 
 
 def _with_dictionary(schema: pa.Schema) -> bool | list[str]:
-    """Return the columns that a dictionary makes smaller: texts.
+    """Return the columns that a dictionary makes smaller: strings and binary values.
 
-    A dictionary of numbers costs more time than the numbers, and mostly more bytes: Parquet abandons the dictionary in the middle of a column
-    without equal values.
+    For numbers, a dictionary costs more time and mostly more bytes: Parquet abandons the dictionary in the middle of a
+    column without equal values.
     """
     if any(map(pa.types.is_nested, schema.types)):
-        return True  # their leaves would have to be named
+        # The names of the leaves would be needed to exclude nested columns, so all columns get a dictionary.
+        return True
     return [f.name for f in schema if not pa.types.is_primitive(f.type) and not pa.types.is_decimal(f.type)]

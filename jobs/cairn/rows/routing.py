@@ -1,24 +1,27 @@
-"""Placement of rows in shards, in Spark's JVM.
+"""Place rows in shards, in Spark's JVM.
 
 One DataFrame holds ticks, initial-state rows and input rows, with all columns side by side:
 
-    __key_group int | __part binary | __kind tinyint | __input_0, __input_1, … | __initial_0, … where there is an initial state
+    __key_group int | __part binary | __kind tinyint | __input_0, __input_1, … | __initial_0, …
 
-A task sorts these rows (`arrange_rows`); structs would cost the shuffle a copy of each row. Rows of types that only Spark can order are
-sorted here and have the layout that jobs read:
+A task sorts these rows (`arrange_rows`). Structs would cost the shuffle a copy of each row. Rows of types that only
+Spark can order are sorted here instead, and have the layout that jobs read:
 
     __key_group int | __part binary | __kind tinyint | __key_0, __key_1, … | __input struct<source columns>
-                                                  | __initial struct<initial state's columns>, where there is an initial state
+                                                     | __initial struct<initial state's columns>
 
-The key's columns are columns of their own, because the sort compares them most often.
+The `__initial` columns exist only if the interval has an initial state.
 
-``__part`` is the data of one shard; only ticks have a part. A tick is the first row of its partition. Each shard has a tick, because a
-shard without input runs too (its timers may be due) and adaptive execution must neither drop nor merge its partition.
-``repartitionById`` places the rows. They are sorted by key group, key, kind, ``order_by`` and then by every other column (`row_order`).
-So the order within a key is total and depends on neither file splits nor shuffle order.
+The key has columns of its own, because the sort compares the key most often.
 
-Spark takes some keys for equal (0.0 and -0.0). The key's columns hold one of them, because the key must not depend on the row that comes
-first.
+`__part` is data for the job of one shard. Only ticks have it. A tick is the first row of its partition. Each shard has
+a tick for two reasons: a shard without input must run too, because its timers may be due; and adaptive execution must
+neither drop nor merge its partition. `repartitionById` places the rows. They are sorted by key group, key, kind,
+`order_by` and then by every other column (`row_order`). So the order within a key is total and depends on neither file
+splits nor shuffle order.
+
+Spark treats some different keys as equal (0.0 and -0.0). The key columns hold only one of them, because the stored key
+must not depend on which row comes first.
 """
 
 from __future__ import annotations
@@ -56,10 +59,10 @@ KEY_GROUP, PART, KIND = "__key_group", "__part", "__kind"
 
 
 def key_schema_of(schema: StructType, key: Sequence[str]) -> StructType:
-    """Return the key columns' part of the input's schema.
+    """Return the schema of the key columns.
 
     Raises:
-        KeyTypeError: A column's type can't be a key's.
+        KeyTypeError: A column has a type that a key can't have.
     """
     key_schema = StructType([schema[name] for name in key])
     check_key_schema(parse_struct(key_schema.jsonValue()))
@@ -67,7 +70,7 @@ def key_schema_of(schema: StructType, key: Sequence[str]) -> StructType:
 
 
 def check_order_by(order_by: Sequence[str], schema: StructType) -> None:
-    """Raise UsageError if ``order_by`` names a column that the input lacks."""
+    """Raise `UsageError` if `order_by` names a column that the input lacks."""
     unknown = [name for name in order_by if name not in schema.names]
     if unknown:
         raise UsageError(
@@ -77,13 +80,14 @@ def check_order_by(order_by: Sequence[str], schema: StructType) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """The rows of an interval before they are routed.
+    """Rows of an interval before they are routed.
 
     Attributes:
+        rows: The input rows.
         initial: The initial state's rows; None if the interval has none.
-        key: The key's columns in ``rows``.
-        initial_key: The key's columns in ``initial``, in the order of ``key``; empty: the names in ``key``.
-        order_by: Columns of ``rows`` that order the rows of a key.
+        key: The key columns of `rows`.
+        initial_key: The key columns of `initial`, in the order of `key`; empty: the names in `key`.
+        order_by: Columns of `rows` that order the rows of a key.
     """
 
     rows: DataFrame
@@ -93,7 +97,7 @@ class Inputs:
     order_by: Sequence[str] = ()
 
     def by_kind(self) -> list[tuple[int, DataFrame, Sequence[str]]]:
-        """Return kind, rows and key columns of the input and of the initial state, if there is one."""
+        """Return kind, rows and key columns of the input and, if there is one, of the initial state."""
         kinds: list[tuple[int, DataFrame, Sequence[str]]] = [(INPUT, self.rows, self.key)]
         if self.initial is not None:
             kinds.append((INITIAL, self.initial, self.initial_key or self.key))
@@ -101,16 +105,19 @@ class Inputs:
 
 
 def route(spark: SparkSession, inputs: Inputs, *, parts: Sequence[bytes], max_parallelism: int) -> DataFrame:
-    """Place the ticks and rows of all shards, unsorted and without structs, as `arrange_rows` takes them.
+    """Place the ticks and rows of all shards, unsorted and without structs, for `arrange_rows`.
 
     Args:
-        parts: For each shard the data of its tick.
+        spark: The Spark session.
+        inputs: The rows.
+        parts: The data of each shard's tick.
+        max_parallelism: The number of key groups.
 
     Returns:
-        A frame with one partition for each shard; the partition's number is the shard.
+        A DataFrame with one partition for each shard. The partition's number is the shard's number.
 
     Raises:
-        UsageError: ``order_by`` names a column that the input lacks.
+        UsageError: `order_by` names a column that the input lacks.
     """
     check_order_by(inputs.order_by, inputs.rows.schema)
     flat = _tick_rows(spark, parts, max_parallelism, TICK)
@@ -120,7 +127,7 @@ def route(spark: SparkSession, inputs: Inputs, *, parts: Sequence[bytes], max_pa
 
 
 def route_in_order(spark: SparkSession, inputs: Inputs, *, parts: Sequence[bytes], max_parallelism: int) -> DataFrame:
-    """Place the ticks and rows of all shards as ``route`` does, sorted by Spark and in the layout that jobs read."""
+    """Place the ticks and rows of all shards like `route`, but sorted by Spark and in the layout that jobs read."""
     schema = inputs.rows.schema
     check_order_by(inputs.order_by, schema)
     keyed: list[DataFrame] = []
@@ -133,7 +140,8 @@ def route_in_order(spark: SparkSession, inputs: Inputs, *, parts: Sequence[bytes
         order_by = inputs.order_by if kind == INPUT else ()
         values += _in_order(name, of, [*order_by, *of.names], key)
         ties += tie_breaks([(_in(name, f.name), f.dataType) for f in of])
-        # Read from the schema: to ask a frame for its columns is a request to a Connect server, which analyses the whole plan.
+        # The types are read from the schema. `DataFrame.columns` would send a request to a Connect server, which
+        # analyses the whole plan.
         if any(needs_bytes(f.dataType) for f in of):
             in_bytes.append(_BYTES[name])
     routed = _with_ticks(spark, parts, keyed, max_parallelism)
@@ -150,25 +158,25 @@ def route_in_order(spark: SparkSession, inputs: Inputs, *, parts: Sequence[bytes
 
 
 _STRUCT = {INPUT: "__input", INITIAL: "__initial"}
-# By the kind's struct, the column that breaks ties between rows that nothing in the JVM orders.
+# For each struct of a kind, the name of the column that orders rows whose values nothing in the JVM can order.
 _BYTES = {"__input": "__input_bytes", "__initial": "__initial_bytes"}
 
 
 def key_columns(count: int) -> list[str]:
-    """Return the names of the key's columns in a routed frame."""
+    """Return the names of the key columns in a routed DataFrame."""
     return [f"__key_{i}" for i in range(count)]
 
 
 def flat_columns(kind: int, count: int) -> list[str]:
-    """Return the names of a kind's columns where they are side by side."""
+    """Return the names of a kind's columns in the layout without structs."""
     return [f"{_STRUCT[kind]}_{i}" for i in range(count)]
 
 
 def _with_ticks(
     spark: SparkSession, parts: Sequence[bytes], keyed: Sequence[DataFrame], max_parallelism: int
 ) -> DataFrame:
-    # Ticks get typed nulls: key columns may be NOT NULL, and a union makes no nulls for those. The rows get their missing columns from
-    # the union, because nothing can be cast to some types of sources (TIME).
+    # Ticks get nulls of the right types, because a union makes no nulls for key columns that are NOT NULL. Input rows
+    # get their missing columns from the union, because Spark can't cast null to some source types (TIME).
     types = {f.name: f.dataType for part in keyed for f in part.schema if f.name not in (KEY_GROUP, KIND, *_BYTES)}
     routed = _tick_rows(spark, parts, max_parallelism).select(
         "*",
@@ -181,7 +189,8 @@ def _with_ticks(
 
 
 def _flat(rows: DataFrame, kind: int, key: Sequence[str], max_parallelism: int) -> DataFrame:
-    # Expressions are texts: each Column object costs PySpark a few requests to the JVM, 1,300 for an interval of 13 columns.
+    # Expressions are strings, because each Column object costs PySpark a few requests to the JVM: 1,300 for an interval
+    # of 13 columns.
     names = rows.schema.names
     return rows.selectExpr(
         _key_group(key, max_parallelism),
@@ -211,10 +220,10 @@ def _keyed(rows: DataFrame, kind: int, key: Sequence[str], max_parallelism: int)
 
 
 def _sort_prefix(first_key: DataType) -> list[Column]:
-    """Return an integer that orders as key group and first key column do, except for ties.
+    """Return an integer column that sorts like key group and first key column, except for ties.
 
-    Spark's sort compares an integer without a look at the rows, in half the time. The key group is in the upper 15 bits. The lower 48 bits
-    hold 0 for null, else the key, clamped.
+    Spark's sort compares an integer without reading the rows, in half the time. The key group is in the upper 15 bits.
+    The lower 48 bits hold 0 for null, else the key, clamped to this range.
     """
     if not isinstance(first_key, ByteType | ShortType | IntegerType | LongType):
         return []
@@ -236,7 +245,10 @@ def _in(column: str, name: str) -> Column:
 
 
 def _one_nan(column: Column, data_type: DataType) -> Column:
-    """Replace every NaN by one NaN: files hold NaN with and without a sign, equal in the JVM but not in the bytes of state."""
+    """Replace every NaN by the same NaN.
+
+    Files may hold NaN with and without a sign. Both are equal in the JVM, but differ in the bytes of state.
+    """
     return (
         F.nanvl(column, F.lit(float("nan")).cast(data_type))
         if isinstance(data_type, FloatType | DoubleType)
@@ -245,7 +257,7 @@ def _one_nan(column: Column, data_type: DataType) -> Column:
 
 
 def ticks(spark: SparkSession, parts: Sequence[bytes], *, max_parallelism: int) -> DataFrame:
-    """Make one row for each shard, with its part, in a partition of its own: for jobs without input."""
+    """Return one tick for each shard, with the shard's part, in a partition of its own. For jobs without input."""
     rows = _tick_rows(spark, parts, max_parallelism)
     return rows.repartitionById(len(parts), _shard(len(parts), max_parallelism))
 
@@ -253,9 +265,10 @@ def ticks(spark: SparkSession, parts: Sequence[bytes], *, max_parallelism: int) 
 def place(
     spark: SparkSession, frames: Sequence[DataFrame], *, parts: Sequence[bytes], max_parallelism: int
 ) -> DataFrame:
-    """Place rows that have a ``__key_group`` in their shards' partitions, in any order behind a tick.
+    """Place rows that have a `__key_group` in the partitions of their shards, each behind the shard's tick.
 
-    All columns of a tick but group and part are null. The frames may have different columns.
+    The rows of a shard are in any order. In a tick, all columns except key group and part are null. The DataFrames may
+    have different columns.
     """
     rows = _tick_rows(spark, parts, max_parallelism)
     for frame in frames:
@@ -269,12 +282,12 @@ _TICK_OF_KIND = StructType([*_TICK, StructField(KIND, ByteType())])
 
 
 def _tick_rows(spark: SparkSession, parts: Sequence[bytes], max_parallelism: int, kind: int | None = None) -> DataFrame:
-    """Make the ticks in one partition, which is one task; with a column of their kind if ``kind`` is given."""
+    """Return the ticks in one partition, which is one task. If `kind` is given, each tick has it in the kind's column."""
     firsts = [range_of(shard, len(parts), max_parallelism).first for shard in range(len(parts))]
     columns = {KEY_GROUP: pa.array(firsts, pa.int32()), PART: pa.array(parts, pa.binary())}
     if kind is not None:
         columns[KIND] = pa.array([kind] * len(parts), pa.int8())
-    # An Arrow table: Spark turns a list of Python's into an RDD with a decoder.
+    # An Arrow table, because Spark turns a Python list into an RDD with a decoder.
     return spark.createDataFrame(pa.table(columns), _TICK if kind is None else _TICK_OF_KIND).coalesce(1)
 
 

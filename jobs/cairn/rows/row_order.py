@@ -1,17 +1,21 @@
-"""A total order of rows, for columns of every type that reaches Python, in Spark's JVM.
+"""Total order of rows in Spark's JVM, for columns of every type that reaches Python.
 
-Spark's own order has ties between values that differ: 0.0 and -0.0, strings that are equal under their collation. Maps, variants
-and places have no order at all. The state of a processor that keeps the last row of a key would change whenever such rows change places. So
-rows are sorted by Spark's order, where Spark has an order, and ties by an expression that differs between different values:
+Spark's own order treats some different values as equal: 0.0 and -0.0, and strings that are equal under their collation.
+Maps, variants and geographic values have no order at all. The state of a processor that keeps the last row of a key
+would then change with the order of such rows. So rows are sorted by Spark's order, if the type has one. Ties are broken
+by an expression that differs for different values:
 
-    type                                          Spark's order             ties
-    float, double                                 by value, NaN last        whether it is -0.0: one bit per column
-    string with a collation                       by the collation          UTF-8
-    map, variant                                  JSON, in UTC              entries as they come | bytes of value and metadata
-    geography, geometry                           none                      SRID and WKB
-    array, struct                                 element by element        element by element
+    type                        Spark's order        tie-break
+    float, double               by value, NaN last   a bit per column: set for -0.0
+    string with a collation     by the collation     UTF-8 bytes
+    map                         JSON, in UTC         entries in their stored order
+    variant                     JSON, in UTC         bytes of value and metadata
+    geography, geometry         none                 SRID and WKB
+    array, struct               element by element   element by element
 
-No step depends on the session's time zone or ANSI mode. Spark evaluates an expression only for rows that are equal in all columns before, which few rows are. Only variants, and values of user-defined types, are sent through Python for their bytes.
+The order does not depend on the session's time zone or ANSI mode. Spark evaluates a tie-break only for rows that are
+equal in all columns before it. These are few. Only variants and values of user-defined types are sent through Python
+for their bytes.
 """
 
 from __future__ import annotations
@@ -50,7 +54,7 @@ from pyspark.sql.types import (
 )
 
 MASK_BITS = 62
-# Types that Python orders as the JVM does.
+# Types whose values have the same order in Python as in the JVM.
 _IN_PYTHON = (
     BooleanType,
     ByteType,
@@ -71,7 +75,7 @@ _IN_PYTHON = (
 
 
 def spark_order(column: Column, data_type: DataType) -> Column | None:
-    """Return the expression that Spark sorts by; None for a type that Spark can't sort."""
+    """Return the expression that Spark sorts the column by; None if Spark can't sort the type."""
     if _has(data_type, lambda t: isinstance(t, GeographyType | GeometryType)):
         return None
     if _has(data_type, lambda t: isinstance(t, MapType | VariantType)):
@@ -80,7 +84,10 @@ def spark_order(column: Column, data_type: DataType) -> Column | None:
 
 
 def tie_breaks(columns: Sequence[tuple[Column, DataType]]) -> list[Column]:
-    """Return expressions that order rows with equal ``spark_order``, except for columns that ``needs_bytes``."""
+    """Return expressions that order rows with equal `spark_order`.
+
+    Columns whose type fulfils `needs_bytes` are left out.
+    """
     floats = [column for column, data_type in columns if isinstance(data_type, FloatType | DoubleType)]
     masks = [_zero_signs(floats[i : i + MASK_BITS]) for i in range(0, len(floats), MASK_BITS)]
     others = [
@@ -92,7 +99,7 @@ def tie_breaks(columns: Sequence[tuple[Column, DataType]]) -> list[Column]:
 
 
 def unordered(data_type: DataType) -> DataType | None:
-    """Return the first type inside of ``data_type`` that only the JVM can order, or None."""
+    """Return the first type in `data_type` that only the JVM can order; None without one."""
     match data_type:
         case ArrayType():
             return unordered(data_type.elementType)
@@ -105,19 +112,19 @@ def unordered(data_type: DataType) -> DataType | None:
 
 
 def needs_bytes(data_type: DataType) -> bool:
-    """Return True if nothing in the JVM orders values of the type: Python has to make bytes of them."""
+    """Return True if no expression in the JVM orders values of the type, so that Python must turn them into bytes."""
     if isinstance(data_type, UserDefinedType):
         return not _is_total(data_type.sqlType())
     return isinstance(data_type, VariantType) or any(map(needs_bytes, _inner(data_type)))
 
 
 def bytes_of(columns: Sequence[Column]) -> Column:
-    """Make a binary column that differs between rows exactly where these columns differ."""
+    """Return a binary column that is equal for two rows exactly if these columns are equal."""
     return F.arrow_udf(_row_bytes, BinaryType())(*columns)
 
 
 def normalised(column: Column, data_type: DataType) -> Column:
-    """Replace -0.0 by 0.0 in a key column, also inside of arrays and structs, because equal keys must be one key."""
+    """Replace -0.0 by 0.0 in a key column, also inside of arrays and structs, because Spark treats both as one key."""
     if not _has(data_type, lambda t: isinstance(t, FloatType | DoubleType)):
         return column
     match data_type:
@@ -131,7 +138,7 @@ def normalised(column: Column, data_type: DataType) -> Column:
 
 
 def _exact(column: Column, data_type: DataType) -> Column:
-    """Return the value in a type whose order takes no two different values for equal."""
+    """Return the value as a type whose order distinguishes all different values."""
     if _is_total(data_type):
         return column
     match data_type:
@@ -155,7 +162,7 @@ def _exact(column: Column, data_type: DataType) -> Column:
 
 
 def _is_total(data_type: DataType) -> bool:
-    """Return True if Spark sorts values of this type and takes no two different values for equal."""
+    """Return True if Spark can sort the type and treats no two different values as equal."""
     if isinstance(data_type, UserDefinedType):
         return _is_total(data_type.sqlType())
     if isinstance(data_type, StringType):
@@ -165,12 +172,12 @@ def _is_total(data_type: DataType) -> bool:
 
 
 def _is_negative_zero(column: Column) -> Column:
-    # The reciprocal is -Infinity. (Spark's atan2 and 1/x do not tell the zeros apart.)
+    # -0.0 to the power of -1 is -Infinity. Spark's atan2 and 1/x do not distinguish the zeros.
     return (column == F.lit(0)) & (F.pow(column, F.lit(-1.0)) < F.lit(0))
 
 
 def _zero_signs(floats: Sequence[Column]) -> Column:
-    """Return a mask with one bit for each of at most 62 columns, set for -0.0."""
+    """Return a mask with one bit for each of at most 62 columns. The bit is set where the value is -0.0."""
     bits = [
         F.when(_is_negative_zero(c), F.lit(1 << i)).otherwise(F.lit(0)).cast("bigint") for i, c in enumerate(floats)
     ]
@@ -198,7 +205,7 @@ def _row_bytes(*columns: pa.Array) -> pa.Array:
 
 
 def without_zones(column: pa.Array) -> pa.Array:
-    """Replace instants by numbers: datetimes would sort by the session's time zone."""
+    """Replace instants in a column by numbers, because Python's datetimes would sort by the session's time zone."""
     plain = _instants_as_numbers(column.type)
     return column if plain == column.type else column.cast(plain)
 

@@ -1,18 +1,21 @@
-"""Total order of the rows of one shard, in bounded memory, by columns of Arrow.
+"""Sort the rows of one shard by Arrow columns, in bounded memory.
 
-The rows are sorted by one column after the other. Each further column is read only for rows that are equal in all columns before. A column
-becomes one or more passes of integers that sort as the column's values do:
+The rows are sorted by one column after the other. Each further column is read only for rows that are equal in all
+earlier columns. A column is turned into one or more passes. A pass is an array of integers that sort as the column's
+values do:
 
-    type                                  passes                             order
-    boolean, integers, dates, times       the number                         by value
-    float, double                         its bits, so turned that they sort by value; 0.0 equals -0.0; NaN last, all equal
-    decimal                               upper half, lower half             by value
+    type                                  passes                                        order
+    boolean, integers, dates, times       the number                                    by value
+    float, double                         its bits, negative numbers inverted           by value, NaN last
+    decimal                               upper half, lower half                        by value
     string, binary                        eight bytes, eight more, its size or rank     by bytes
-    any, with nulls                       whether it is there, first         nulls first
+    any, with nulls                       first a pass that marks nulls                 nulls first
 
-Rows beyond ``most_bytes`` are sorted in runs, each a file of Arrow's IPC format in the task's folder. A merge reads the next rows of each
-run and sorts them together. It yields them up to the first row that an unread row may precede. If rows are so large that memory can't hold
-one row of each run, a few runs at a time are merged into a longer run first.
+0.0 equals -0.0, and all NaN are equal.
+
+Rows beyond `most_bytes` are sorted in runs. Each run is an Arrow IPC file in the task's folder. A merge reads the next
+rows of each run and sorts them together. It yields them up to the first row that an unread row may precede. If one row
+of each run together exceeds memory, a few runs at a time are merged into a longer run first.
 """
 
 from __future__ import annotations
@@ -32,17 +35,19 @@ import pyarrow.compute as pc
 from state_backend.formats.arrow_columns import binary_views, valid_rows
 
 MIB = 1024 * 1024
-# Bytes of a shard's rows in memory before they are written to a run. Memory holds the rows twice: as batches, and in one piece.
+# The most bytes of a shard's rows in memory before they are written to a run. Memory holds the rows twice: as the
+# incoming batches, and as one concatenated batch.
 SORT_BYTES = 64 * MIB
-# Rows of a batch: as many as in Spark's batches, and fewer if the rows are large.
+# The most rows and the most bytes of a batch. Spark's batches also have 10,000 rows.
 BATCH_ROWS, BATCH_BYTES = 10_000, 16 * MIB
-# A run is read by pieces of this size, at least one row at a time.
+# A run is read in pieces of this size, at least one row at a time.
 _PIECE_OF_RUN_BYTES = MIB // 4
-# The least number of runs that are merged at once, for rows of any size.
+# At least this many runs are merged at once, however large the rows are.
 _LEAST_MERGED = 2
 
 Positions = npt.NDArray[np.int64]
-# The columns to sort by, the most significant first, made when they are asked for.
+# A function from a batch to its sort columns, the most significant first. Columns are computed only when the sort needs
+# them.
 SortColumns = Callable[[pa.RecordBatch], Iterable[pa.Array]]
 _Pass = Callable[[Positions], npt.NDArray[Any]]
 _PIECE_BYTES, _PIECES = 8, 2
@@ -56,10 +61,17 @@ def sorted_batches(
     most_bytes: int = SORT_BYTES,
     batch_rows: int = BATCH_ROWS,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield all rows, sorted. The sizes of the batches depend on the rows alone, not on the batches that came in.
+    """Yield all rows, sorted.
+
+    The sizes of the yielded batches depend on the rows alone, not on the incoming batches.
 
     Args:
-        spill: A folder for sorted runs. Entered once ``most_bytes`` are exceeded, and left after the last batch.
+        batches: The rows, in any order.
+        columns_of: A function from a batch to its sort columns.
+        spill: A function that makes a local folder for sorted runs. The folder is made once `most_bytes` are exceeded,
+            and removed after the last batch.
+        most_bytes: The most bytes of rows in memory before a run is written.
+        batch_rows: The most rows of a yielded batch.
     """
     held: list[pa.RecordBatch] = []
     runs: list[_Written] = []
@@ -93,9 +105,13 @@ def sorted_batches(
 
 
 def total_order(columns: Iterable[pa.Array], count: int) -> Positions:
-    """Return the positions of the rows in the order of the columns, the most significant first. Rows that are equal in all columns may change places."""
+    """Return the positions of the rows in the order of the columns, the most significant first.
+
+    Rows that are equal in all columns may change places.
+    """
     order = np.arange(count)
-    # Positions in `order` whose rows are equal so far, and the group of equal ones that each belongs to, ascending.
+    # `tied` are the positions in `order` whose rows equal a neighbour in all columns so far. `group` numbers the groups
+    # of such equal rows, ascending.
     tied, group = order.copy(), np.zeros(count, np.int64)
     for values_of in chain.from_iterable(map(_passes, columns)):
         if not len(tied):
@@ -114,18 +130,23 @@ def total_order(columns: Iterable[pa.Array], count: int) -> Positions:
 
 
 def _sorted_within(group: Positions, values: npt.NDArray[Any]) -> Positions:
-    """Return positions in the order of group and value. ``group`` ascends."""
+    """Return the positions of `values` in the order of group and value. `group` ascends."""
     low, high = int(values.min()), int(values.max())
     first, last = int(group[0]), int(group[-1])
     bits = (high - low).bit_length()
     if bits + (last - first).bit_length() > 64:
         return np.lexsort((values, group))
-    # One number instead of two: less than half the time. Differences are right modulo 2**64.
+    # Group and value are packed into one number, which sorts in less than half the time. Unsigned differences are right
+    # modulo 2**64.
     packed = values.astype(np.uint64) - np.uint64(low % 2**64)
     if last > first:
         packed |= (group - first).astype(np.uint64) << np.uint64(bits)
     if bits + (last - first).bit_length() <= 16:
-        return np.argsort(packed.astype(np.uint16), kind="stable")  # by digits: a fifth of the time
+        return np.argsort(
+            packed.astype(np.uint16),
+            kind="stable",
+            # NumPy sorts 16 bits by radix, in a fifth of the time.
+        )
     return np.argsort(packed)
 
 
@@ -160,7 +181,7 @@ def _whole_numbers(column: pa.Array) -> npt.NDArray[Any]:
 
 
 def _ordered_bits(column: pa.Array) -> npt.NDArray[np.int64]:
-    """Return integers that sort as the floats do: the bits of negative floats are inverted."""
+    """Return integers that sort as the floats do: the bits of the floats, with those of negative floats inverted."""
     numbers = column.cast(pa.float64()).fill_null(0.0).to_numpy() + 0.0  # -0.0 + 0.0 is 0.0
     bits = numbers.view(np.int64)
     bits = np.where(bits < 0, bits ^ np.int64(2**63 - 1), bits)
@@ -170,7 +191,7 @@ def _ordered_bits(column: pa.Array) -> npt.NDArray[np.int64]:
 def _passes_of_bytes(column: pa.Array) -> Iterator[_Pass]:
     offsets, raw = binary_views(column)
     starts, sizes = offsets[:-1].astype(np.int64), _zero_where_null(np.diff(offsets), column)
-    # The last place with eight bytes to read.
+    # The last offset from which eight bytes can be read.
     last = max(len(raw) - _PIECE_BYTES, 0)
     everywhere = np.ndarray((last + 1,), ">u8", raw.data, 0, (1,)) if len(raw) >= _PIECE_BYTES else None
 
@@ -182,11 +203,13 @@ def _passes_of_bytes(column: pa.Array) -> Iterator[_Pass]:
                 return np.array(
                     [int.from_bytes(_padded(raw, b, n)) for b, n in zip(begin, left, strict=True)], np.uint64
                 )
-            # Near the end of the data, eight bytes are read from an earlier place, and the bytes before the value are shifted out.
+            # Near the end of the data, eight bytes are read from an earlier offset. The bytes before the value are
+            # shifted out.
             read = np.minimum(begin, last)
             found = everywhere[read].astype(np.uint64) << (np.minimum(begin - read, 7) * 8).astype(np.uint64)
             unused = ((_PIECE_BYTES - left) * 8).astype(np.uint64)
-            # At most 63 bits are shifted. Where no byte is left, the value is 0.
+            # A shift by 64 bits is undefined, so at most 63 bits are shifted. Rows without a byte left have the value
+            # 0.
             return np.where(left > 0, found >> np.minimum(unused, 63) << np.minimum(unused, 63), np.uint64(0))
 
         return values
@@ -195,7 +218,7 @@ def _passes_of_bytes(column: pa.Array) -> Iterator[_Pass]:
 
     def rest(rows: Positions) -> npt.NDArray[Any]:
         found = sizes[rows]
-        # Equal pieces of equal size are equal.
+        # If no value is longer than the two pieces, rows with equal pieces and equal sizes are equal.
         if found.max() <= _PIECES * _PIECE_BYTES:
             return found
         ranks: npt.NDArray[Any] = pc.rank(column.take(pa.array(rows)), tiebreaker="dense").to_numpy()
@@ -222,7 +245,7 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 def _row_bytes(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
-    """Return the bytes of each row's values, equal for all batch sizes."""
+    """Return the bytes of each row's values. They do not depend on the row's batch."""
     sizes = np.zeros(batch.num_rows, np.int64)
     for column in batch.columns:
         if _is_bytes(column.type):
@@ -234,16 +257,19 @@ def _row_bytes(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """Limit of a batch: at most ``rows`` rows and ``size_bytes`` bytes, but at least one row."""
+    """Size limit of a batch: at most `rows` rows and `size_bytes` bytes, but at least one row."""
 
     rows: int
     size_bytes: int
 
     def end(self, ends_bytes: npt.NDArray[np.int64], start: int, rows: int = 0, size_bytes: int = 0) -> int | None:
-        """Return where a batch ends that has ``rows`` rows and ``size_bytes`` bytes before ``start``; None if the batch goes on behind the last row.
+        """Return the position at which the next batch ends; None if it continues behind the last row.
 
         Args:
             ends_bytes: For each row, the bytes of all rows up to its end.
+            start: The position of the first row that belongs to no batch yet.
+            rows: The rows that the batch has already.
+            size_bytes: The bytes that the batch has already.
         """
         before = int(ends_bytes[start - 1]) if start else 0
         most = before + self.size_bytes - size_bytes
@@ -258,7 +284,7 @@ _TAKEN_AT_ONCE = _Cut(rows=1 << 31, size_bytes=BATCH_BYTES)
 
 
 def _in_order(held: list[pa.RecordBatch], columns_of: SortColumns, cut: _Cut) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of the batches, sorted. Empties the list, because the rows must be in memory only once."""
+    """Yield the rows of the batches, sorted. The list is emptied, so that memory holds the rows only once."""
     whole = held[0] if len(held) == 1 else pa.concat_batches(held)
     held.clear()
     order = total_order(columns_of(whole), whole.num_rows)
@@ -272,7 +298,11 @@ def _in_order(held: list[pa.RecordBatch], columns_of: SortColumns, cut: _Cut) ->
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """A sorted run on disk. ``piece_bytes``: the size of its largest piece in memory."""
+    """Sorted run on disk.
+
+    Attributes:
+        piece_bytes: The bytes of the run's largest piece in memory.
+    """
 
     path: Path
     piece_bytes: int
@@ -288,7 +318,7 @@ def _write_run(folder: Path, number: int, batches: Iterator[pa.RecordBatch]) -> 
 
 
 class _Run:
-    """Reader of a sorted run."""
+    """Reader of a sorted run. `rows` are the rows that were read and not yet yielded."""
 
     def __init__(self, file: pa.NativeFile) -> None:
         self._file = pa.ipc.open_file(file)
@@ -296,7 +326,7 @@ class _Run:
         self.rows = self._file.schema.empty_table()
 
     def look(self, size_bytes: int) -> None:
-        """Read until ``rows`` has at least ``size_bytes``, or the run ends."""
+        """Read pieces until `rows` has at least `size_bytes`, or the run ends."""
         while self.rows.nbytes < size_bytes and not self.is_read:
             piece = self._file.get_batch(self._read)
             self.rows = pa.concat_tables([self.rows, pa.Table.from_batches([piece])])
@@ -304,15 +334,16 @@ class _Run:
 
     @property
     def is_read(self) -> bool:
-        """Return True if no rows follow ``rows``."""
+        """Return True if all pieces of the run were read."""
         return bool(self._read == self._file.num_record_batches)
 
 
 def _merged(written: Sequence[_Written], columns_of: SortColumns, most_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of sorted runs, sorted, some at a time."""
+    """Yield the rows of sorted runs, sorted."""
     with ExitStack() as stack:
         runs = [_Run(stack.enter_context(pa.OSFile(str(run.path)))) for run in written]
-        # The rows read ahead are copied twice: into one piece, and into sorted order.
+        # Each run reads ahead a quarter of its share of memory, because the rows are copied twice: into one batch, and
+        # into sorted order.
         ahead_bytes = max(1, most_bytes // (4 * len(runs)))
         while True:
             for run in runs:
@@ -324,14 +355,18 @@ def _merged(written: Sequence[_Written], columns_of: SortColumns, most_bytes: in
 
 
 def _first_of(runs: Sequence[_Run], columns_of: SortColumns) -> Iterator[pa.RecordBatch]:
-    """Yield the first rows that were read of the runs, up to the first row that an unread row may precede. The runs keep the other rows."""
+    """Yield the smallest rows that were read, up to the first row that an unread row may precede.
+
+    The runs keep the other rows.
+    """
     counts = np.array([run.rows.num_rows for run in runs])
     pool = pa.concat_tables([run.rows for run in runs]).combine_chunks().to_batches()[0]
-    # The runs keep slices of the pool, because memory must hold the rows only once.
+    # The runs keep slices of the pool, so that memory holds the rows only once.
     for run, end in zip(runs, np.cumsum(counts).tolist(), strict=True):
         run.rows = pa.Table.from_batches([pool.slice(end - run.rows.num_rows, run.rows.num_rows)])
     order = total_order(columns_of(pool), pool.num_rows)
-    # The last row that was read of each unfinished run: an unread row may precede every row behind it.
+    # Mark the last row that was read of each unfinished run. An unread row of the run may precede every row behind the
+    # marked one.
     is_last = np.zeros(pool.num_rows, bool)
     is_last[(np.cumsum(counts) - 1)[[not run.is_read for run in runs]]] = True
     lasts = np.flatnonzero(is_last[order])
@@ -349,7 +384,7 @@ def _first_of(runs: Sequence[_Run], columns_of: SortColumns) -> Iterator[pa.Reco
 
 
 def _even(batches: Iterator[pa.RecordBatch], cut: _Cut) -> Iterator[pa.RecordBatch]:
-    """Yield the same rows in the batches that one large batch would be divided into."""
+    """Yield the rows in batches with the boundaries that one large batch would be divided at."""
     held: list[pa.RecordBatch] = []
     rows = size_bytes = 0
     for batch in batches:

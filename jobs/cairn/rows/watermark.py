@@ -1,15 +1,18 @@
-"""Event time: which rows are late, when timers are due, and how far the watermarks get in an interval.
+"""Event time: late rows, due timers, and the watermarks that a checkpoint records.
 
-A watermark says that no older row is expected. There are two, as in Spark: rows are late up to the one, handlers see and timers
-fire by the other. A checkpoint records both for the interval after it:
+A watermark says that no older row is expected. As in Spark there are two: one decides which rows are late, the other is
+visible to processors and fires timers. A checkpoint records both for the next interval:
 
-    rule       late rows            handlers see     timers fire up to         recorded: watermark               recorded: late
-    observed   the base's late one  the base's       the base's                max(the base's, newest - delay)   the base's
-    interval   the base's           the base's       max(base's, end - delay)  max(base's, end - delay)          none
+    rule       late rows up to      processors see   timers fire up to              recorded watermarks
+    observed   the base's late one  the base's       the base's                     max(the base's, newest - delay),
+                                                                                    late: the base's
+    interval   the base's           the base's       max(the base's, end - delay)   max(the base's, end - delay),
+                                                                                    late: none
 
-"observed" is Spark's rule: rows are filtered one interval behind, since timers up to the newest watermark have not fired yet
-when rows arrive. Both watermarks start at 0, so that events up to 1970 are late from the first interval on. With "interval" an
-interval closes its own windows; in the first one nothing is late. No watermark ever goes back, so an idle interval keeps what it has.
+"observed" is Spark's rule. Late rows are filtered by the watermark of one interval earlier, because timers up to the
+newest watermark have not fired yet when rows arrive. Both watermarks start at 0, so events up to 1970 are late from the
+first interval on. With "interval", an interval closes its own windows, and no row of the first interval is late. No
+watermark ever decreases. An interval without rows keeps it.
 """
 
 from __future__ import annotations
@@ -24,9 +27,12 @@ Rule = Literal["observed", "interval"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventTime:
-    """A pipeline's event-time settings, and the watermarks of its base, in milliseconds since the epoch.
+    """Event-time settings of a pipeline, and the watermarks of the interval's base, in milliseconds since the epoch.
 
     Attributes:
+        column: The column with the event time.
+        delay_ms: The watermark's distance from the newest event time or from the interval's end.
+        base_ms: The watermark that the base recorded, with "observed" at least 0; None if the base has none.
         late_ms: A row with this event time or an older one is late; None: no row is late.
     """
 
@@ -38,16 +44,19 @@ class EventTime:
 
     @property
     def late_until_us(self) -> int | None:
-        """Return ``late_ms`` in microseconds. Rows exactly at the watermark are late. Source: Spark's late-event filter."""
+        """Return `late_ms` in microseconds.
+
+        Rows exactly at the watermark are late. Source: Spark's late-event filter.
+        """
         return None if self.late_ms is None else self.late_ms * 1000
 
     def due_ms(self, interval_end_ms: int) -> int:
-        """Return the latest expiry of timers that fire at the end of the interval."""
+        """Return the latest time of the timers that fire in the interval."""
         advanced = self._reached_ms(interval_end_ms, None) if self.rule == "interval" else self.base_ms
         return advanced or 0
 
     def recorded(self, time: LogicalTime, interval_end_ms: int, newest_event_us: int | None) -> LogicalTime:
-        """Return the interval's clock as the checkpoint records it."""
+        """Return the clock that the interval's checkpoint records: `time` with the new watermarks."""
         return replace(
             time,
             watermark_ms=self._reached_ms(interval_end_ms, newest_event_us),
@@ -63,9 +72,10 @@ class EventTime:
 
 
 def event_time_of(column: str, delay_ms: int, rule: Rule, base: LogicalTime | None) -> EventTime:
-    """Return the event time of the interval after ``base`` (None: of the first interval).
+    """Return the event time of the interval that follows `base`; None: of the first interval.
 
-    A base of an older release has one watermark. Rows up to this watermark are late, because a closed window must not open again.
+    Checkpoints of older releases recorded one watermark. Rows up to it are late, because a closed window must not open
+    again.
     """
     base_ms = base.watermark_ms if base is not None else None
     late_ms = base_ms

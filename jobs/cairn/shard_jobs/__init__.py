@@ -1,1 +1,1 @@
-"""Jobs that run once on each shard of a pipeline, and how they travel there."""
+"""Jobs that run once on each shard of a pipeline, and the code that sends them to the workers."""

@@ -1,7 +1,8 @@
-"""A checkpoint's shards rewritten, each as few files without anything obsolete, then *prepared* as an equal checkpoint.
+"""Consolidate a checkpoint: rewrite its shards without obsolete entries.
 
-A shard that is one sorted run without deletions and segments already stays as it is, whatever its size. Of the others
-everything is read and written once, so this belongs where a savepoint reads everything anyway.
+The job ends with a `prepared.json` for a checkpoint with equal entries. A shard that is already one sorted run without
+deletions and segments stays as it is. All other shards are read and written as a whole. So this job runs before a
+savepoint, which reads every shard anyway.
 """
 
 from __future__ import annotations
@@ -28,8 +29,15 @@ from state_backend.values.records import Permissions, RunRef
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsolidationJob(JobOnContent):
-    """Travels to the workers. ``checkpoint_id`` and ``content`` are the checkpoint's that is consolidated; ``h0`` is the highest id
-    when that was seen to be there."""
+    """Job that consolidates a checkpoint. The driver sends it to the workers.
+
+    Attributes:
+        content: The content of the consolidated checkpoint.
+        root: The folder of the pipeline.
+        attempt: The uuid of this attempt.
+        h0: The highest checkpoint id when the job was planned.
+        checkpoint_id: The id of the consolidated checkpoint.
+    """
 
     root: str
     attempt: str
@@ -39,10 +47,11 @@ class ConsolidationJob(JobOnContent):
     engine: EngineOptions
 
     def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> ShardAck:
-        """Rewrites one shard. On disk if it stops: files of the attempt that no record names.
+        """Rewrite one shard. A task that stops leaves files of the attempt that no record names.
 
-        Raises: DamagedCopy if this host's copy of a file is damaged; CorruptFile if what was rewritten is not what the manifest
-        counts; nothing is committed then.
+        Raises:
+            DamagedCopy: This host's copy of a file is damaged.
+            CorruptFile: The rewritten entries do not match the counts of the manifest. Then nothing is committed.
         """
         clock = StopWatch()
         storage, cache, content = open_storage(self.root), open_cache(self.engine), self.content
@@ -74,7 +83,8 @@ class ConsolidationJob(JobOnContent):
                         inline_budget_bytes=inline_budget_bytes(content.parallelism),
                         cache=cache,
                     )
-                    # The counts were taken over from the base; this says that they are true of what is on disk now.
+                    # The counts of the manifest come from the base. `verify_shard` compares them with the entries that
+                    # are on disk now.
                     _, problems = verify_shard(
                         store, snapshot.manifest, content.states, content.key_schema, content.max_parallelism
                     )
@@ -96,7 +106,11 @@ class ConsolidationJob(JobOnContent):
         )
 
     def finish(self, acks: list[ShardAck]) -> None:
-        """Writes ``prepared.json``, unless no shard had anything to rewrite."""
+        """Write `prepared.json`, if at least one shard was rewritten.
+
+        Raises:
+            CorruptFile: The digest of the rewritten state differs from the checkpoint's.
+        """
         content = self.content
         if all(ack.manifest is None for ack in acks):
             return

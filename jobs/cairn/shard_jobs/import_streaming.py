@@ -1,11 +1,14 @@
-"""Import of another system's state: rows of all states, placed by key, are written to shards, then *prepared*.
+"""Import the state of another system: write rows of all states to shards, then write `prepared.json`.
 
-A row has all entries of one key in one state. So the order of the rows does not matter:
+The rows are placed in shards by key. A row has all entries of one key in one state. So the order of the rows does not
+matter:
 
-    __key_group int | state int | key struct | entries_<n> array<struct<[user_key struct,] value struct, expires_at_ms long>>
+    __key_group int | state int | key struct
+    | entries_<n> array<struct<[user_key struct,] value struct, expires_at_ms long>>
     | timers array<long>, ascending
 
-``state`` is the place n of the state in ``states``, and only column ``entries_<n>`` is filled; -1 for timers, null for a tick.
+`state` is the position n of the state in `content.states`, and only column `entries_<n>` is filled. It is -1 for timers
+and null for a tick.
 """
 
 from __future__ import annotations
@@ -37,7 +40,14 @@ TIMERS = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportJob(JobOnContent):
-    """The work on one shard; travels to the workers. ``content``: the record's content without the shards' results. ``source`` names the rows in errors."""
+    """Job that writes imported rows to shards. The driver sends it to the workers.
+
+    Attributes:
+        content: The content of the new record, without the shards' results.
+        root: The folder of the pipeline.
+        source: A name of the rows for error messages.
+        h0: The highest checkpoint id when the job was planned.
+    """
 
     root: str
     source: str
@@ -45,7 +55,7 @@ class ImportJob(JobOnContent):
     engine: EngineOptions
 
     def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> ShardAck:
-        """Make one shard. A run that stops leaves files of an attempt that no record names."""
+        """Write one shard. A task that stops leaves files of the attempt that no record names."""
         clock, content = StopWatch(), self.content
         owned = range_of(shard, content.parallelism, content.max_parallelism)
         key_schema = parse_struct(content.key_schema)
@@ -57,7 +67,7 @@ class ImportJob(JobOnContent):
         ):
             writer = EntryWriter(store, content.states, key_schema, owned, content.max_parallelism)
             readers: list[Any] = [StateRows(descriptor, key_schema) for descriptor in content.states]
-            readers.append(TimerRows(key_schema))  # the place -1
+            readers.append(TimerRows(key_schema))  # This reader has the index -1, the value of `TIMERS`.
             for batch in batches:
                 table = pa.Table.from_batches([batch])
                 for n in pc.unique(table["state"].drop_null()).to_pylist():
@@ -121,5 +131,5 @@ class ImportJob(JobOnContent):
             writer.put_entries(self.content.states[n], located, groups, every)
 
     def finish(self, acks: list[ShardAck]) -> None:
-        """Write ``prepared.json``."""
+        """Write `prepared.json`."""
         prepare(open_storage(self.root), self.content, acks, h0=self.h0)

@@ -1,9 +1,10 @@
-"""One interval on one shard, and what the driver makes of all shards.
+"""Process one interval on each shard, and write `prepared.json` with the results of all shards.
 
-In each Spark task: restore -> process -> fire timers -> expire -> capture -> upload -> ack. Then once: all acks -> prepared.
-In changelog mode there is a segment to upload, and no capture before it.
-If a task stops at any point, its local folder and some files under the attempt are left; no record names them. If Spark
-runs a task twice, both write under different names, and only the successful one's ack counts.
+Each Spark task: restore -> process -> fire timers -> expire -> capture -> upload -> ack. Then the driver, once: all
+acks -> prepared.json. In changelog mode, the task uploads a segment instead of captured files.
+
+A task that stops leaves a local folder, and files of the attempt that no record names. If Spark runs a task twice, each
+run writes under other names, and only the successful run's ack counts.
 """
 
 from __future__ import annotations
@@ -69,11 +70,15 @@ from state_backend.values.zones import local_zone, zone_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalJob:
-    """All that the shards of one attempt need; travels to the workers with the processor.
+    """Job that processes one interval. The driver sends it to the workers together with the processor.
 
-    ``base`` are the shards of the base checkpoint, in a task those that it reads; ``base_parallelism``: how many there are, 0 for a
-    start from nothing. ``dropped`` are states
-    whose entries go. ``time`` is the clock that handlers see; the recorded watermark is known only when all shards are done.
+    Attributes:
+        h0: The highest checkpoint id when the interval was planned.
+        base: The refs of the base checkpoint's shards; in a task only those that the task reads.
+        base_parallelism: The number of the base's shards; 0 if the interval starts from empty state.
+        dropped: States that the processor's `init` deletes. The job deletes their entries.
+        time: The clock that the processor sees. The recorded watermark is known only after all shards.
+        plan_us: The time that planning took, in microseconds.
     """
 
     pipeline: str
@@ -112,22 +117,22 @@ class IntervalJob:
 
     @property
     def zone(self) -> str:
-        """The time zone in which the processor runs on every host."""
+        """Return the time zone in which the processor runs on every host."""
         return self.time.zone or "UTC"
 
     def refs_of(self, shard: int) -> tuple[ShardRef, ...]:
-        """The shards of the base that hold some of this shard's key groups, told without reading the manifests of the others."""
+        """Return the refs of the base's shards that hold some of this shard's key groups. No manifest is read."""
         owned, count = range_of(shard, self.parallelism, self.max_parallelism), self.base_parallelism
         return tuple(r for r in self.base if range_of(r.shard, count, self.max_parallelism).intersect(owned))
 
     def with_refs(self, refs: tuple[ShardRef, ...]) -> IntervalJob:
-        """As `ShardJob` has it."""
+        """Return the job with these refs, as `ShardJob.with_refs` describes."""
         return replace(self, base=refs)
 
     # --- in a Spark task -----------------------------------------------------------------------------------------------------
 
     def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> ShardAck:
-        """Processes the interval on one shard. ``task``: unique among everything that this attempt runs."""
+        """Process the interval on one shard. `task` is unique among all tasks of this attempt."""
         storage = open_storage(self.root)
         owned = range_of(shard, self.parallelism, self.max_parallelism)
         clock = StopWatch()
@@ -151,7 +156,7 @@ class IntervalJob:
         state = ShardState(
             restored.store,
             key_groups=restored.key_group_states,
-            # A name that was dropped may be declared anew.
+            # If a dropped name is declared again, the declared state must win. So `self.states` comes last.
             descriptors=(*self.dropped, *self.states),
             now_ms=self.time.processing_time_ms,
             struct_factory=row_maker,
@@ -264,8 +269,12 @@ class IntervalJob:
     def _changelog(
         self, restored: RestoredShard, shard: int, owned: KeyGroupRange, work: Path
     ) -> ShardChangelog | None:
-        """Of changelog mode. A segment is added to the base's manifest of the very same range, or to nothing at all at the start; what
-        was clipped or put together of several is in no files yet."""
+        """Return the recorder of the shard's changes; None if the checkpoint must write files.
+
+        A segment can be added only to a base manifest of the same key-group range, or to an empty shard at the start. A
+        store that was clipped, or combined from several shards, has no files on the storage that a segment could
+        follow.
+        """
         base, ref = restored.base, None
         if not self.base_parallelism:
             base = ShardManifest(
@@ -287,7 +296,7 @@ class IntervalJob:
     def _run_processor(
         self, inputs: InputBatches, state: ShardState, output: LocalParquet
     ) -> tuple[KeyedRunner | ArrowRunner, int]:
-        """The processor after all input, and how many keys had any."""
+        """Run the processor over all input. Return its runner, and the number of keys that had input."""
         offers_null = self.api != "arrow" and self.on_type_mismatch == "error"
         user_code = UserCode(self.interval, self.pipeline, offers_null=offers_null)
         due_ms = (
@@ -340,16 +349,24 @@ class IntervalJob:
         return runner, rows.keys
 
     def _timer_values(self, watermark_ms: int | None) -> TimerValues:
-        """As Spark gives them: (-1, -1) without a clock, watermark 0 in processing time and before any event."""
+        """Return the clock as Spark's `TimerValues`: (-1, -1) without a clock, and watermark 0 if there is none yet."""
         timed = self.time.mode != "none"
         return TimerValues(self.time.processing_time_ms, watermark_ms or 0) if timed else TimerValues(-1, -1)
 
     # --- once, when all shards have acked -----------------------------------------------------------------------------------------
 
     def finish(self, acks: list[ShardAck], spark_us: int = 0, coordinator: Coordinator | None = None) -> Prepared:
-        """Writes ``prepared.json``; returns what it says. ``coordinator`` as in `prepare`. ``spark_us``: how long Spark had the job, in which the slowest shard's own phases lie.
+        """Write `prepared.json`, and return its content.
 
-        Raises: SourceError if not as many rows came as the source counted."""
+        Args:
+            acks: The acks of all shards, in the order of the shards.
+            spark_us: The time from the start of Spark's job to its end, in microseconds, which includes the phases of
+                the slowest shard.
+            coordinator: The coordinator that will commit the attempt in this process; None: another process commits it.
+
+        Raises:
+            SourceError: The number of input rows differs from the number that the source counted.
+        """
         expected_rows = self.source_position.get("counts", {}).get("rows")
         input_rows = sum(ack.input_rows for ack in acks)
         if expected_rows is not None and expected_rows != input_rows:
@@ -381,7 +398,8 @@ class IntervalJob:
             digest=0,
             shards=(),
             outputs=(),
-            # What is not of the slowest shard is Spark's: planning the query, waiting for cores, shuffling, fetching the acks.
+            # Time outside of the slowest shard is Spark's: it plans the query, waits for cores, shuffles, and fetches
+            # the acks.
             durations_us={"plan": self.plan_us, "spark": max(0, spark_us - sum(slowest(acks).values()))},
             worker_pids=(),
             retention=self.retention,

@@ -1,8 +1,9 @@
-"""A savepoint becomes the state of a pipeline: files of its own under ``shared/<attempt>/``, then *prepared*.
+"""Restore a savepoint as the state of a pipeline, in files of the pipeline's own under `shared/<attempt>/`.
 
-Native: each file is linked, or copied where that can't be, and stays the shard that it was; the next interval restores it into
-its parallelism, as it does any checkpoint. Canonical: each shard of the pipeline reads what is its own, at any parallelism and
-max parallelism. Either way the digest over all shards must be the one that the savepoint records.
+The job ends with a `prepared.json`. Native: each file is linked, or copied if the storage can't link it. The shards
+stay as they are. The next interval restores them into its own parallelism, as with any checkpoint. Canonical: each
+shard of the pipeline reads its own entries, at any parallelism and max parallelism. In both cases, the digest over all
+shards must equal the one that the savepoint records.
 """
 
 from __future__ import annotations
@@ -32,9 +33,18 @@ from state_backend.values.retention import RetentionPolicy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreJob:
-    """Travels to the workers. ``root`` is the folder of the pipeline that gets the state, ``source`` the savepoint's.
-    ``parallelism`` and ``max_parallelism`` are those of the shards that it makes. ``first_task``: Spark's task 0 is this number in the
-    names of files, since another try of the attempt has tasks of the same numbers."""
+    """Job that restores a savepoint. The driver sends it to the workers.
+
+    Attributes:
+        root: The folder of the pipeline that gets the state.
+        source: The folder of the savepoint.
+        attempt: The uuid of this attempt.
+        h0: The highest checkpoint id when the job was planned.
+        parallelism: The number of shards that the job makes.
+        max_parallelism: The number of key groups of these shards.
+        first_task: A number that is added to Spark's task numbers in file names. Another try of the same attempt has
+            equal task numbers.
+    """
 
     root: str
     source: str
@@ -51,16 +61,16 @@ class RestoreJob:
     first_task: int = 0
 
     def refs_of(self, shard: int) -> tuple[ShardRef, ...]:
-        """Of a native savepoint the shard itself; a canonical one has none."""
+        """Return the ref of this shard in a native savepoint; an empty tuple for a canonical one."""
         return tuple(ref for ref in self.savepoint.content.shards if ref.shard == shard)
 
     def with_refs(self, refs: tuple[ShardRef, ...]) -> RestoreJob:
-        """As `ShardJob` has it."""
+        """Return the job with these refs, as `ShardJob.with_refs` describes."""
         content = replace(self.savepoint.content, shards=refs)
         return replace(self, savepoint=replace(self.savepoint, content=content))
 
     def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> ShardAck:
-        """Makes one shard. On disk if it stops: files of the attempt that no record names."""
+        """Make one shard. A task that stops leaves files of the attempt that no record names."""
         clock, task = StopWatch(), self.first_task + task
         source, storage = open_storage(self.source), open_storage(self.root)
         native = self.savepoint.format == "native"
@@ -70,7 +80,7 @@ class RestoreJob:
             shard=shard,
             manifest=manifest,
             summary=summary_of(manifest),
-            uploaded_bytes=0 if native else manifest.size_bytes,  # what was not only linked
+            uploaded_bytes=0 if native else manifest.size_bytes,  # Native files are linked, not uploaded.
             uploaded_files=len(manifest.files),
             durations_us=clock.durations_us,
             pid=os.getpid(),
@@ -117,9 +127,10 @@ class RestoreJob:
             ).manifest
 
     def finish(self, acks: list[ShardAck]) -> None:
-        """Writes ``prepared.json``.
+        """Write `prepared.json`.
 
-        Raises: CorruptFile if the state is not the one that the savepoint records.
+        Raises:
+            CorruptFile: The restored state has another digest or number of entries than the savepoint records.
         """
         recorded = self.savepoint.content
         digest, entries = digest_of(acks), entries_of(acks)

@@ -1,8 +1,9 @@
-"""One place that runs a job on every shard of a pipeline.
+"""Run a job on every shard of a pipeline.
 
-A job is a value that travels to the workers. Spark runs it once per shard (again, where a task fails or is speculated) and hands back
-the acks of exactly the successful tasks. What is made of them happens in the driver. A new kind of job is a frozen dataclass with
-``parallelism``, ``max_parallelism``, the refs that it reads, and ``run_shard``; one that makes a checkpoint ends in `state_backend.checkpoint.prepare_content.prepare`.
+A job is a value that travels to the workers. Spark runs it once for each shard, and again if a task fails or is run
+speculatively. The driver gets the acks of the successful tasks only, and combines them. A new kind of job is a frozen
+dataclass with `parallelism`, `max_parallelism`, the refs that it reads, and `run_shard`. A job that makes a checkpoint
+ends with a call of `state_backend.checkpoint.prepare_content.prepare`.
 """
 
 from __future__ import annotations
@@ -44,49 +45,63 @@ Ack_co = TypeVar("Ack_co", bound=OfShard, covariant=True)
 
 
 class ShardJob(Protocol[Ack_co]):
-    """What `run_on_shards` needs of a job."""
+    """Protocol of the jobs that `run_on_shards` accepts."""
 
     @property
     def parallelism(self) -> int:
-        """How many shards it runs on."""
+        """Return the number of shards."""
 
     @property
     def max_parallelism(self) -> int:
-        """How many key groups there are."""
+        """Return the number of key groups."""
 
     def refs_of(self, shard: int) -> tuple[ShardRef, ...]:
-        """Which shards of a checkpoint before this shard reads. They travel to its task alone."""
+        """Return the refs of the existing shards that the job reads for this shard.
+
+        They travel only to this shard's task.
+        """
 
     def with_refs(self, refs: tuple[ShardRef, ...]) -> Self:
-        """The job with these refs in the place of those of all shards."""
+        """Return the job with these refs instead of the refs of all shards."""
 
     def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> Ack_co:
-        """Does one shard, in a worker. ``batches``: the shard's routed rows, or its tick alone. ``task``: a number that no other task
-        of this job has, not even another try at this shard; it goes into the names of files."""
+        """Run the job on one shard, in a worker.
+
+        Args:
+            batches: The shard's routed rows, or only its tick.
+            shard: The shard's number.
+            task: A number for file names. No other task of this job has it, not even another try at this shard.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOnContent:
-    """What jobs on the shards of one content have in common: each shard reads itself, if the content has shards."""
+    """Base of jobs that read the shards of one checkpoint's or savepoint's content.
+
+    Each task reads the shard of its own number.
+    """
 
     content: Content
 
     @property
     def parallelism(self) -> int:
-        """The content's."""
+        """Return the content's number of shards."""
         return self.content.parallelism
 
     @property
     def max_parallelism(self) -> int:
-        """The content's."""
+        """Return the content's number of key groups."""
         return self.content.max_parallelism
 
     def refs_of(self, shard: int) -> tuple[ShardRef, ...]:
-        """The shard itself; none where the content has no shards yet, or is of a canonical savepoint."""
+        """Return the ref of this shard.
+
+        The tuple is empty if the content has no shards yet, or belongs to a canonical savepoint.
+        """
         return tuple(ref for ref in self.content.shards if ref.shard == shard)
 
     def with_refs(self, refs: tuple[ShardRef, ...]) -> Self:
-        """As `ShardJob` has it."""
+        """Return the job with these refs, as `ShardJob.with_refs` describes."""
         return replace(self, content=replace(self.content, shards=refs))
 
 
@@ -96,11 +111,20 @@ def run_on_shards(
     placed: Callable[[Sequence[bytes]], DataFrame] | None = None,
     arrangement: Arrangement | None = None,
 ) -> list[Ack]:
-    """Runs the job once on each shard; returns their acks, in the order of shards.
+    """Run the job once on each shard, and return the acks in the order of the shards.
 
-    placed: makes the rows, as `cairn.rows.routing` does, of what each shard's tick shall hold: a partition per shard that begins with its
-    tick. None: the ticks alone.
-    Raises: what a shard raised, as it was raised there; InvariantViolated if acks are not exactly one per shard.
+    If a host's cached copy of a file is damaged, the job runs again on all shards. An error of a shard is raised as it
+    was raised there.
+
+    Args:
+        spark: The Spark session.
+        job: The job.
+        placed: A function that gets the data of each shard's tick, and returns the routed rows: a partition for each
+            shard that begins with the shard's tick (`cairn.rows.routing`). None: only ticks.
+        arrangement: The order and layout into which each task sorts its rows; None: the rows have them already.
+
+    Raises:
+        InvariantViolated: The acks are not exactly one for each shard.
     """
     parts = [zlib.compress(pickle.dumps(job.refs_of(shard)), 1) for shard in range(job.parallelism)]
     rows = ticks(spark, parts, max_parallelism=job.max_parallelism) if placed is None else placed(parts)
@@ -108,12 +132,13 @@ def run_on_shards(
     for tries_left in range(job.parallelism, -1, -1):
         try:
             with first_cause():
-                # Made anew for each try: a plan that has failed answers with that failure ever after.
+                # A new query plan for each try: Spark answers a plan that has failed with the same failure again.
                 found = collect_once(spark, lambda: rows.mapInArrow(partial(_run_shard, shipped), _ACK_ROW))
             break
         except DamagedCopy as error:
-            # On a cluster Spark runs the shard again by itself; a local master runs each task once. The damaged copies of the shard that
-            # raised are gone; tasks that were ended for it may not have come to theirs.
+            # On a cluster, Spark runs a failed shard again; with a local master, Spark runs each task only once. The
+            # shard that raised `DamagedCopy` has removed its damaged copies. Tasks that Spark ended early may not have
+            # removed theirs yet.
             if not tries_left:
                 raise
             log.warning("a host's copy of a file is damaged; all is computed once more, with the storage's: %s", error)
@@ -125,7 +150,7 @@ _ACK_ROW = StructType([StructField("ack", BinaryType())])
 
 
 def _run_shard(shipped: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """In a worker: one row with the ack."""
+    """Run the job in a worker, and yield one row with the pickled ack."""
     context = TaskContext.get()
     assert context is not None
     end_idle_daemon()
@@ -142,20 +167,24 @@ def _run_shard(shipped: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.R
     job = job.with_refs(pickle.loads(zlib.decompress(part)))
     batches = (batch.drop_columns([PART]) for batch in chain([first], batches))
     ack = job.run_shard(batches, context.partitionId(), context.taskAttemptId())
-    for _ in batches:  # a job without input leaves its tick
+    # Read the remaining batches: a job without input does not read its tick.
+    for _ in batches:
         pass
     yield pa.RecordBatch.from_arrays([pa.array([pickle.dumps(ack)], pa.binary())], schema=_ACK)
 
 
 class StopWatch:
-    """How long each phase took, in microseconds. A phase within another is not counted for that one too, so that they add up."""
+    """Stopwatch for the phases of a task, in microseconds.
+
+    The time of a nested phase does not count for the outer phase, so that all phases add up.
+    """
 
     def __init__(self) -> None:
         self.durations_us: dict[str, int] = {}
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Times the block, also if it raises."""
+        """Time the block, also if it raises an error."""
         started, inside_us = time.monotonic_ns(), sum(self.durations_us.values())
         try:
             yield
@@ -165,19 +194,23 @@ class StopWatch:
             self.durations_us[name] = self.durations_us.get(name, 0) + max(0, own_us)
 
 
-# After so many tasks of a worker, what they left is looked at again.
+# After this many tasks, a Spark worker lets Python's garbage collector see all objects again.
 _LOOK_AT_ALL_EVERY = 32
 _tasks = count(1)
 
 
 @contextmanager
 def rare_garbage_collection() -> Iterator[None]:
-    """Python's collector looks at new objects by the hundreds, and now and then at all there are: with a batch of rows in
-    hand and pandas imported that took two fifths of the time per key. Cycles in user code are still found, later.
+    """Make Python's garbage collector run rarely during the block.
 
-    What is there before the block stays out of the collector's sight behind it too: Spark's worker collects after every task, which took
-    60 ms of CPU for the objects of the imports alone. Every 32nd time all is in sight, so that no more than 32 tasks leave behind stays.
-    In any other process, a test's for one, all is in sight again behind the block.
+    By default the collector checks new objects by the hundred, and all objects now and then. With a batch of rows in
+    memory and pandas imported, this took two fifths of the time per key. Cycles in user code are still collected, but
+    later.
+
+    Objects from before the block stay frozen (invisible to the collector) after the block too. Spark's worker collects
+    after every task, which took 60 ms of CPU for the objects of the imports alone. After every 32nd task all objects
+    are unfrozen, so that the garbage of at most 32 tasks accumulates. In any other process, such as a test, all objects
+    are unfrozen after each block.
     """
     thresholds = gc.get_threshold()
     gc.freeze()

@@ -1,7 +1,7 @@
-"""A savepoint: each shard restored and written whole under the user's own folder, as compacted SSTs or as Parquet.
+"""Take a savepoint: restore each shard, and write it whole to the user's folder as compacted SSTs or as Parquet.
 
-Self-contained: its handles are relative to the savepoint's folder, so it can be moved or copied; nothing of the pipeline's
-root is needed to restore it. Written last is ``savepoint.json``; without it the folder is no savepoint.
+A savepoint is self-contained: its handles are relative to its folder, so the folder can be moved or copied, and a
+restore needs nothing from the pipeline's root. `savepoint.json` is written last. A folder without it is no savepoint.
 """
 
 from __future__ import annotations
@@ -30,7 +30,12 @@ from state_backend.values.records import CanonicalFile, InlineShard, Savepoint, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavepointAck:
-    """What was written of a shard: a manifest (native), or files (canonical)."""
+    """Result of one shard.
+
+    Attributes:
+        manifest: The manifest of the written files, for a native savepoint; else None.
+        files: The written files of a canonical savepoint.
+    """
 
     shard: int
     manifest: ShardManifest | None
@@ -39,7 +44,14 @@ class SavepointAck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavepointJob(JobOnContent):
-    """Travels to the workers. ``root`` is the pipeline's, ``destination`` the savepoint's folder."""
+    """Job that takes a savepoint. The driver sends it to the workers.
+
+    Attributes:
+        root: The folder of the pipeline.
+        destination: The folder of the savepoint.
+        savepoint: The savepoint's uuid.
+        checkpoint_id: The id of the checkpoint that is copied.
+    """
 
     root: str
     destination: str
@@ -49,7 +61,7 @@ class SavepointJob(JobOnContent):
     engine: EngineOptions
 
     def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> SavepointAck:
-        """Writes one shard. On disk if it stops: files that no savepoint.json names."""
+        """Write one shard. A task that stops leaves files that no savepoint.json names."""
         source, destination = open_storage(self.root), open_storage(self.destination)
         manifest = needed_manifest(self.refs_of(shard)[0], source)
         written: ShardManifest | None = None
@@ -99,11 +111,11 @@ class SavepointJob(JobOnContent):
         ).manifest
 
     def finish(self, acks: list[SavepointAck]) -> None:
-        """Writes the savepoint's record: from here on it is one."""
+        """Write `savepoint.json`, which makes the folder a savepoint. Then delete files of failed tasks."""
         storage = open_storage(self.destination)
         files = tuple(f for a in acks for f in a.files)
         shards = tuple(InlineShard(shard=a.shard, inline=a.manifest) for a in acks if a.manifest)
-        # The outputs stay with the pipeline; a savepoint is state.
+        # A savepoint contains only state. The output files stay in the pipeline's folder.
         content = replace(self.content, shards=shards, outputs=())
         record = Savepoint(
             savepoint=self.savepoint, format=self.format, checkpoint_id=self.checkpoint_id, content=content, files=files

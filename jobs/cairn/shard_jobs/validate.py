@@ -1,4 +1,7 @@
-"""One shard of a checkpoint, an attempt or a savepoint, restored into an empty folder from the storage only, and walked."""
+"""Validate the shards of a checkpoint, a prepared attempt or a savepoint.
+
+Each shard is restored into an empty folder, from the storage only, and read entry by entry.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,15 @@ from state_backend.values.records import CanonicalFile, ShardManifest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardValidation:
-    """What a walk through one shard found. ``digest`` is the sum over its entries; ``pid`` the worker's process."""
+    """Result of one shard.
+
+    Attributes:
+        entries: The number of entries that were read.
+        digest: The digest that the shard's manifest records, or, for a canonical savepoint, the digest of the entries
+            that were read.
+        pid: The process id of the worker.
+        findings: A sentence for each problem.
+    """
 
     shard: int
     entries: int
@@ -36,15 +47,23 @@ class ShardValidation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationJob(JobOnContent):
-    """Travels to the workers. ``root`` is the folder that the content's handles are relative to; ``canonical`` are the files of a
-    savepoint in that format, whose content has no shards."""
+    """Job that validates the shards of one content. The driver sends it to the workers.
+
+    Attributes:
+        root: The folder that the content's handles are relative to.
+        canonical: The files of a canonical savepoint, whose content has no shards; else empty.
+    """
 
     root: str
     canonical: tuple[CanonicalFile, ...]
     engine: EngineOptions
 
     def findings(self, shards: Sequence[ShardValidation]) -> tuple[str, ...]:
-        """What was found in all shards together."""
+        """Return the findings of all shards.
+
+        If no shard has a finding, the sums of their entries and digests are compared with the record, and a difference
+        is the only finding.
+        """
         findings = [finding for shard in shards for finding in shard.findings]
         entries, digest = sum(s.entries for s in shards), sum(s.digest for s in shards) % 2**64
         recorded = self.content
@@ -56,7 +75,7 @@ class ValidationJob(JobOnContent):
         return tuple(findings)
 
     def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> ShardValidation:
-        """One shard; what makes it unusable is a finding."""
+        """Validate one shard. An error that makes the shard unusable is returned as a finding."""
         with rare_garbage_collection(), work_folder(f"validate-{shard}") as work:
             try:
                 entries, digest, findings = (self._read if self.canonical else self._restore)(shard, work)
@@ -68,7 +87,7 @@ class ValidationJob(JobOnContent):
         content, storage = self.content, open_storage(self.root)
         refs = self.refs_of(shard)
         if not refs:
-            return 0, 0, []  # of an empty canonical savepoint
+            return 0, 0, []  # An empty canonical savepoint has neither files nor shards.
         manifest = manifest_of(refs[0], storage)
         restored = restore_shard(manifest.key_groups, [manifest], storage, work / "db", self.engine)
         with restored.store as store:

@@ -1,1 +1,1 @@
-"""The code of a user on its way to the workers."""
+"""Transport of user code and data from the driver to the workers."""

@@ -1,4 +1,4 @@
-"""The version of a pipeline's code, for people. Decisions use the code's hash instead."""
+"""Version of a pipeline's code, for people. Decisions use the code's hash instead."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TIMEOUT_S = 10
 
 
 def code_version(pipeline: Pipeline) -> str | None:
-    """Return the pipeline's ``version``, else git's description of the processor's file; None if neither is known."""
+    """Return the pipeline's `version`, else git's description of the processor's file; None if neither is known."""
     if pipeline.version is not None:
         return pipeline.version
     file = _file_of(pipeline.processor)
@@ -24,9 +24,10 @@ def code_version(pipeline: Pipeline) -> str | None:
 
 @functools.cache
 def git_version(file: Path) -> str | None:
-    """Return ``git describe`` of the commit of a file, with ``-dirty`` if the folder has changes.
+    """Return `git describe` of the repository that contains a file, with `-dirty` if the repository has changes.
 
-    None without git, or if the repository does not track the file: a virtual environment must not get the version of the repository around.
+    Return None without git, or if the repository does not track the file. A virtual environment inside of a repository
+    must not get that repository's version.
     """
     if _git(file.parent, "ls-files", "--error-unmatch", file.name) is None:
         return None
@@ -48,5 +49,6 @@ def _file_of(processor: Any) -> Path | None:
         processor = processor.func
     try:
         return Path(inspect.getfile(processor if callable(processor) else type(processor))).resolve()
-    except (TypeError, OSError):  # built in, or typed into a prompt
+    # Built-in objects, and objects that were typed at a prompt, have no file.
+    except (TypeError, OSError):
         return None

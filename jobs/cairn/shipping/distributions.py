@@ -1,7 +1,7 @@
-"""The installed distribution of a module's file, and a digest of the distribution's files.
+"""Find the installed distribution of a module's file, and compute a digest of the distribution's files.
 
-<folder>/pandas/core/frame.py          a file
-<folder>/pandas-2.3.3.dist-info/RECORD names it, with its SHA-256
+<folder>/pandas/core/frame.py           a module's file
+<folder>/pandas-2.3.3.dist-info/RECORD  names the file, with its SHA-256
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ _SEEN: dict[str, InstalledDistribution] = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstalledDistribution:
-    """A distribution in one process.
+    """Installed distribution in one process.
 
     Attributes:
-        digest: SHA-256, hex, over the names and hashes of its code files in RECORD; "" without a RECORD, as in Debian's packages.
-        is_pure: Its files are the same on every platform. So an equal version must have an equal digest.
+        digest: SHA-256, hex, over the names and hashes of the code files that RECORD lists; "" without a RECORD, as in
+            Debian's packages.
+        is_pure: True if the files are the same on every platform. Then equal versions must have equal digests.
     """
 
     name: str
@@ -34,12 +35,13 @@ class InstalledDistribution:
 
 @cache
 def distribution_of(file: str, module: str) -> InstalledDistribution | None:
-    """Return the distribution that installed this module's file; None if no distribution lists the file."""
+    """Return the distribution that installed a module's file; None if no distribution lists the file."""
     folder = _site_folder(file, module)
     if folder is None:
         return None
     relative, top = PurePath(file).relative_to(folder).as_posix(), module.partition(".")[0]
-    # Mostly the one of the same name; else the metadata of all have to be read, some 0.1 s for 150.
+    # Distributions with the module's name come first, because they mostly match. To read the metadata of 150
+    # distributions takes about 0.1 s.
     for info in sorted(
         _infos(folder), key=lambda path: _normal(path.name).partition("_")[0] != _normal(top).partition("_")[0]
     ):
@@ -56,7 +58,10 @@ def _infos(folder: Path) -> tuple[Path, ...]:
 
 @cache
 def _contents(info: Path) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the files that a distribution installed; without a RECORD, its top-level modules."""
+    """Return the files that a distribution installed, and its top-level modules.
+
+    With a RECORD the files are listed and the modules are empty. Without one it is the other way round.
+    """
     found = importlib.metadata.Distribution.at(info)
     record = found.read_text("RECORD")
     if record is None:
@@ -70,9 +75,9 @@ def _installed_at(info: Path) -> InstalledDistribution:
 
 
 def distribution_here(name: str) -> InstalledDistribution | None:
-    """Return the distribution of this name as this process first found it; None if the distribution is not installed.
+    """Return the distribution of this name in this process; None if the distribution is not installed.
 
-    The first one counts, because the process has imported its modules.
+    The first result is kept for the life of the process, because the process has imported the modules of that version.
     """
     if name not in _SEEN:
         try:
@@ -86,7 +91,7 @@ def _described(found: importlib.metadata.Distribution) -> InstalledDistribution:
     record, wheel = found.read_text("RECORD"), found.read_text("WHEEL") or ""
     digest = ""
     if record is not None:
-        # Without scripts and files that an installer adds: these differ between hosts.
+        # Only code files below the site folder count. Scripts and files that an installer adds differ between hosts.
         code = sorted((row[0], row[1]) for row in csv.reader(record.splitlines()) if row and row[0].endswith(_CODE))
         lines = "".join(f"{path}\0{sha256}\n" for path, sha256 in code if not path.startswith(("..", "/")))
         digest = hashlib.sha256(lines.encode()).hexdigest()
@@ -96,7 +101,7 @@ def _described(found: importlib.metadata.Distribution) -> InstalledDistribution:
 
 
 def _site_folder(file: str, module: str) -> Path | None:
-    """Return the folder of the module's top-level name."""
+    """Return the folder that contains the module's top-level package; None if the path is too short."""
     path = Path(file)
     depth = module.count(".") + (path.stem == "__init__")
     return path.parents[depth] if len(path.parents) > depth else None

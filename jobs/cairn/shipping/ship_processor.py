@@ -1,12 +1,14 @@
 """Transport of a processor and its code to the workers.
 
-A Spark server lives longer than one interval, and its workers may have imported yesterday's processor. So the sources of the user's
-modules travel with every task, and the processor is pickled by reference to these modules. Each worker imports exactly the driver's bytes:
-from its own path if the same bytes are there, and again if an earlier task imported other bytes. So the worker makes a module's locks,
-loggers and clients itself, as under Spark. A module that needs at its top something only the driver has can't be imported in the worker;
-then the processor arrives pickled by value.
+A Spark server lives longer than one interval, and its workers may have imported an older version of the processor. So
+the sources of the user's modules travel with every task, and the processor is pickled by reference to these modules.
+Each worker runs exactly the driver's bytes. It imports them from its own path if the same bytes are there. It imports
+them again if an earlier task imported other bytes. So the worker makes a module's locks, loggers and clients itself, as
+under Spark. A module may need something at import that only the driver has. The worker can't import such a module, and
+loads a pickle by value instead.
 
-The runtime itself is imported by the workers; a task refuses to run on a server whose runtime differs from the driver's.
+The workers import the runtime (this package) themselves. A task refuses to run if the worker's runtime differs from the
+driver's.
 """
 
 from __future__ import annotations
@@ -53,14 +55,18 @@ from state_backend.values.errors import ProcessorError, UsageError, UserCodeErro
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShippedProcessor:
-    """A pipeline's processor as it was when the interval was planned.
+    """Processor of a pipeline, packed when the driver planned the interval.
 
     Attributes:
+        name: The processor's name in messages.
+        code_hash: The result of `code_hash`.
         modules: The user's modules, with compressed sources.
         distributions: Installed distributions that the modules import.
-        by_reference: A pickle that needs the modules. ``by_value``: a pickle with the code of the modules; None if such a pickle is not possible
-            (``no_value`` has the reason) or the processor has no module of the user's.
-        broadcasts: Ids and pickled values.
+        by_reference: A pickle that needs the modules.
+        by_value: A pickle that contains the code of the modules; None if the processor has no user module, or if this
+            pickle is not possible.
+        no_value: The reason why a pickle by value is not possible, as the end of an error message; else "".
+        broadcasts: Ids and pickled values of the broadcast variables that the processor uses.
     """
 
     name: str
@@ -103,10 +109,10 @@ class ShippedProcessor:
 
 
 def ship_processor(processor: Any, pipeline: str) -> ShippedProcessor:
-    """Pack a processor in any of its forms: a class, an instance, a partial, or a function that returns a processor.
+    """Pack a processor: a class, an instance, a partial, or a function that returns a processor.
 
     Raises:
-        UsageError: A value can't be hashed or sent. The message names pipeline and argument.
+        UsageError: A value can't be hashed or sent. The message names the pipeline and the argument.
     """
     with _named(pipeline):
         digest, code = _hash_code(processor)
@@ -134,7 +140,7 @@ def ship_processor(processor: Any, pipeline: str) -> ShippedProcessor:
 
 
 def processor_on_driver(processor: Any, pipeline: str) -> Any:
-    """Make a new processor in this process, from a copy. Its changes reach no worker and no later interval.
+    """Make a new processor in this process, from a copy. Its changes affect no worker and no later interval.
 
     Raises:
         UsageError: A value can't be copied.
@@ -150,24 +156,27 @@ def processor_on_driver(processor: Any, pipeline: str) -> Any:
 
 
 def code_hash(processor: Any, pipeline: str) -> str:
-    """Return SHA-256, hex, over a processor, its arguments, and the sources of the user's modules that it needs.
+    """Return SHA-256, hex, over a processor, its arguments, and the code that it needs.
+
+    This code is the sources of the user's modules, and the names, versions and digests of the distributions that they
+    import.
 
     Raises:
-        UsageError: A value can't be hashed. The message names pipeline and argument.
+        UsageError: A value can't be hashed. The message names the pipeline and the argument.
     """
     with _named(pipeline):
         return _hash_code(processor)[0]
 
 
 def name_of(processor: Any) -> str:
-    """Return a processor's name in messages: its class, or the function that makes the processor."""
+    """Return a processor's name for messages: the name of its class, or of the function that makes the processor."""
     if isinstance(processor, functools.partial):
         return name_of(processor.func)
     return str(getattr(processor, "__name__", None) or type(processor).__name__)
 
 
 def ship(task: object) -> str:
-    """Return a task as an option of a data source."""
+    """Return a job as text, for `unship` in a worker. The text also contains the version of the driver's runtime."""
     return base64.b64encode(zlib.compress(cloudpickle.dumps((runtime_version(), cloudpickle.dumps(task))), 1)).decode()
 
 
@@ -206,7 +215,10 @@ def _named(pipeline: str) -> Iterator[None]:
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Pickler that sends broadcast variables by number. Spark would send them beside a query's functions, but knows none of these."""
+    """Pickler that replaces broadcast variables by their ids.
+
+    Spark sends the values of broadcast variables only with its own functions. This pickle is not one of these.
+    """
 
     def __init__(self, file: Any, broadcasts: dict[int, Broadcast[Any]]) -> None:
         super().__init__(file)
@@ -236,8 +248,11 @@ def _dump(pickler: cloudpickle.Pickler, value: Any) -> None:
 
 
 class _Copier(cloudpickle.Pickler):
-    """Keeps classes: loading one of a notebook where it was made would replace its methods by copies, which see no later change of
-    the notebook's variables."""
+    """Pickler for a copy in the same process, which keeps classes, modules and broadcast variables by identity.
+
+    Loading a notebook's class in the notebook's process would replace its methods by copies. These would not see later
+    changes of the notebook's variables.
+    """
 
     def __init__(self, file: Any) -> None:
         super().__init__(file)
@@ -277,7 +292,10 @@ def _pickle_by_value(processor: Any, modules: Sequence[UserModule], broadcasts: 
 
 
 def _blame(modules: Sequence[UserModule]) -> str:
-    """Name the first object of these modules that can't be pickled. Containers come last, because they may be large."""
+    """Return the first object of these modules that can't be pickled, with the reason; "" if all can be pickled.
+
+    Containers are tried last, because they may be large.
+    """
     candidates = [
         (isinstance(value, dict | list | tuple | set), f"{module.name}.{name}", value)
         for module in modules
@@ -296,10 +314,10 @@ def _blame(modules: Sequence[UserModule]) -> str:
 
 
 def unship(option: str) -> Any:
-    """Return the task in a worker.
+    """Return the job that `ship` packed, in a worker.
 
     Raises:
-        UsageError: The worker's runtime is another version.
+        UsageError: The worker's runtime has another version than the driver's.
     """
     version, task = cloudpickle.loads(zlib.decompress(base64.b64decode(option)))
     if version != runtime_version():
@@ -313,29 +331,33 @@ def unship(option: str) -> Any:
 
 @cache
 def runtime_version() -> str:
-    """Return 16 hex digits over the runtime's sources, as this process found them at the first call."""
+    """Return 16 hex digits over the runtime's sources.
+
+    The sources are read from disk when this process first calls the function.
+    """
     digest = hashlib.sha256()
     for name, _, source in runtime_sources():
         digest.update(name.encode() + b"\0" + source)
     return digest.hexdigest()[:16]
 
 
-# The user's modules that this process has, and which bytes they are.
+# The user's modules that this process has loaded, by name, each with the SHA-256 of its bytes.
 _LOADED: dict[str, tuple[ModuleType, str]] = {}
 _BROADCASTS: dict[int, bytes] = {}
 
 
 def import_as_shipped(modules: Sequence[UserModule]) -> None:
-    """Let this process import these modules as they were shipped.
+    """Make this process import these modules from their shipped bytes.
 
-    If a loaded module is of another version, all of the user's modules are forgotten, because others may hold objects of the old version.
+    If a loaded module has other bytes, all loaded user modules are removed, because they may hold objects of the old
+    version.
 
     Raises:
-        UsageError: An installed module is missing here, or has other code.
+        UsageError: An installed module is missing in this process, or has other code.
     """
     for finder in sys.path_importer_cache.values():
-        # Folders only. A zip would be read anew once for each package in it: 0.3 s a task for Spark's own zips. ``bytes_of`` does that
-        # for the zip of a module that it is asked for.
+        # Only caches of folders are cleared. A zip would be read again for each of its packages: 0.3 s a task for
+        # Spark's own zips. `bytes_of` clears the cache of a zip when a module in it is read.
         if isinstance(finder, FileFinder):
             finder.invalidate_caches()
     for module in modules:
@@ -359,7 +381,7 @@ def _forget(names: set[str]) -> None:
     _LOADED.clear()
     for name, module in list(sys.modules.items()):
         within = name in names or any(name.startswith(f"{n}.") for n in names)
-        # Compiled code can't be loaded twice.
+        # Python can't load an extension module twice in one process.
         if within and not isinstance(getattr(module, "__loader__", None), ExtensionFileLoader):
             del sys.modules[name]
 
@@ -376,16 +398,16 @@ def _check_installed(module: UserModule) -> None:
 
 
 def _check_distributions(wanted: Sequence[InstalledDistribution]) -> None:
-    """Raise UsageError if a distribution has another version here.
+    """Raise `UsageError` if an installed distribution has another version or other files than on the driver.
 
-    A missing distribution raises no error: a module may import at its top a package that only the driver uses. The import itself fails
-    otherwise.
+    A missing distribution raises no error: a module may import a package that only the driver uses. If the worker needs
+    the package, the import itself fails.
     """
     for package in wanted:
         found = distribution_here(package.name)
         if found is None:
             continue
-        # The same version of a package that is compiled has other files on another platform.
+        # Digests are compared for pure packages only: a compiled package has other files on another platform.
         comparable = package.is_pure and found.is_pure and package.digest and found.digest
         if found.version != package.version or (comparable and found.digest != package.digest):
             raise UsageError(
@@ -405,12 +427,12 @@ def _remember_installed(modules: Sequence[UserModule]) -> None:
 
 
 def _others() -> list[Any]:
-    """Return the finders of this process without the finder of shipped modules."""
+    """Return the finders of this process, without the finder of shipped modules."""
     return [finder for finder in sys.meta_path if finder is not _FINDER and hasattr(finder, "find_spec")]
 
 
 class _Finder(MetaPathFinder):
-    """Finder of the modules of this process's task."""
+    """Finder of the modules that were shipped with this process's current task."""
 
     def __init__(self) -> None:
         self.modules: dict[str, UserModule] = {}
@@ -448,9 +470,11 @@ def _namespace(module: UserModule) -> ModuleSpec:
 
 
 class _Loader(Loader):
-    """Loader that runs exactly the shipped bytes. Python tells a cached compilation by its time in seconds, which is too coarse.
+    """Loader that runs exactly the shipped bytes.
 
-    ``inner``: the loader of the same file in this process, for data beside the file; None if the file is not here.
+    Python's own loader might run a cached compilation: it recognises an older file only by its time, in seconds, and
+    its size. `inner` is the loader of the same file in this process, for data beside the file; None if the file is not
+    here.
     """
 
     def __init__(self, digest: str, source: bytes, inner: Any) -> None:
@@ -465,7 +489,7 @@ class _Loader(Loader):
         exec(compile(self._source, str(spec.origin), "exec", dont_inherit=True), module.__dict__)
 
     def get_source(self, fullname: str) -> str:
-        """Return the source for tracebacks, where the file is not here."""
+        """Return the source, which tracebacks show even if the worker lacks the file."""
         return decode_source(self._source)
 
     def get_data(self, path: str) -> bytes:

@@ -1,8 +1,9 @@
-"""Search for the modules of a processor, with their sources.
+"""Find the modules that a processor needs, with their sources.
 
-A user's module belongs neither to Python nor to an installed package nor to this runtime. Imports are read from the sources, because an
-imported constant does not know its module. The processor's own package is recorded module by module, even if it is installed. Another
-installed package that the user's modules import is recorded by its version and its installed files.
+A user's module belongs neither to Python, nor to an installed package, nor to this runtime. Imports are read from the
+sources, because an imported constant does not know its module. The package that defines the processor is recorded
+module by module, even if it is installed. Other installed packages that the user's modules import are recorded by
+version and installed files.
 """
 
 from __future__ import annotations
@@ -28,24 +29,25 @@ import state_backend
 from cairn.shipping.distributions import InstalledDistribution, distribution_of
 from state_backend.values.errors import UsageError
 
-# Runs in Airflow. A DAG's module may import it beside its pipeline, but no worker needs it.
+# The package of the Airflow operators. A DAG's module may import it beside its pipeline, but no worker needs it.
 _OPERATORS = "cairn_operators"
-# A task refuses to run beside another version of it by other means.
+# Packages of Spark. Their modules are never recorded as the user's code.
 _SPARK = {"pyspark", "py4j"}
 _SITE_FOLDERS = {"site-packages", "dist-packages"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserModule:
-    """A module as the driver has it.
+    """Module as the driver has it.
 
     Attributes:
-        kind: "source"; "binary" (compiled); "namespace" (a package without a file); "installed" (workers must have the module themselves).
-        file: Where the driver has the module, a path into a zip included; "" for a namespace.
-        folders: The ``__path__`` of a package.
-        source: Of "source" only.
+        kind: "source"; "binary" (compiled); "namespace" (a package without a file); "installed" (workers must have the
+            module themselves).
+        file: The driver's path of the file, perhaps inside of a zip; "" for a namespace.
+        folders: The `__path__` of a package; None for other modules.
+        source: The file's bytes; empty for other kinds than "source".
         digest: SHA-256, hex, over the file's bytes; "" for a namespace.
-        package: Of "installed" only: distribution and version, for messages.
+        package: Distribution and version, for messages; "" for other kinds than "installed".
     """
 
     name: str
@@ -59,21 +61,21 @@ class UserModule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserCode:
-    """The modules of a processor, and the installed distributions that these import. Both are sorted by name."""
+    """Modules of a processor, and the installed distributions that they import. Both are sorted by name."""
 
     modules: tuple[UserModule, ...]
     distributions: tuple[InstalledDistribution, ...]
 
 
 def find_user_code(roots: Iterable[str], own: Iterable[str] = ()) -> UserCode:
-    """Find the user's modules among ``roots``, their imports at any depth, and the packages around these.
+    """Find the user's modules among `roots`, their imports at any depth, and the packages that contain them.
 
     Args:
         roots: Names of modules.
-        own: Names of the modules that define the processor. These may be an installed package's.
+        own: Names of the modules that define the processor. They may belong to an installed package.
 
     Raises:
-        UsageError: A module's file can't be parsed.
+        UsageError: A module's file can't be read or parsed.
     """
     search = _Search({name.partition(".")[0] for name in own} - _SPARK)
     pending = [name for name in roots if name]
@@ -134,14 +136,15 @@ class _Search:
         return UserModule(kind="binary", **common)
 
     def _spec(self, name: str) -> ModuleSpec | None:
-        """Find a module without running the module or its parents."""
+        """Return the spec of a module without running the module or its parents; None if it is not found."""
         if name not in self._specs:
             self._specs[name] = _loaded_spec(name) or self._unloaded_spec(name)
         return self._specs[name]
 
     def _unloaded_spec(self, name: str) -> ModuleSpec | None:
         if name == "__main__":
-            return None  # a notebook: a file named __main__ is another module
+            # A notebook's `__main__` has no file. A file named __main__ would be another module.
+            return None
         parent = name.rpartition(".")[0]
         path = None
         if parent:
@@ -155,14 +158,20 @@ class _Search:
             return None
 
     def _is_users(self, name: str, spec: ModuleSpec) -> bool:
-        """Return True if modules in this package may be the user's. A namespace may be shared with an installed package."""
+        """Return True if this package may contain the user's modules.
+
+        A namespace that an installed package shares counts only if the processor's own module is in it.
+        """
         if self._described(name, spec) is not None:
             return True
         return not spec.has_location and name.partition(".")[0] in self._own_packages
 
 
 def _loaded_spec(name: str) -> ModuleSpec | None:
-    """Return a loaded module's spec; for a script without a spec, a spec of its file."""
+    """Return a loaded module's spec; None for a module that is not loaded.
+
+    A script has no spec, so it gets a spec of its file.
+    """
     module = sys.modules.get(name)
     spec: ModuleSpec | None = getattr(module, "__spec__", None)
     file = getattr(module, "__file__", None)
@@ -172,7 +181,7 @@ def _loaded_spec(name: str) -> ModuleSpec | None:
 
 
 def bytes_of(spec: ModuleSpec) -> bytes:
-    """Read the present bytes of a module's file, also from a zip.
+    """Return the current bytes of a module's file, also from a zip.
 
     Raises:
         UsageError: The file can't be read.
@@ -214,9 +223,10 @@ def _imported(source: bytes, name: str, package: str) -> tuple[str, ...]:
             try:
                 parent = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
             except ImportError:
-                continue  # it would fail where it stands too
+                # This relative import would also fail at run time.
+                continue
             names += (parent, *(f"{parent}.{alias.name}" for alias in node.names))
-        # Only statements are looked at, which is most of the time saved: no expression has an import.
+        # Only statements are searched, because no expression contains an import. This saves most of the time.
         for block in ("body", "orelse", "finalbody", "handlers", "cases"):
             within = getattr(node, block, None)
             if isinstance(within, list):
@@ -225,7 +235,10 @@ def _imported(source: bytes, name: str, package: str) -> tuple[str, ...]:
 
 
 def spec_here(name: str, path: Any, finders: Sequence[Any]) -> ModuleSpec | None:
-    """Return a module's spec from the first finder that has the module. ``path``: its package's ``__path__``; None without a package."""
+    """Return a module's spec from the first finder that has the module; None if no finder has it.
+
+    `path` is the `__path__` of the module's package; None for a top-level module.
+    """
     for finder in finders:
         try:
             spec: ModuleSpec | None = finder.find_spec(name, path, None)
@@ -237,7 +250,10 @@ def spec_here(name: str, path: Any, finders: Sequence[Any]) -> ModuleSpec | None
 
 
 def bytes_here(name: str, finders: Sequence[Any]) -> bytes | None:
-    """Read the bytes of a module's file in this process; None without such a module. Runs neither the module nor its package."""
+    """Return the bytes of a module's file in this process; None without such a module.
+
+    Neither the module nor its package is run.
+    """
     spec = _spec_in(name, finders)
     return None if spec is None else bytes_of(spec)
 
@@ -264,7 +280,10 @@ def package_here(name: str, finders: Sequence[Any]) -> str:
 
 
 def runtime_sources() -> Iterator[tuple[str, str, bytes]]:
-    """Yield each module of the runtime in a fixed order: path below its package, file, bytes. ``--py-files`` sends the package as a zip."""
+    """Yield each module of the runtime in a fixed order: path below its package, file, bytes.
+
+    The package may be a zip, because `--py-files` sends a zip.
+    """
     for package in (state_backend, cairn):
         yield from _sources_of(package)
 
@@ -284,7 +303,7 @@ def _sources_of(package: ModuleType) -> Iterator[tuple[str, str, bytes]]:
 
 
 def runtime_archive(file: Path) -> None:
-    """Write the runtime as a zip that Python imports from. Equal sources make equal bytes."""
+    """Write the runtime as a zip that Python can import from. Equal sources produce equal bytes."""
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as zipped:
         for package in (state_backend, cairn):
             for name, _, source in _sources_of(package):
@@ -293,7 +312,7 @@ def runtime_archive(file: Path) -> None:
 
 @cache
 def is_runtime(file: str) -> bool:
-    """Return True for files of `runtime_sources`."""
+    """Return True if the file is one of `runtime_sources`."""
     return file in _runtime()
 
 
@@ -304,7 +323,7 @@ def _runtime() -> frozenset[str]:
 
 @cache
 def is_installed(file: str) -> bool:
-    """Return True for files of Python or of an installed package; PySpark may be in SPARK_HOME."""
+    """Return True if the file belongs to Python or to an installed package. PySpark may also be in SPARK_HOME."""
     return _is_in_site(file) or any(_is_below(file, folder) for folder in _installed())
 
 
@@ -315,7 +334,7 @@ def _is_in_site(file: str) -> bool:
 
 @cache
 def _packages() -> frozenset[str]:
-    """Return the folders of installed packages that are not folders of Python's own modules."""
+    """Return the folders of installed packages, without the folder of Python's own modules."""
     return frozenset(map(sysconfig.get_path, ("purelib", "platlib"))) - {sysconfig.get_path("stdlib")}
 
 

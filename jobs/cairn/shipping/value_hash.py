@@ -1,8 +1,9 @@
-"""A hash of any value that is the same in every process: of a processor's arguments, and of code that no file has.
+"""Hash of any value that is equal in every process, for a processor's arguments and for code without a file.
 
-Equal values have equal hashes under every PYTHONHASHSEED. Classes and functions with a file are hashed by name, because the file's bytes
-are hashed elsewhere. Others (in a notebook, or made within a function) are hashed by bytecode, constants, closures and members. Other
-objects are hashed by class and state, as pickle would send them. An object that can't be pickled is refused.
+Equal values have equal hashes under every PYTHONHASHSEED. Classes and functions with a file are hashed by name, because
+`ship_processor` hashes the file's bytes. Other classes and functions (in a notebook, or made within a function) are
+hashed by bytecode, constants, closures and members. Other objects are hashed by class and state, as pickle would send
+them. An object that can't be pickled is refused.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from pyspark.core.broadcast import Broadcast
 
 from state_backend.values.errors import UsageError
 
-# Members of a class that Python adds, or that do not affect the class's behaviour.
+# Members of a class that Python adds, or that do not affect the behaviour of the class.
 _MADE = {"__dict__", "__weakref__", "__module__", "__doc__", "__abstractmethods__", "_abc_impl", "__qualname__"}
-# PySpark's values. Its other objects stand for objects in a JVM or on a server.
+# Modules of PySpark whose objects are plain values. Other PySpark objects stand for objects in a JVM or on a server.
 _PYSPARK_VALUES = ("pyspark.sql.types", "pyspark.sql.streaming", "pyspark.storagelevel", "pyspark.accumulators")
 
 
@@ -55,20 +56,25 @@ _PLAIN: dict[type, Callable[[Any], bytes]] = {
 
 
 class ValueHasher:
-    """Hasher of one value after another. ``modules``: the names of all modules that the values' code is in or imports."""
+    """Hasher of values, called for one value after another.
+
+    Attributes:
+        modules: The names of all modules that contain code of the values, or that this code imports.
+    """
 
     def __init__(self) -> None:
         self.modules: set[str] = set()
-        # By identity: the depth of each value that is being hashed, which ends a cycle, and the hash of each finished value.
+        # Both dicts are keyed by `id`. `_open` has the depth of each value that is being hashed, which ends a cycle.
+        # `_done` has the hash of each finished value.
         self._open: dict[int, int] = {}
         self._done: dict[int, bytes] = {}
         self._kept: list[Any] = []
 
     def digest(self, value: Any, path: str) -> bytes:
-        """Return the 32 bytes of a value's hash. ``path`` names the value in errors.
+        """Return the 32 bytes of a value's hash. `path` names the value in errors.
 
         Raises:
-            UsageError: The value is not the same in every process. The message has its path and type.
+            UsageError: The value may differ between processes. The message has its path and type.
         """
         if plain := _PLAIN.get(type(value)):
             return _hash(type(value).__name__, plain(value))
@@ -129,7 +135,7 @@ class ValueHasher:
         return _hash("items", *self._items(items, path))
 
     def _entries(self, entries: Mapping[Any, Any], path: str) -> list[bytes]:
-        """Return the entries' hashes, sorted, because equal dicts may differ in order."""
+        """Return the hashes of a dict's entries, sorted, because equal dicts may differ in order."""
         pairs = (
             self.digest(key, f"a key of {path}") + self.digest(item, f"{path}[{_repr(key)}]")
             for key, item in entries.items()
@@ -197,7 +203,10 @@ class ValueHasher:
     # --- objects --------------------------------------------------------------------------------------------------------------
 
     def _known_object(self, value: Any, path: str) -> bytes | None:
-        """Hash values of NumPy, pandas and Spark whose pickles hold more than the value; None for other values."""
+        """Return the hash of a value of NumPy, pandas or Spark whose pickle holds more than the value.
+
+        Return None for other values.
+        """
         match value:
             case np.ndarray() if type(value) is np.ndarray:
                 if value.dtype.hasobject:
@@ -218,7 +227,7 @@ class ValueHasher:
                     raise _refused(path, value, f"{type(error).__name__}: {error}") from None
                 return _hash("broadcast", self.digest(held, f"{path}.value"))
             case Accumulator():
-                # The accumulator's count is no input.
+                # The accumulator's current count is no input of the processor.
                 return _hash("accumulator", self.digest(value.accum_param, f"{path}.accum_param"))
         return None
 
@@ -228,7 +237,7 @@ class ValueHasher:
         return _hash("values", _text(str(values.dtype)), self.digest(names, path), self.digest(held, path))
 
     def _object(self, value: Any, path: str) -> bytes:
-        """Hash an object by class and state, as pickle reads these."""
+        """Return the hash of an object's class and state, as pickle reads them."""
         cls = type(value)
         if cls.__module__.startswith(("py4j.", "grpc.", "pyspark.")) and not cls.__module__.startswith(_PYSPARK_VALUES):
             raise _refused(path, value, "it belongs to this Spark session")
@@ -283,7 +292,7 @@ def _globals_used(code: types.CodeType) -> set[str]:
 
 
 def _has_file(module: str) -> bool:
-    """Return True if a file has the module's code. False for `__main__`, where code may follow the file's."""
+    """Return True if a file contains the module's code. False for `__main__`, where a prompt may have added code."""
     found = sys.modules.get(module)
     if module == "__main__" or found is None:
         return False

@@ -1,1 +1,1 @@
-"""Sessions with Spark."""
+"""Spark sessions, errors of Spark, and schemas in Spark's DDL."""

@@ -1,4 +1,7 @@
-"""Channels to Spark Connect servers. Spark's own client sends a token without TLS to a host named localhost only."""
+"""gRPC channels to Spark Connect servers on this machine.
+
+Spark's own client sends a token without TLS only to the host name localhost.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ from cairn.spark.local_server_secret import LOOPBACK
 class ConnectChannel(DefaultChannelBuilder):  # type: ignore[misc]  # PySpark is not type-checked here
     """A channel that sends a token without TLS to every address of the loopback interface.
 
-    The name localhost stands for ::1 too, where a server on 127.0.0.1 does not listen: another user could, and would get the token.
+    The name localhost also stands for ::1. A server on 127.0.0.1 does not listen on ::1. Another user could listen on
+    ::1 and receive the token. So callers name 127.0.0.1 or ::1 instead.
     """
 
     def __init__(self, url: str, token: str | None = None) -> None:

@@ -1,7 +1,9 @@
-"""Spark's DDL schemas, read without a JVM: ``"user string, at timestamp NOT NULL, seen array<struct<page: string>>"``.
+"""Parser for Spark's DDL schemas, such as `"user string, at timestamp NOT NULL, seen array<struct<page: string>>"`.
 
-Source: Spark's SqlBaseParser.g4, rules ``colTypeList`` and ``dataType``. Not read here: char, varchar, time, variant, intervals, collations, places
-and DEFAULT; a schema with one of those can be given as a ``StructType``.
+The local parser needs no JVM. It does not know char, varchar, time, variant, intervals, collations, spatial types and
+DEFAULT. A schema with one of these can be given as a `StructType`.
+
+Source: Spark's SqlBaseParser.g4, rules `colTypeList` and `dataType`.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ def parse_ddl_locally(ddl: str) -> t.StructType:
     """Parse the columns of a DDL schema as Spark's own parser does.
 
     Raises:
-        UsageError: The text is no such schema, or has a type that this parser does not read.
+        UsageError: The text is no DDL schema, or has a type that this parser does not know.
     """
     return _Parser(ddl).schema()
 
@@ -55,7 +57,7 @@ class _Parser:
     def __init__(self, ddl: str) -> None:
         self._ddl = ddl
         self._at = 0
-        # (kind, text) of each token; the last one is the end.
+        # The kind and text of each token. The last token marks the end of the text.
         self._tokens: list[tuple[str, str]] = []
         end = 0
         while ddl[end:].strip():
@@ -161,15 +163,15 @@ class _Parser:
 
 
 def parse_ddl(spark: SparkSession, ddl: str) -> t.StructType:
-    """Parse a DDL schema in Spark.
+    """Parse the columns of a DDL schema with Spark's own parser.
 
     Raises:
-        UsageError: Spark can't parse the schema, which the message quotes.
+        UsageError: Spark can't parse the text, or the text is not a list of columns.
     """
     parse: Any = getattr(spark, "_parse_ddl", None) or spark.sparkContext._parse_ddl
     try:
         schema = parse(ddl)
-    except UsageError:  # a test's own parser has said it already
+    except UsageError:  # A parser that a test put in place of Spark's raises this error itself.
         raise
     except Exception as error:
         raise UsageError(f"not a schema: {ddl!r}: {str(error).strip().splitlines()[0]}") from error

@@ -1,4 +1,4 @@
-"""The original error inside of Spark's wrapping errors."""
+"""Recovery of Cairn's own error from the error that Spark reports on the driver."""
 
 from __future__ import annotations
 
@@ -10,21 +10,26 @@ from contextlib import contextmanager
 from state_backend.values import errors
 from state_backend.values.errors import CairnError
 
-# Without indentation: an indented line belongs to a note, which may name other errors.
+# The pattern matches at the start of a line only: an indented line belongs to a note, and a note may name other errors.
 _RAISED = re.compile(r"^state_backend\.values\.errors\.(\w+): (.*)$", re.MULTILINE)
-# Packages that this project imports in a worker. The processor's own error names packages that the user's code lacks.
+# Packages that Cairn imports in a worker. If user code lacks a package, the ProcessorError of the worker names that
+# package.
 _MISSING = re.compile(
     r"ModuleNotFoundError: No module named '(cairn|state_backend|rocksdict|google_crc32c|google|xxhash|pydantic|pyarrow|pandas|numpy)\b"
 )
-# Begins Spark's own text behind the worker's report.
+# The start of Spark's own text after the worker's report.
 _END = re.compile(r"\n\s*(at org\.apache|at java|SQLSTATE|\tat |JVM stacktrace|Driver stacktrace)")
 
 
 @contextmanager
 def first_cause() -> Iterator[None]:
-    """Raise this project's own error again where Spark reports a worker's error under JVM frames.
+    """Raise Cairn's own error again if Spark reports a worker's error below JVM frames.
 
-    Notes of the worker, such as the traceback of user code, stay notes.
+    Notes of the worker's error, such as the traceback of user code, become notes of the raised error.
+
+    Raises:
+        CairnError: A worker raised this error.
+        UsageError: A Python worker lacks a package that Cairn needs.
     """
     try:
         yield
@@ -42,7 +47,7 @@ def first_cause() -> Iterator[None]:
                     "Cairn's own modules are sent by the driver of a master; on a Connect server install them too"
                 ) from error
             raise
-        # The last error reached Spark. Its causes are above.
+        # The worker's traceback lists the causes first. Spark received the last error.
         last = found[-1]
         translated = getattr(errors, last[1], CairnError)(last[2].strip())
         rest = text[last.end() :]

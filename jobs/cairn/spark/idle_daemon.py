@@ -1,14 +1,15 @@
-"""Ends Spark's Python daemon of a Connect session that nobody uses any more.
+"""Watcher that ends the idle Python daemon of a Connect session.
 
-Spark starts a ``pyspark.daemon`` for each Connect session on each executor, since each session has an artifact UUID, and keeps it until the
-executor ends. Of its workers Spark keeps those that were used in the last minute. A driver can't reach the daemon, so its first task
-on an executor starts a watcher there: a small process that ends the daemon after ten minutes without a worker. If the session is used
+Spark starts a `pyspark.daemon` for each Connect session on each executor, because each session has its own artifact
+UUID. Spark keeps the daemon until the executor ends. Of the daemon's workers, Spark keeps those that were used in the
+last minute. A driver can't end a daemon on another machine. So the session's first task on an executor starts a watcher
+there. The watcher is a small process that ends the daemon after ten minutes without a worker. If the session is used
 again, Spark starts another daemon.
 
-    a worker is killed          the watcher goes on: it looks at the daemon alone
-    the executor ends           the daemon ends, and the watcher with it
-    a task arrives as the       the task fails, and Spark or Airflow tries again. The daemon was idle for ten minutes, and the
-    daemon ends                 window is some milliseconds long
+    a worker is killed          The watcher continues, because it watches the daemon only.
+    the executor ends           The daemon ends, and then the watcher ends.
+    a task arrives while the    The task fails, and Spark or Airflow tries again. This can happen only in the few
+    daemon ends                 milliseconds in which the daemon ends.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-# Of the server's or executor's environment: seconds; 0 leaves all daemons to Spark.
+# Environment variable of the Connect server or executor: seconds without a worker until the daemon ends. With 0,
+# daemons run until their executor ends.
 IDLE_VARIABLE = "CAIRN_DAEMON_IDLE_S"
 _IDLE_S = 600.0
 
-# The interpreter starts it without site-packages, in 8 MiB. A pidfd can't name another process by mistake.
+# The watcher runs without site-packages and takes 8 MiB. It holds a pidfd, because the kernel may give the daemon's
+# process id to another process later.
 _WATCHER = """
 import os, select, signal, sys
 pid, idle_s = int(sys.argv[1]), float(sys.argv[2])
@@ -43,7 +46,11 @@ except OSError:
 
 
 def end_idle_daemon() -> None:
-    """Start the watcher of this worker's daemon, unless the daemon has a watcher or serves no Connect session. Linux only."""
+    """Start a watcher for this worker's daemon.
+
+    The function does nothing if the daemon has a watcher, if the worker serves no Connect session, if the system is not
+    Linux, or if the idle time is 0.
+    """
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
     if sys.platform != "linux" or "SPARK_JOB_ARTIFACT_UUID" not in os.environ or not main:
         return
@@ -54,14 +61,22 @@ def end_idle_daemon() -> None:
 
 
 def watch_daemon(daemon: int, idle_s: float) -> subprocess.Popen[bytes] | None:
-    """Start a process that ends the daemon after ``idle_s`` seconds without a child; None if the daemon has a watcher.
+    """Start a process that ends the daemon after a time without a child.
+
+    Args:
+        daemon: The process id of the daemon.
+        idle_s: The time without a child, in seconds.
+
+    Returns:
+        The watcher, or None if the daemon has a watcher already.
 
     Raises:
-        OSError: No process can be started.
+        OSError: The process can't be started.
     """
     with socket.socket(socket.AF_UNIX) as lock:
         try:
-            # A name in no folder; the kernel frees it when the watcher has ended. Containers may share names, but not process ids.
+            # The lock is an abstract socket name, which the kernel frees when the watcher ends. Containers may share
+            # these names but have different process ids, so the name holds the namespace of process ids.
             lock.bind(f"\0cairn-{Path('/proc/self/ns/pid').readlink()}-{daemon}")
         except OSError:
             return None

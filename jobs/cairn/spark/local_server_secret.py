@@ -1,7 +1,7 @@
-"""The secret of a server on this machine: a file that only this user can read, found by the server's port.
+"""The secret of a server on this machine, kept in a file that only the server's user can read.
 
-Whoever reaches the port of such a server runs code as its user, and every user of the machine reaches the port. The server asks for
-the secret; the programs of the same user find the file.
+Every user of the machine can connect to the server's port, and a client of the server runs code as the server's user.
+So the server demands the secret. Programs of the same user find the secret's file by the server's port.
 """
 
 from __future__ import annotations
@@ -24,21 +24,28 @@ def new_secret() -> str:
 
 
 def secret_file(server: str, port: int) -> Path:
-    """Return where the secret of a server is, as in ~/.local/state/cairn/spark-connect.host.15002."""
+    """Return the path of a server's secret, such as ~/.local/state/cairn/spark-connect.host.15002.
+
+    Args:
+        server: The kind of server, such as "spark-connect".
+        port: The port that the server listens on.
+    """
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    # Several machines may share a home directory.
+    # The host's name is part of the file's name, because several machines may share a home directory.
     return Path(state, "cairn", f"{server}.{socket.gethostname()}.{port}")
 
 
 @contextmanager
 def kept_secret(server: str, port: int, secret: str) -> Iterator[Path]:
-    """Keep the secret in its file while the server runs.
+    """Write the secret to its file, and delete the file when the block ends.
 
-    Raises: OSError if this user can't write the file.
+    Raises:
+        OSError: This user can't write the file.
     """
     file = secret_file(server, port)
     file.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
-    # A server that was killed leaves its file; a link in its place is not followed.
+    # Delete the file of a server that was killed. O_EXCL then refuses a symbolic link that another user puts in its
+    # place.
     file.unlink(missing_ok=True)
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
         opened.write(f"{secret}\n")
@@ -46,15 +53,17 @@ def kept_secret(server: str, port: int, secret: str) -> Iterator[Path]:
         yield file
     finally:
         with suppress(OSError):
-            # Another server may have taken the port, and the file, since.
+            # Another server may have started on this port meanwhile, and written its own secret to the file. Keep that
+            # file.
             if file.read_text().strip() == secret:
                 file.unlink()
 
 
 def find_secret(server: str, port: int) -> str | None:
-    """Return the secret of a server that this user runs on this machine; None if there is no file.
+    """Return the secret of a server that this user runs on this machine; None if no file can be read.
 
-    Raises: UsageError if another user could read or write the file.
+    Raises:
+        UsageError: Another user could read or write the file.
     """
     file = secret_file(server, port)
     try:

@@ -1,4 +1,4 @@
-"""Sessions on a Spark Connect server (``sc://host:port``) or any master (``local[2]``, ``spark://...``)."""
+"""Spark sessions on a Spark Connect server (`sc://host:port`) or on a master (`local[2]`, `spark://...`)."""
 
 from __future__ import annotations
 
@@ -31,19 +31,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cairn")
 
-# Instants in rows are naive UTC, whatever the machine's zone.
+# With this setting, instants in rows are naive UTC, whatever the machine's zone is.
 _CONF = {"spark.sql.session.timeZone": "UTC"}
 _LOCAL_CONF = {
     "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",  # it writes over our own lines
+    "spark.ui.showConsoleProgress": "false",  # The progress bar overwrites Cairn's log lines.
     "spark.sql.shuffle.partitions": "8",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    # Spark's own ports read Java objects from every user of the machine otherwise. A local master makes the secret itself.
+    # Without authentication, Spark's own ports accept Java objects from every user of the machine. A local master makes
+    # the secret itself.
     "spark.authenticate": "true",
 }
-# A server that is gone: Spark's client would try again for ten minutes, Airflow's own retry is the better place to wait.
-# With these the tries end after about 25 seconds: enough for a busy server, or a proxy that is started anew.
+# Spark's client would retry a dead server for ten minutes. Airflow's retry is the better place to wait. With these
+# settings the client gives up after about 25 seconds: enough for a busy server, or a proxy that restarts.
 _PATIENCE = {"max_retries": 6, "max_backoff": 10_000}
 _LOST = (
     "UNAVAILABLE",
@@ -53,11 +54,11 @@ _LOST = (
     "NO_ACTIVE_SESSION",
     "stopped SparkContext",
 )
-# Spark itself ends an operation whose client is gone after `spark.connect.execute.manager.detachedTimeout` (5 minutes), so
-# an older operation still runs only if its driver does.
+# Spark ends an operation whose client is dead after `spark.connect.execute.manager.detachedTimeout` (5 minutes). So an
+# older operation still runs only if its driver does.
 _HOURS_BACK = 24
-# At most this many sessions of one name in an hour. A Connect server closes a session that was idle for its timeout (default: 1 h).
-# With a timeout of one minute a server closes up to 60 sessions in an hour.
+# The most sessions of one name in an hour. A Connect server closes a session that was idle for the server's timeout
+# (default: 1 h). With a timeout of one minute, a server closes up to 60 sessions in an hour.
 _SESSIONS_OF_AN_HOUR = 64
 
 
@@ -69,19 +70,23 @@ def connect(
     token: str | None = None,
     conf: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """Open a session on a Spark Connect server or a master.
+    """Open a session on a Spark Connect server or on a master.
 
     Args:
-        token: A Connect server's token. Without ``use_ssl=true`` in the URL the token is sent to this machine only. None: the token of a server
-            that this user runs on this machine is used.
-        conf: Spark's configuration by name. Its values reach neither process arguments nor logs.
-        shared_as: Drivers of this name that start within one hour share a session on a Connect server: only the first driver waits seconds for
-            Python workers. The name lives one hour, because the server closes a session for good after an hour without use. If the server
-            has closed this hour's session, a new session takes its place.
+        where: The URL of the Connect server, or the master.
+        app_name: The name of the application on a master.
+        shared_as: A name. Drivers of this name that start within one hour share a session on a Connect server, so that
+            only the first driver waits seconds for Python workers. The name is valid for one hour, because the server
+            closes a session for good after an hour without use. If the server has closed this hour's session, a new
+            session replaces it.
+        token: The Connect server's token. If the URL lacks `use_ssl=true`, the token is sent only to this machine. None
+            selects the token of the URL, of the environment, or of a server that this user runs on this machine.
+        conf: Spark's configuration by name. Its values appear neither in process arguments nor in logs.
 
     Raises:
         StorageUnavailable: The server can't be reached.
-        UsageError: There is no Java runtime for a master.
+        UsageError: There is no Java runtime for a master. The server refuses the token or forbids a setting. The token
+            would be sent to another machine without TLS.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     from pyspark.sql import SparkSession
@@ -121,15 +126,22 @@ def connect(
 
 
 def collect_once(spark: SparkSession, made: Callable[[], DataFrame]) -> list[Row]:
-    """Collect the frame of ``made``, and delete its shuffle files after the query.
+    """Collect a frame's rows, and delete the frame's shuffle files after the query.
 
-    By default Spark deletes shuffle files when Java's collector finds no reference to them. Large intervals in one session fill the disk
-    earlier. The frame must not be collected a second time, because a second query needs the files.
+    By default Spark deletes shuffle files when Java's garbage collector finds that nothing refers to them. Large
+    intervals in one session can fill the disk earlier. The frame must not be collected a second time, because a second
+    query needs the files.
+
+    Args:
+        spark: The session.
+        made: The function that makes the frame. A classic session reads the setting for the deletion when the frame is
+            made.
 
     Source: SPARK-47764, SPARK-52777.
     """
     remote = type(spark).__module__.startswith("pyspark.sql.connect")
-    # A classic session reads the setting when the frame is made, a server when the query runs.
+    # A classic session reads the setting when the frame is made. A Connect server reads the setting when the query
+    # runs.
     with _set(spark, f"spark.sql.{'connect' if remote else 'classic'}.shuffleDependency.fileCleanup.enabled", "true"):
         frame: Any = made()
         found: list[Row] | None = frame.collect() if remote else None
@@ -140,9 +152,10 @@ def collect_once(spark: SparkSession, made: Callable[[], DataFrame]) -> list[Row
 
 @contextmanager
 def _set(spark: SparkSession, name: str, value: str) -> Iterator[None]:
-    """Set a Spark setting within the block. A server that forbids the setting goes on without it.
+    """Set a Spark setting within the block. If the server forbids the setting, the block runs without it.
 
-    After a failure the setting stays: a lost server would delay the caller by half a minute, and its answer would hide the failure.
+    After a failure the setting stays changed. A reset on a lost server would delay the caller by half a minute, and the
+    error of the reset would hide the failure.
     """
     before, allowed = None, True
     try:
@@ -155,16 +168,19 @@ def _set(spark: SparkSession, name: str, value: str) -> Iterator[None]:
         allowed = False
     yield
     if allowed:
-        # The block has succeeded, even if the server is gone now.
+        # The block has succeeded, so a server that died since is no failure.
         with suppress(Exception):
             spark.conf.unset(name) if before is None else spark.conf.set(name, before)
 
 
 def _send_runtime(session: SparkSession) -> None:
-    """Send this project's own modules to the executors, in the driver's version. Compiled packages must be installed there."""
+    """Send Cairn's own modules, in the driver's version, to the executors.
+
+    Compiled packages must be installed on the executors.
+    """
     from cairn.shipping.user_modules import runtime_archive
 
-    # Executors fetch the archive whenever they start. So the file stays as long as this process.
+    # An executor fetches the archive when it starts, which may be late. So the file stays until this process ends.
     folder = tempfile.mkdtemp(prefix="cairn-runtime-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     archive = Path(folder, "cairn-runtime.zip")
@@ -174,15 +190,15 @@ def _send_runtime(session: SparkSession) -> None:
 
 @contextmanager
 def _properties(conf: Mapping[str, str]) -> Iterator[None]:
-    """Write Spark's configuration for a local JVM to a file that only this user can read.
+    """Pass Spark's configuration to a local JVM in a file that only this user can read.
 
-    PySpark would pass the configuration as arguments, which everybody on the machine can read.
+    PySpark would pass the configuration as process arguments, which every user of the machine can read.
     """
     if not conf:
         yield
         return
     before = os.environ.get("PYSPARK_SUBMIT_ARGS")
-    with tempfile.TemporaryDirectory(prefix="cairn-conf-") as folder:  # which is this user's only
+    with tempfile.TemporaryDirectory(prefix="cairn-conf-") as folder:  # Only this user can open the folder.
         file = Path(folder, "spark.conf")
         file.touch(mode=0o600)
         file.write_text("".join(f"{_property(key)}={_property(value)}\n" for key, value in conf.items()))
@@ -198,7 +214,10 @@ def _properties(conf: Mapping[str, str]) -> Iterator[None]:
 
 
 def _property(text: str) -> str:
-    """Escape a text for a Java properties file: characters beyond ASCII, and those with a meaning there, become ``\\uXXXX``."""
+    r"""Escape a text for a Java properties file.
+
+    Characters beyond ASCII and characters with a meaning in such a file become `\uXXXX`.
+    """
     return "".join(
         c if c.isascii() and (c.isalnum() or c in "._-/,@") else "".join(f"\\u{unit:04x}" for unit in _utf16(c))
         for c in text
@@ -211,9 +230,13 @@ def _utf16(character: str) -> list[int]:
 
 
 def _with_token(where: str, given: str | None) -> tuple[str, str | None]:
-    """Return the URL without a token in it, and the token.
+    """Return the URL without a token, and the token.
 
-    The token is the given one, that of the URL or of the environment, or that of a server which this user runs on this machine.
+    The token is the first of these: the given token, the token in the URL, the token in the environment, and the secret
+    of a server that this user runs on this machine.
+
+    Raises:
+        UsageError: The given token would be sent without TLS to another machine.
     """
     address, *parameters = where.split(";")
     within = next((unquote(p[6:]) for p in parameters if p.startswith("token=")), None)
@@ -228,20 +251,20 @@ def _with_token(where: str, given: str | None) -> tuple[str, str | None]:
     if token is None and not tls and url.hostname in LOOPBACK:
         token = find_secret("spark-connect", url.port or 15002)
         if token is not None and url.hostname == "localhost":
-            # The server listens on 127.0.0.1. localhost stands for ::1 too, where another user may listen.
+            # The server listens on 127.0.0.1. The name localhost also stands for ::1, where another user may listen.
             where = where.replace("localhost", "127.0.0.1", 1)
     return where, token
 
 
 def _channel(url: str, token: str | None) -> ConnectChannel:
-    # gRPC and Spark's client are imported only where a server is.
+    # gRPC and Spark's Connect client are imported only here, because a session on a master needs neither.
     from cairn.spark.connect_channel import ConnectChannel
 
     return ConnectChannel(url, token)
 
 
 def _open_remote_session(where: str, shared_as: str | None, token: str | None, conf: Mapping[str, str]) -> SparkSession:
-    """Open the first session of this hour that the server has not closed, and configure it."""
+    """Open the first session of this hour that the server has not closed, and configure the session."""
     if shared_as is None or ";session_id=" in where:
         return _configured_session(where, token, conf)
     hour = _hour()
@@ -274,7 +297,7 @@ def _configured_session(url: str, token: str | None, conf: Mapping[str, str]) ->
 def _remote_session(channel: ConnectChannel) -> SparkSession:
     from pyspark.sql.connect.session import SparkSession as RemoteSession
 
-    # As SparkSession.builder.remote does: Spark's functions are those of Connect then.
+    # `SparkSession.builder.remote` sets this variable too. With it, `pyspark.sql.functions` makes columns for Connect.
     os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
     return cast("SparkSession", RemoteSession.builder.channelBuilder(channel).getOrCreate())
 
@@ -288,16 +311,31 @@ def _is_refused(error: Exception) -> bool:
 
 
 def operation_tag(shared_as: str, root: str, task: str) -> str:
-    """Return the tag of all tries of one task on a Connect server. The tag depends on the root, because deployments may share a server and names."""
+    """Return the tag of all tries of one task on a Connect server.
+
+    The tag depends on the root, because several deployments may share a server and the names of tasks.
+    """
     return f"cairn-{shared_as}-{uuid.uuid5(uuid.NAMESPACE_URL, f'cairn:{root}:{task}')}".replace(",", "_")
 
 
 def interrupt_former(where: str, shared_as: str, tag: str, *, token: str | None = None) -> list[str]:
-    """Interrupt the operations that an earlier driver left running under this tag, and return their ids.
+    """Interrupt the operations that an earlier driver left running under a tag.
 
-    Searches the sessions that drivers of this name began in the last 24 hours, because an interrupt affects one session, and a driver that was
-    killed with -9 interrupts nothing. Only for retries: each session costs some milliseconds. A failure is logged and not raised: a former
-    operation writes under its own attempt, and nobody reads that attempt.
+    A driver that was killed with -9 leaves its operations running. An interrupt affects one session only. So this
+    function searches all sessions that drivers of this name began in the last 24 hours. Each session costs some
+    milliseconds, so the function is for retries only.
+
+    A failure is logged and not raised: an earlier operation writes under its own attempt, and no reader uses that
+    attempt.
+
+    Args:
+        where: The URL of the Connect server. For a master, or a URL that names a session, nothing happens.
+        shared_as: The name that the drivers gave to `connect`.
+        tag: The tag of the operations.
+        token: The Connect server's token, as for `connect`.
+
+    Returns:
+        The ids of the interrupted operations.
     """
     if not where.startswith("sc://") or ";session_id=" in where:
         return []
@@ -321,9 +359,13 @@ def _interrupt_sessions(
     """Interrupt the operations with a tag in the sessions of one hour.
 
     Args:
-        hour: Hours since the epoch.
-        recent: Also interrupt in the sessions that replaced closed sessions of this hour. Leave out for older hours: Spark creates a
-            session when a request names a session that does not exist.
+        where: The URL of the Connect server.
+        shared_as: The name that the drivers gave to `connect`.
+        hour: The hour of the sessions, in hours since the epoch.
+        tag: The tag of the operations.
+        token: The Connect server's token.
+        recent: True if sessions that replaced closed sessions of this hour are searched too. False for older hours:
+            Spark creates a session when a request names a session that does not exist.
 
     Returns:
         The ids of the interrupted operations.
@@ -339,10 +381,17 @@ def _interrupt_sessions(
 
 
 def interrupt_on_sigterm(session: SparkSession, where: str, tag: str, *, token: str | None = None) -> None:
-    """Let SIGTERM interrupt this tag's operations on the Connect server, and end this process with code 143.
+    """Let SIGTERM interrupt a tag's operations on the Connect server and end this process with code 143.
 
-    Call this from a program's main thread. A Python signal handler would wait until the main thread leaves its present call. Instead, the
-    signal's number arrives in a pipe at once, and a thread with its own client interrupts the operations.
+    Call this function from the main thread of a program. A Python signal handler would wait until the main thread
+    leaves its present call. So the signal's number goes into a pipe at once, and a thread with its own client
+    interrupts the operations.
+
+    Args:
+        session: The session of the operations.
+        where: The URL of the Connect server. For a master, nothing happens.
+        tag: The tag of the operations.
+        token: The Connect server's token, as for `connect`.
     """
     if not where.startswith("sc://"):
         return
@@ -367,7 +416,14 @@ def interrupt_on_sigterm(session: SparkSession, where: str, tag: str, *, token: 
 
 
 def explain(error: Exception, where: str) -> Exception:
-    """Return the meaning of a client error for a server that is gone, was restarted or was told to stop; any other error unchanged."""
+    """Return StorageUnavailable for an error of a lost server or an interrupted operation.
+
+    Any other error is returned unchanged.
+
+    Args:
+        error: The error that Spark's client raised.
+        where: The URL of the Connect server, or the master.
+    """
     if not where.startswith("sc://") or isinstance(error, CairnError):
         return error
     if _is_cancelled(error):
@@ -382,12 +438,19 @@ def explain(error: Exception, where: str) -> Exception:
 
 
 def is_lost(error: Exception) -> bool:
-    """Return True if the session's server is gone or ended the operation: a fault of neither input nor code."""
+    """Return True if the server is dead, has lost the session, or has interrupted the operation.
+
+    Neither the input nor the code is the cause of such an error.
+    """
     return _is_cancelled(error) or any(sign in str(error) for sign in _LOST)
 
 
 def check_running(session: SparkSession) -> None:
-    """Raise UsageError for a stopped session, classic or of Spark Connect."""
+    """Raise an error for a stopped session, classic or of Spark Connect.
+
+    Raises:
+        UsageError: The session is stopped.
+    """
     context = getattr(session, "_sc", None)
     stopped = context._jsc is None if context is not None else getattr(session, "is_stopped", False)
     if stopped:
@@ -397,9 +460,10 @@ def check_running(session: SparkSession) -> None:
 
 
 def use_this_python(session: SparkSession) -> None:
-    """Run the workers of a local session with this Python, unless PYSPARK_PYTHON names another.
+    """Run the Python workers of a local session with this Python, except if the environment names another Python.
 
-    Spark's default is the ``python3`` of the PATH, without the packages of a virtual environment that is not on the PATH.
+    Spark's default is the `python3` of the PATH. That Python lacks the packages of a virtual environment that is not on
+    the PATH.
     """
     context = getattr(session, "_sc", None)
     if context is None or not str(getattr(context, "master", "")).startswith("local"):
@@ -416,8 +480,10 @@ def _session_url(where: str, shared_as: str, hour: int, number: int = 0) -> str:
     """Return the URL of a session.
 
     Args:
-        hour: Hours since the epoch.
-        number: 0 for the first session of this name and hour; the server has closed all sessions with smaller numbers.
+        where: The URL of the Connect server.
+        shared_as: The name that the drivers gave to `connect`.
+        hour: The hour of the session, in hours since the epoch.
+        number: 0 for the first session of this name and hour. The server has closed all sessions with smaller numbers.
     """
     if ";session_id=" in where:
         return where
@@ -453,17 +519,23 @@ def _be_impatient(client: Any) -> None:
 
 
 def _first_line(error: Exception) -> str:
-    # gRPC's own errors say it in "details", under a line of Python's.
+    # A gRPC error has its text in `details`. Its `str` begins with a line about the Python object.
     details = getattr(error, "details", None)
     text = str(details()) if callable(details) else str(error)
-    # Where another error has its text, it has the line of Python's first.
+    # The text of another error may quote a gRPC error, with the line about the Python object first.
     if text.startswith("<_") and (found := re.search(r'details = "(.+)"', text)):
         text = found[1]
     return (text.strip().splitlines() or [type(error).__name__])[0]
 
 
 def _check_listening(where: str) -> None:
-    """Name a server that does not listen at once, instead of after the client's retries."""
+    """Raise an error if no server listens at the address.
+
+    Without this check, Spark's client would report the error only after its retries.
+
+    Raises:
+        StorageUnavailable: The address refuses a connection.
+    """
     address = urlsplit(where)
     try:
         socket.create_connection((address.hostname or "", address.port or 15002), timeout=10).close()

@@ -1,1 +1,1 @@
-"""Trials of changed code."""
+"""Trials: changed code that runs beside production before it is deployed."""

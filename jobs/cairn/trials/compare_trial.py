@@ -1,4 +1,4 @@
-"""A trial beside production: which rows and states differ, and the lines that tell a person."""
+"""Compare a trial with production: which rows and states differ, and text lines that describe the differences."""
 
 from __future__ import annotations
 
@@ -33,10 +33,23 @@ def compare_trial(
     to: Path | None = None,
     start: datetime | None = None,
 ) -> tuple[Trial, Comparison]:
-    """A trial and what it changes; None for the only one. ``to``: a local folder for all rows that differ. ``start``: of the one interval
-    that is compared; None: all of them.
+    """Compare the output, late rows and state of a trial with production's.
 
-    Raises: as `find_trial` and `compare_runs`; UsageError if no interval of the trial starts then.
+    Args:
+        root: URL of the folder that holds the pipelines.
+        pipeline: Name of the pipeline.
+        name: Name of the trial; None for the pipeline's only trial.
+        key: Columns that identify an output row. If empty, whole rows are compared.
+        limit: Number of examples for each kind of difference.
+        to: Local folder that gets all rows that differ, one Parquet file per interval; None writes none.
+        start: Compares only the interval that starts then; None compares all intervals.
+
+    Returns:
+        The trial, and the comparison.
+
+    Raises:
+        UsageError: There is no such trial, no interval of the trial starts at `start`, or a key column is missing.
+        CheckpointDropped: Compared files were deleted meanwhile.
     """
     trial = find_trial(root, pipeline, name)
     intervals = [i for i in intervals_of_trial(trial) if start in (None, i.start)]
@@ -64,7 +77,12 @@ def compare_trial(
 
 
 def comparison_lines(trial: Trial, said: dict[str, Any]) -> list[str]:
-    """A comparison for people: what differs, and nothing of what does not. A pure function."""
+    """Return a comparison as lines of text. Parts that are equal are left out. A pure function.
+
+    Args:
+        trial: The trial.
+        said: The comparison, as `describe_comparison` returns it.
+    """
     intervals = said["intervals"]
     lines = [f"trial {trial.name} of {trial.pipeline}: {len(intervals)} intervals, {trial.span}"]
     missing = [i for i in intervals if i["old"] is None or i["new"] is None]
@@ -131,7 +149,10 @@ def _rows_lines(what: str, found: list[dict[str, Any]]) -> list[str]:
 
 
 def _added(before: dict[str, Any] | None, more: dict[str, Any]) -> dict[str, Any]:
-    """The changes of a column in one interval more. The mean is of all rows together, as far as they are numbers."""
+    """Add a column's changes in one more interval to its changes so far.
+
+    The mean is that of all changed rows together. It stays None if the values are not numbers.
+    """
     if before is None or before["mean"] is None or more["mean"] is None:
         return more if before is None else {**before, "changed": before["changed"] + more["changed"]}
     changed = before["changed"] + more["changed"]
@@ -152,7 +173,10 @@ def _entry(change: dict[str, Any]) -> str:
 
 
 def _cost(intervals: list[dict[str, Any]]) -> list[str]:
-    """Counts, seconds and bytes of those intervals of which both records are whole."""
+    """Return lines that compare counts, seconds and bytes.
+
+    An interval counts only if both sides still have its full record, and not just a tombstone.
+    """
     both = [
         (i["old"], i["new"])
         for i in intervals

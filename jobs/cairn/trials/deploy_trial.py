@@ -1,7 +1,8 @@
-"""Deploying what was tried: production takes the code of a trial, from the next interval on or for the past too.
+"""Deployment of a trial: production takes over the code, from the next interval on or for the past too.
 
-For the past the trial's intervals are run again in production, in one go. Each must come to what the trial came to, state and output,
-and is committed only then: so production gets exactly what somebody looked at, or keeps what it has from that interval on.
+For the past, production runs the trial's intervals again. Each interval is committed only if its state and output equal
+the trial's. So production gets exactly the results that were reviewed. At the first difference the deployment stops,
+and production keeps its own results from that interval on.
 """
 
 from __future__ import annotations
@@ -36,9 +37,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeployPlan:
-    """What a deployment would do. ``again``: the trial's intervals that are run again in production, none if it is for what comes next.
-    ``behind``: intervals that production has committed behind those; the trial says nothing of them, and they are run again too.
-    ``back``: the checkpoint to go back to; None: production began empty there, or has none."""
+    """The intervals and the code that a deployment would change in production.
+
+    Attributes:
+        trial: The trial.
+        again: The trial's intervals that production runs again; empty if only the next interval gets the new code.
+        behind: Later intervals that production has committed. They are run again too, and the trial says nothing about
+            them.
+        back: Record of the checkpoint to return to; None if production began empty there or has no checkpoint.
+    """
 
     trial: Trial
     again: tuple[Interval, ...]
@@ -49,11 +56,18 @@ class DeployPlan:
 def plan_deployment(
     spark: SparkSession, pipeline: Pipeline, root: str, *, name: str | None = None, past: bool = False
 ) -> DeployPlan:
-    """Looks whether production can take what was tried. Writes nothing.
+    """Check whether production can take over a trial's code. Write nothing.
 
-    pipeline: as production will have it. name: of the trial; None: the only one. past: run the trial's intervals again in production.
-    Raises: UsageError if it is other code than was tried, or production's state is not one that this code can take; for the past
-        also if the trial is not whole, or production's state before it is another now.
+    Args:
+        spark: A session, classic or Spark Connect.
+        pipeline: The pipeline with the new code.
+        root: URL of the folder that holds the pipelines.
+        name: Name of the trial; None for the pipeline's only trial.
+        past: True plans to run the trial's intervals again in production.
+
+    Raises:
+        UsageError: The code is not the code of the trial, or it can't continue from production's state. With `past`
+            also: the trial lacks intervals, or production's state before the trial has changed since.
     """
     check_running(spark)
     use_this_python(spark)
@@ -102,11 +116,31 @@ def deploy_past(
     on_outcome: OnOutcome | None = None,
     on_shards: OnShards | None = None,
 ) -> list[Outcome]:
-    """Runs the trial's intervals again in production, then those behind it. The same call goes on after a failure.
+    """Run the trial's intervals again in production, then the later intervals. After a failure the same call continues.
 
-    All checkpoints that there are now stay until the first commit after this call, so that one can go back.
-    Raises: NotAsTried, naming the first interval that came to something else, and why; it and what follows are as they were.
-        Else as `run_intervals`.
+    All checkpoints that exist now are retained until the first commit after this call. So `cairn restore` can undo the
+    deployment.
+
+    Args:
+        spark: A session, classic or Spark Connect.
+        pipeline: The pipeline with the new code.
+        root: URL of the folder that holds the pipelines.
+        plan: The plan of `plan_deployment` with `past=True`.
+        mode: How checkpoints are stored: "incremental", "full" or "changelog".
+        on_outcome: Gets each outcome with its record, and the progress.
+        on_shards: Brings the rows to the shards and runs the job on each; None for Spark.
+
+    Returns:
+        The outcome of each interval.
+
+    Raises:
+        NotAsTried: An interval's result differs from the trial's. The message names the interval and the cause. This
+            interval and all later intervals do not change.
+        CairnError: An interval failed, as in `run_intervals`.
+
+    Example:
+        plan = plan_deployment(spark, CLICKS, root, past=True)
+        deploy_past(spark, CLICKS, root, plan)
     """
     trial = plan.trial
     own = coordinator_of(pipeline, root_of_trial(root, pipeline.name, trial.name)).log()
@@ -115,7 +149,7 @@ def deploy_past(
     def as_tried(content: Content) -> None:
         wanted = tried.get(content.interval)
         if wanted is None:
-            return  # behind the trial
+            return  # This interval comes after the trial's last one.
         why = other_than_tried(wanted, content)
         if why is not None:
             raise NotAsTried(
@@ -142,9 +176,18 @@ def deploy_past(
 
 
 def other_than_tried(tried: Made, content: Content) -> str | None:
-    """Why a result is not the one that was tried, in words; None: it is. A pure function.
+    """Say how a result differs from the trial's result. A pure function.
 
-    Output is compared by its rows' files where both have as many shards, else by the number of rows."""
+    If both have the same number of shards, the sizes and checksums of the output files are compared, else the numbers
+    of rows.
+
+    Args:
+        tried: The trial's result.
+        content: The new result.
+
+    Returns:
+        The differences and their probable cause in words; None if the results are equal.
+    """
     what = []
     if content.digest != tried.digest:
         what.append(f"its state has digest {content.digest:016x}, the trial's {tried.digest:016x}")
@@ -180,8 +223,11 @@ def _cause(tried: Content | None, content: Content) -> str:
 
 
 def restore_command(log: Log, plan: DeployPlan, root: str) -> str | None:
-    """The command that goes back to the state before the deployment; None: production began empty there, or retention has let go of
-    that checkpoint."""
+    """Return the command that goes back to the state before the deployment.
+
+    Returns:
+        The command; None if production began empty there, or the checkpoint is not usable any longer.
+    """
     if plan.back is None:
         return None
     try:
@@ -195,7 +241,7 @@ def restore_command(log: Log, plan: DeployPlan, root: str) -> str | None:
 def _check_next(spark: SparkSession, pipeline: Pipeline, newest: Record, there: Log) -> None:
     interval = newest.content.interval
     length = interval.end - interval.start
-    # The input of the next interval may not be there yet: that of the newest one has its columns.
+    # The input of the next interval may not exist yet. The newest interval's input has the same columns.
     with in_zone_of(spark, pipeline.time_zone):
         rows, position = read_source(spark, pipeline, Interval(interval.end - length, interval.end))
     schemas = recorded_schemas(there)
@@ -203,7 +249,10 @@ def _check_next(spark: SparkSession, pipeline: Pipeline, newest: Record, there: 
 
 
 def _in_row(last: Interval, behind: Sequence[Interval]) -> list[Interval]:
-    """Those that follow one another from the trial's last one on. What is behind a gap is run by hand, and cairn status says so."""
+    """Return the intervals of `behind` that follow the trial's last interval without a gap.
+
+    Intervals after a gap are left to the user. `cairn status` names them.
+    """
     row: list[Interval] = []
     for interval in behind:
         if interval.start != (row or [last])[-1].end:

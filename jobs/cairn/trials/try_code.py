@@ -1,8 +1,11 @@
-"""A change of a pipeline's code, tried beside production: its state before an interval is forked into a root of the trial's own, and the
-intervals from there on are run there with the new code, over the same input.
+"""Run changed code of a pipeline beside production, in a trial.
 
-Production is only read, but for a lease while its files are linked. The trial calls no sink, tells no asset, and is removed after a
-time. What it leaves if it stops is in `state_backend.checkpoint.trials`; the same call goes on from there.
+Production's state before an interval is forked into a root of the trial's own. There the intervals from this one on run
+with the new code, over the same input.
+
+Production is only read, except for a lease while its files are linked. The trial calls no sink and updates no Airflow
+asset. It is removed after a time. If a trial stops half-way, the same call continues. `state_backend.checkpoint.trials`
+lists what a stopped trial leaves on disk.
 """
 
 from __future__ import annotations
@@ -61,8 +64,15 @@ MOST_STATES = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """A trial that was run. ``root``: its own. ``fork_s``: how long the fork took; 0 where it began empty, or had been forked before.
-    ``other_input``: intervals for which the source says another position than production has recorded."""
+    """A trial that was run.
+
+    Attributes:
+        trial: The trial.
+        root: The trial's own root.
+        outcomes: The outcome of each interval.
+        fork_s: Seconds that the fork took; 0 if the trial began empty or an earlier call made the fork.
+        other_input: Intervals for which the source says another position than production has recorded.
+    """
 
     trial: Trial
     root: str
@@ -73,7 +83,15 @@ class Tried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialPlan:
-    """What a trial is to be, found by reading alone. ``target``: what is forked, of the folder at ``source``; None: it begins empty."""
+    """The plan of a trial, made without writing.
+
+    Attributes:
+        trial: The trial.
+        source: URL of the folder that contains `target`.
+        target: Checkpoint id or savepoint to fork; None begins with empty state.
+        asked: The source's answers.
+        other_input: Intervals for which the source says another position than production has recorded.
+    """
 
     trial: Trial
     source: str
@@ -98,18 +116,37 @@ def try_code(
     on_outcome: OnOutcome | None = None,
     on_shards: OnShards | None = None,
 ) -> Tried:
-    """Run intervals with the pipeline's code as it is here, beside production. Production does not change.
+    """Run intervals with the code of this process beside production. Production does not change.
+
+    After a failure the same call continues.
 
     Args:
-        code: ``module:NAME`` of the pipeline, for people.
-        name: Name of the trial; None: made from its first interval and its code.
-        savepoint: URL of a native savepoint that ends where the first interval starts, in place of production's state.
-        keep: Time for which the trial stays, from the end of this call.
-        now_ms: Milliseconds since the epoch; None for the storage's clock.
+        spark: A session, classic or Spark Connect.
+        pipeline: The pipeline with the new code.
+        intervals: The intervals to run. Each starts where the one before ends.
+        root: URL of production's root.
+        code: `module:NAME` of the pipeline, which commands show to people.
+        name: Name of the trial; None makes a name from the first interval and the code.
+        savepoint: URL of a native savepoint that ends where the first interval starts. None begins from production's
+            state.
+        keep: How long the trial stays, from the end of this call.
+        mode: How checkpoints are stored: "incremental", "full" or "changelog".
+        now_ms: Present time in milliseconds since the epoch; None for the storage's clock.
         on_plan: Gets the `TrialPlan` before anything is written.
+        on_outcome: Gets each outcome with its record, and the progress.
+        on_shards: Brings the rows to the shards and runs the job on each; None for Spark.
+
+    Returns:
+        The trial and its outcomes. `compare_trial` compares them with production.
 
     Raises:
-        CairnError: Production would refuse these intervals; nothing was written. Later as `run_intervals`.
+        UsageError: Production would refuse these intervals, and nothing was written; or the trial was removed while it
+            ran.
+        CairnError: An interval failed, as in `run_intervals`.
+
+    Example:
+        tried = try_code(spark, CLICKS, intervals, root, code="pipelines.clicks:CLICKS")
+        trial, comparison = compare_trial(root, "clicks", tried.trial.name, key=["user"], limit=3)
     """
     check_running(spark)
     use_this_python(spark)
@@ -122,7 +159,7 @@ def try_code(
     own = root_of_trial(root, pipeline.name, trial.name)
     began_s = time.monotonic()
     if read_trial(root, pipeline.name, trial.name) is None:
-        remove_all(own)  # what a removed trial of that name wrote after its removal
+        remove_all(own)  # A removed trial of this name may have left files.
     write_trial(root, trial)
     try:
         fork_s = _fork(plan, pipeline, own)
@@ -137,7 +174,7 @@ def try_code(
             before_commit=lambda _: _check_there(root, trial),
         )
     except Exception as error:
-        # If somebody removed the trial, that is the cause of this error.
+        # A removal of the trial while it ran causes arbitrary errors. Then the call raises `UsageError` instead.
         _clean_up_removed(root, trial, error)
         raise
     trial = _renewed(root, trial, now_ms + int((time.monotonic() - began_s) * 1000), keep)
@@ -162,9 +199,22 @@ def plan_trial(
     savepoint: str | None,
     ends_ms: int,
 ) -> TrialPlan:
-    """Looks whether the intervals can be tried, and from which state. Writes nothing; the source is asked for each of them.
+    """Check whether the intervals can be tried, and from which state. Ask the source for each interval. Write nothing.
 
-    Raises: as `try_code` before its first row.
+    Args:
+        spark: A session, classic or Spark Connect.
+        pipeline: The pipeline with the new code.
+        intervals: The intervals to run.
+        root: URL of production's root.
+        code: `module:NAME` of the pipeline.
+        name: Name of the trial; None makes a name.
+        savepoint: URL of a native savepoint to begin from; None begins from production's state.
+        ends_ms: When the trial may be removed, in milliseconds since the epoch.
+
+    Raises:
+        UsageError: Production would refuse these intervals, has no state before them, or has results with other
+            boundaries.
+        SourceError: The source raised, or its rows do not fit.
     """
     check_no_trial(root, "other trial")
     check_in_order(intervals)
@@ -182,7 +232,7 @@ def plan_trial(
         for interval in intervals:
             rows, position = read_source(spark, pipeline, interval)
             asked[interval] = Read(rows=rows, position=position)
-    # The newest too: what is tried has to go on from it once it is deployed.
+    # Check the newest checkpoint too: once the code is deployed, the next interval starts from it.
     newest = max(there.completed(), key=lambda c: c.content.interval.end, default=None)
     schemas = recorded_schemas(there)
     for content in (base, newest.content if newest is not None else None):
@@ -223,8 +273,22 @@ def _base(
     savepoint: str | None,
     forked: tuple[int, Content] | None,
 ) -> tuple[Content | None, int | Savepoint | None, str]:
-    """What the first interval starts from: its content, what to fork, and the folder that this is in. ``forked``: the checkpoint of
-    production that a trial which goes on has its state from; production may have dropped it since."""
+    """Return the state that the first interval starts from.
+
+    Args:
+        there: Production's log.
+        pipeline: The pipeline with the new code.
+        first: The first interval.
+        folder: URL of production's folder.
+        savepoint: URL of a savepoint to begin from; None for production's state.
+        forked: Id and content of the checkpoint that an earlier call forked. Production may have dropped it since.
+
+    Returns:
+        The content (None: empty state), what to fork, and the URL of the folder that contains it.
+
+    Raises:
+        UsageError: Production has no valid state there, or the savepoint ends at another instant.
+    """
     if savepoint is not None:
         saved = read_savepoint(open_storage(savepoint))
         if saved.content.interval.end != first.start:
@@ -246,7 +310,11 @@ def _base(
 
 
 def _forked(pipeline: Pipeline, root: str, before: Trial | None) -> tuple[int, Content] | None:
-    """The checkpoint of production that a trial has its state from, and that state, which is the trial's own since; None: there is none."""
+    """Return the production checkpoint that an earlier call forked: its id, and the state as the trial's first record.
+
+    Returns:
+        Id and content; None if there is no earlier call, or it began empty or from a savepoint.
+    """
     if before is None or before.base is None or before.base.savepoint is not None:
         return None
     own = coordinator_of(pipeline, root_of_trial(root, pipeline.name, before.name)).log()
@@ -255,7 +323,7 @@ def _forked(pipeline: Pipeline, root: str, before: Trial | None) -> tuple[int, C
 
 
 def _beginnings(there: Log, pipeline: Pipeline) -> str:
-    """Where a trial can begin, in words: the pipeline's start, and the ends of the last usable checkpoints."""
+    """Return in words where a trial can begin: the pipeline's start, and the ends of the last usable checkpoints."""
     usable = [
         c for c in there.completed() if there.quarantine_above(c.id) is None and there.retained[c.id].stale_by is None
     ]
@@ -264,7 +332,10 @@ def _beginnings(there: Log, pipeline: Pipeline) -> str:
 
 
 def _check_cut(there: Log, pipeline: Pipeline, span: Interval, intervals: Sequence[Interval]) -> None:
-    """Raises: UsageError if production has its results there by intervals of another cut: none could be compared or deployed."""
+    """Raise `UsageError` if production has results for this span in intervals with other boundaries.
+
+    Such results could neither be compared nor deployed.
+    """
     cut = {i for i, _ in there.outputs_near(span) if i.overlaps(span)} - {*intervals}
     if cut:
         other = min(cut)
@@ -275,18 +346,21 @@ def _check_cut(there: Log, pipeline: Pipeline, span: Interval, intervals: Sequen
 
 
 def _other_input(there: Log, intervals: Sequence[Interval], asked: Mapping[Interval, Read]) -> tuple[Interval, ...]:
-    """The intervals for which the source says another position than production's record, as far as there is one."""
+    """Return the intervals for which the source says another position than production's record.
+
+    Intervals without a recorded position are left out.
+    """
     recorded = {}
     for record in sorted(there.completed(), key=lambda r: r.id):
         if record.content.kind == "interval":
             recorded[record.content.interval] = record.content.source_position
-    # As it would be written down: JSON has no tuples.
+    # JSON turns tuples into lists, as in production's record.
     now = {i: json.loads(json.dumps(asked[i].position)) for i in intervals}
     return tuple(i for i in intervals if recorded.get(i) and recorded[i] != now[i])
 
 
 def _fork(plan: TrialPlan, pipeline: Pipeline, own: str) -> float:
-    """Gives the trial its state, once; how many seconds that took."""
+    """Fork the base into the trial's root, once. Return the seconds that the fork took."""
     if plan.target is None:
         return 0.0
     began = time.monotonic()
@@ -305,14 +379,26 @@ def _fork(plan: TrialPlan, pipeline: Pipeline, own: str) -> float:
 
 
 def _check_there(root: str, trial: Trial, error: Exception | None = None) -> None:
-    """Raises: UsageError if somebody removed the trial, also if another one of its name began since."""
+    """Raise `UsageError` if the trial was removed, even if another trial of the same name exists now.
+
+    Args:
+        root: URL of production's root.
+        trial: The trial.
+        error: Cause of the raised error; None for no cause.
+    """
     there = read_trial(root, trial.pipeline, trial.name)
     if there is None or there.attempt != trial.attempt:
         raise UsageError(f"trial {trial.name!r} of {trial.pipeline!r} was removed while it ran; try again") from error
 
 
 def _clean_up_removed(root: str, trial: Trial, error: Exception | None = None) -> None:
-    """Removes what a trial wrote after its removal. Raises: as `_check_there`."""
+    """If the trial was removed while it ran, delete the files that it has written since, and raise `UsageError`.
+
+    Args:
+        root: URL of production's root.
+        trial: The trial.
+        error: Cause of the raised error; None for no cause.
+    """
     try:
         _check_there(root, trial, error)
     except UsageError:

@@ -1,10 +1,10 @@
-// Theme, time zone, copying, links out of the frame, charts, and asking again. What the page says does not need it.
+// Theme, time zone, copy buttons, links out of the frame, charts, and refreshing. The page shows all its facts without this script.
 (function () {
   "use strict";
   const root = document.documentElement;
 
   function outer() {
-    // The frame is of the same origin as Airflow's UI; opened alone, there is none.
+    // Airflow's UI and this frame have the same origin. A page that is opened alone has no parent window.
     try { return window.parent !== window && window.parent.document ? window.parent : null; } catch (_) { return null; }
   }
 
@@ -62,7 +62,7 @@
   }
 
   function linksOut(within) {
-    // The frame's sandbox lets no link lead the window elsewhere, so that the window's own document does.
+    // The frame's sandbox blocks links that would navigate the whole window. So the parent document clicks a copy of the link.
     const above = outer();
     if (!above) return;
     for (const link of within.querySelectorAll("a[data-airflow]")) {
@@ -121,7 +121,7 @@
   }
 
   function busy() {
-    // Nothing is exchanged under the hands of who reads a figure, marks text, or chooses.
+    // The page is not replaced while the user reads a chart's figures, selects text or uses a form.
     const at = document.activeElement;
     const open = document.querySelector("details[open], .tip:not([hidden])");
     return document.hidden || open || String(window.getSelection()) !== "" || (at && ["INPUT", "SELECT", "BUTTON", "PRE"].includes(at.tagName));
@@ -142,7 +142,7 @@
           document.body.dataset.refresh = page.body.dataset.refresh;
           furnish(document);
         }
-      } catch (_) { /* the server is away for a moment; the page says how old it is */ }
+      } catch (_) { /* The server does not answer. The page shows how old it is, and the next refresh asks again. */ }
     }
     plan();
   }
