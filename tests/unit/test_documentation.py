@@ -5,9 +5,13 @@ from __future__ import annotations
 import ast
 import dataclasses
 import re
+import tomllib
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from cairn.pipeline import Pipeline
 
@@ -70,6 +74,36 @@ def test_the_reference_names_every_argument_of_a_pipeline() -> None:
         name for row in re.findall(r"^\| (`[^|]+) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)
     }
     assert named == {field.name for field in dataclasses.fields(Pipeline)}
+
+
+def test_the_table_of_versions_is_that_of_the_project() -> None:
+    text = (ROOT / "docs" / "install.md").read_text()
+    rows = dict(re.findall(r"^\| ([\w-]+) \| ([^|]+) \|", text.split("## Versions")[1], re.MULTILINE))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = [Requirement(text) for extra in project["optional-dependencies"].values() for text in extra]
+    ranges = {requirement.name: requirement.specifier for requirement in needed}
+    named = {"apache-airflow": "Airflow", "pyspark": "PySpark"}
+    for name, specifier in {**ranges, "Python": SpecifierSet(project["requires-python"])}.items():
+        least = next(s.version for s in specifier if s.operator == ">=")
+        below = next(s.version for s in specifier if s.operator == "<")
+        row = rows[named.get(name, name)]
+        listed = row.removesuffix(f" or newer, below {below}").split(", ")
+        assert listed[0] == least and all(specifier.contains(version) for version in listed), row
+        assert row.endswith(f"below {below}") or not specifier.contains(_next_minor(listed[-1])), row
+
+
+def _next_minor(version: str) -> str:
+    major, minor = version.split(".")
+    return f"{major}.{int(minor) + 1}"
+
+
+def test_the_versions_that_were_tested_are_those_of_the_lock() -> None:
+    text = (ROOT / "docs" / "install.md").read_text()
+    rows = dict(re.findall(r"^\| ([\w-]+) \| [^|]+ \| ([\d.]+) \|", text.split("## Versions")[1], re.MULTILINE))
+    lock = dict(re.findall(r"^([\w-]+)==([\w.]+)", (ROOT / "requirements.lock").read_text(), re.MULTILINE))
+    named = {"Airflow": "apache-airflow", "PySpark": "pyspark"}
+    assert len(rows) == 5
+    assert {name: lock[named.get(name, name)] for name in rows} == rows
 
 
 def test_the_interval_of_the_reference_is_one() -> None:
