@@ -8,6 +8,7 @@ import inspect
 import os
 import re
 import tempfile
+import tomllib
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from pathlib import Path
@@ -17,6 +18,8 @@ from typing import Any
 os.environ.setdefault("AIRFLOW_HOME", tempfile.mkdtemp(prefix="cairn-airflow-"))
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 import cairn_operators
 from cairn.pipeline import Pipeline
@@ -112,6 +115,36 @@ def test_the_api_page_has_every_public_name(module: str) -> None:
     assert rows == re.findall(rf"^::: {re.escape(module)}\.(\w+)$", section, re.MULTILINE)
     public = import_module(module)
     assert set(rows) == set(getattr(public, "__all__", ["pandas_with_state"]))
+
+
+def test_the_table_of_versions_is_that_of_the_project() -> None:
+    text = (ROOT / "docs" / "install.md").read_text()
+    rows = dict(re.findall(r"^\| ([\w-]+) \| ([^|]+) \|", text.split("## Versions")[1], re.MULTILINE))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = [Requirement(text) for extra in project["optional-dependencies"].values() for text in extra]
+    ranges = {requirement.name: requirement.specifier for requirement in needed}
+    named = {"apache-airflow": "Airflow", "pyspark": "PySpark"}
+    for name, specifier in {**ranges, "Python": SpecifierSet(project["requires-python"])}.items():
+        least = next(s.version for s in specifier if s.operator == ">=")
+        below = next(s.version for s in specifier if s.operator == "<")
+        row = rows[named.get(name, name)]
+        listed = row.removesuffix(f" or newer, below {below}").split(", ")
+        assert listed[0] == least and all(specifier.contains(version) for version in listed), row
+        assert row.endswith(f"below {below}") or not specifier.contains(_next_minor(listed[-1])), row
+
+
+def _next_minor(version: str) -> str:
+    major, minor = version.split(".")
+    return f"{major}.{int(minor) + 1}"
+
+
+def test_the_versions_that_were_tested_are_those_of_the_lock() -> None:
+    text = (ROOT / "docs" / "install.md").read_text()
+    rows = dict(re.findall(r"^\| ([\w-]+) \| [^|]+ \| ([\d.]+) \|", text.split("## Versions")[1], re.MULTILINE))
+    lock = dict(re.findall(r"^([\w-]+)==([\w.]+)", (ROOT / "requirements.lock").read_text(), re.MULTILINE))
+    named = {"Airflow": "apache-airflow", "PySpark": "pyspark"}
+    assert len(rows) == 5
+    assert {name: lock[named.get(name, name)] for name in rows} == rows
 
 
 def test_the_interval_of_the_reference_is_one() -> None:
