@@ -149,7 +149,8 @@ RUN = {
     "make spark": "tests/integration/test_first_hour.py::test_the_first_pipeline_in_airflow",
     "make test": "not run: these are the tests",
     "make test-fast": "not run: it would run this test",
-    "make test PYTEST_ARGS=tests/integration/test_wheel.py": "not run: minutes; it is the suite's own command, with a file",
+    "make test-all": "not run: these are the tests",
+    "python -m pytest tests/integration/test_wheel.py": "not run: minutes; it is the suite's own command, with a file",
     "python -m pytest tests/unit/test_retention.py -k day": "not run: it is the suite's own command, with a file",
     "make wheel": HERE + "test_the_wheel_has_its_own_name_and_every_package",
     "make ui": "tests/integration/test_first_hour.py::test_the_first_pipeline_in_airflow",
@@ -186,6 +187,7 @@ RUN = {
     (f"pip install './cairn_state-0.1.0-py3-none-any.whl[{extras}]'" for extras in ("airflow,spark", "airflow,spark,gcs", "gcs", "spark,gcs", "validation")),
     "not run: needs an index that has it; the extras exist, and tests/integration/test_wheel.py installs two of them",
 ) | {"pip install './cairn_state-0.1.0-py3-none-any.whl[spark,gcs]' venv-pack": "not run: needs an index; venv-pack is another project's",
+    "pip install 'cairn-state[airflow,spark] @ git+https://git.example.com/you/cairn.git@COMMIT'": "not run: address and commit are the reader's; the wheel that pip builds is that of make wheel",
     "pip install './cairn_state-0.1.0-py3-none-any.whl[airflow,spark,gcs]' apache-airflow-providers-celery": "not run: needs an index; test_celery.py installs Celery by its lock",
 }  # fmt: skip
 
@@ -241,11 +243,13 @@ def test_a_documented_command_exists_with_its_options(command: str) -> None:
             assert importlib.util.find_spec(module) is not None
         case "pip", ["install", what, *_] if "cairn" in what:
             project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-            # The package index has another project's cairn. Until Cairn is there, the wheel of a clone is installed.
+            # The package index has another project's cairn. Until Cairn is there, a clone's wheel or git repository is installed.
             wheel = f"./{project['name'].replace('-', '_')}-{project['version']}-py3-none-any.whl"
-            assert what.partition("[")[0] == wheel
+            named, _, url = what.partition(" @ ")
+            assert named.partition("[")[0] == (project["name"] if url else wheel)
+            assert not url or url.startswith("git+https://")
             extras = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-            assert set(what.partition("[")[2].removesuffix("]").split(",")) <= set(extras)
+            assert set(named.partition("[")[2].removesuffix("]").split(",")) <= set(extras)
 
 
 def test_the_version_of_the_flights_that_messages_name_is_the_one_in_the_lock() -> None:
