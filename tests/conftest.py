@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import settings
 
 from tests.support.messages import (
     Made,
@@ -23,7 +24,7 @@ from tests.support.messages import (
     sites,
     write_made,
 )
-from tests.support.tiers import ALL, choose_tests, missing_software, remember_errors, remember_passed
+from tests.support.tiers import ALL, TIER, at_tier, choose_tests, missing_software, remember_errors, remember_passed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,6 +38,10 @@ WITHOUT = pytest.StashKey[list[Site]]()
 # The errors that this process makes; those of xdist's workers come to the process that started them.
 MADE = Recorder()
 OF_WORKERS: list[Made] = []
+
+# No deadline for one example: another process may have the processor meanwhile.
+settings.register_profile(TIER, deadline=None, max_examples=at_tier(fast=25, ci=50, all=200))
+settings.load_profile(TIER)
 
 
 @pytest.hookimpl(optionalhook=True)
