@@ -182,7 +182,7 @@ class Coordinator:
         return log
 
     def _newest(self, before: Log | None = None) -> Log:
-        """Read the log as `log` does, but of the retained records only the newest one."""
+        """Read the log as `log` does, but read only the newest of the retained records."""
         log = read_newest(self._storage, self._last if before is None else before)
         if self._remembers:
             self._last = log
@@ -193,9 +193,17 @@ class Coordinator:
     ) -> Begun:
         """Choose the checkpoint that an interval starts from. The method writes nothing.
 
+        Args:
+            interval: The interval to process.
+            run: The Airflow run and try, which do not influence the choice.
+            permissions: Permissions of the run.
+            pipeline_start_ms: Start of the pipeline, in milliseconds since the epoch.
+            attempt: Uuid of the attempt.
+
         Raises:
-            UsageError: The pipeline's start differs from the recorded start, or `choose_base` refuses the interval.
-            StateUnusable: No usable checkpoint ends where the interval starts, as `choose_base` says.
+            UsageError: The pipeline's start differs from the recorded start; the interval begins before the start; or
+                it overlaps current output of an interval with other boundaries.
+            StateUnusable: No usable checkpoint ends where the interval starts. `choose_base` lists the subclasses.
             CorruptRecord: The log can't be read, or marks of a later checkpoint show that the newest record is lost.
         """
         log = self._newest()
@@ -263,7 +271,8 @@ class Coordinator:
             StorageUnavailable: The file exists with other content, so two drivers use one attempt.
         """
         path, data = paths.prepared(prepared.content.attempt), record_codec.encode(prepared)
-        # Compare decoded values, not bytes: gzip's bytes depend on the host's zlib, and JSON has no tuples.
+        # Decoded values are compared, not bytes, because gzip's bytes depend on the host's zlib. `prepared` itself goes
+        # through encoding and decoding too, because JSON turns tuples into lists.
         recorded = record_codec.decode(data, path, Prepared)
         try:
             self._storage.create(path, data)
@@ -487,7 +496,10 @@ class Coordinator:
                 )
 
     def _delete_own(self, log: Log, content: Content) -> None:
-        """Delete the files of a fenced attempt by name, except files that a record needs."""
+        """Delete the files that a fenced attempt's content names, except files that a record needs.
+
+        Other files of the attempt, which only a listing would show, are left to the sweep.
+        """
         needed, log = needed_by_retained(self._storage, log, self._newest)
         for _, n in log.outputs_near(content.interval):
             entry = log.entries[n]
@@ -598,7 +610,7 @@ class Coordinator:
         )
 
     def _is_own(self, log: Log, interval: Interval, checkpoint_id: int) -> bool:
-        """Return True if the commit is of this interval.
+        """Return True if the commit made this interval's output.
 
         False means that the commit is of an overlapping interval, and replaced this interval's output.
         """
@@ -653,15 +665,15 @@ class Coordinator:
     # --- reading and marking ------------------------------------------------------------------------------------------------------
 
     def record(self, which: str | int | datetime) -> Record:
-        """Return a completed checkpoint.
+        """Return the record of a checkpoint.
 
         Args:
             which: A checkpoint's id; an interval's end, for the newest usable checkpoint that ends there; or
-                `"latest"`, for the usable checkpoint with the highest id. An id may also be that of a dropped
-                checkpoint that a lease protects.
+                `"latest"`, for the usable checkpoint with the highest id. Usable means: not quarantined, and without a
+                quarantined ancestor. An id may also be that of a dropped checkpoint that a lease protects.
 
         Raises:
-            NoSuchCheckpoint: No such checkpoint exists. The message lists the completed checkpoints.
+            NoSuchCheckpoint: No such checkpoint exists. The message lists the retained checkpoints.
             UsageError: `which` is another text than `"latest"`.
         """
         log = self.log()
@@ -679,7 +691,13 @@ class Coordinator:
         return max(fitting, key=lambda c: c.id)
 
     def quarantine(self, checkpoint_id: int, reason: str, findings: tuple[str, ...] = ()) -> None:
-        """Quarantine a checkpoint: no interval starts from the checkpoint or from its descendants."""
+        """Quarantine a checkpoint: no interval starts from the checkpoint or from its descendants.
+
+        Args:
+            checkpoint_id: The id of the checkpoint.
+            reason: Why the checkpoint is refused, for people.
+            findings: A sentence for each problem that validation found.
+        """
         mark, path = Quarantine(id=checkpoint_id, reason=reason, findings=findings), paths.quarantine(checkpoint_id)
         note_names(self._storage, paths.QUARANTINE, [path.removeprefix(paths.QUARANTINE)])
         try:
@@ -694,14 +712,20 @@ class Coordinator:
             self._storage.create(paths.validated(checkpoint_id, mode), record_codec.encode(mark))
 
     def refuse(self, attempt: str, reason: str, findings: tuple[str, ...] = ()) -> None:
-        """Mark a prepared attempt as refused: `commit` raises `ValidationRefused` for the attempt from now on."""
+        """Mark a prepared attempt as refused: `commit` raises `ValidationRefused` for the attempt from now on.
+
+        Args:
+            attempt: The uuid of the attempt.
+            reason: Why the attempt is refused, for people.
+            findings: A sentence for each problem that validation found.
+        """
         with suppress(AlreadyExists):
             mark = Refused(attempt=attempt, reason=reason, findings=findings)
             self._storage.create(paths.refused(attempt), record_codec.encode(mark))
 
 
 def _fitting(log: Log, which: str | int | datetime) -> list[Record]:
-    """Return the completed checkpoints that fit the `which` of `Coordinator.record`."""
+    """Return the records of the retained checkpoints that `which` names. `Coordinator.record` explains `which`."""
     completed = log.completed()
     if isinstance(which, int):
         return [c for c in completed if c.id == which]

@@ -1,6 +1,6 @@
 """Decide whether a prepared attempt may become the next record, given the log as it is now.
 
-Other attempts commit between an attempt's begin and its commit. So a commit repeats checks of begin:
+Other attempts may commit between an attempt's begin and its commit. Therefore a commit repeats checks of begin:
 
 - The base is chosen again. Example: interval 3 begins on checkpoint 2, then interval 1 is run again and changes the
   state. Without the check, interval 3 would commit a result of a stale base.
@@ -41,14 +41,17 @@ class Create:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlreadyCommitted:
-    """The decision that the log contains this attempt as record `id`. At most publishing is left to do."""
+    """The decision that record `id` is this attempt's own commit, made by an earlier call."""
 
     id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adopted:
-    """The decision to adopt checkpoint `id`, which another try of the same run committed from the same base."""
+    """The decision to take checkpoint `id` as this attempt's result, and to commit nothing.
+
+    Another try of the same run has committed the checkpoint from the same base.
+    """
 
     id: int
 
@@ -151,12 +154,15 @@ def _fences(entry: Record | Tombstone, content: Content) -> bool:
         return False
     if entry.reproduces is not None:
         return False
-    # If an earlier try of the same run commits late, it does not fence this try: the later try shall win.
+    # An earlier try of the same run may commit late. Such a commit does not fence this try, because the later try wins.
     return run.run_id != content.run.run_id or _order(run) >= _order(content.run)
 
 
 def _is_plain_retry(entry: Record | Tombstone, content: Content) -> bool:
-    """Return True if the commit `entry` is another try of the same run and clear, with the same interval and base."""
+    """Return True if another try of the same Airflow run made the commit `entry`.
+
+    Interval, base and `clear_number` must be equal too: no person has cleared the task between the two tries.
+    """
     run = run_of(entry)
     return (
         run.run_id == content.run.run_id

@@ -37,7 +37,7 @@ _ROUNDS = 100
 
 
 def listed(storage: Storage, folder: str) -> list[str]:
-    """List the paths in a folder, including the paths whose names are noted.
+    """List the paths in a folder, including those that `settled/names/` holds.
 
     Some of these files may be deleted, or not written yet.
     """
@@ -48,9 +48,9 @@ def listed(storage: Storage, folder: str) -> list[str]:
 
 
 def listed_files(storage: Storage, folder: str) -> list[FileInfo]:
-    """List the files in a folder, including the files whose names are noted, without deleted files.
+    """List the files in a folder, including those whose names `settled/names/` holds.
 
-    The `FileInfo` of each noted file is current.
+    These files are looked up one by one: their metadata are current, and deleted files are left out.
     """
     found = {info.path: info for info in storage.list(folder)}
     if lists_late(storage):
@@ -96,6 +96,6 @@ def _noted(storage: Storage, path: str) -> set[str]:
     except NotFound:
         return set()
     except (CorruptRecord, UnsupportedFormat) as error:  # a flipped bit may look like an unknown format
-        # Listings show most of the noted files by now, and the next writer writes the file of names again.
+        # Without the names, a listing may miss only files of the last seconds. The next writer writes `path` again.
         logger.warning("%s: %s; the folder is listed without it", storage.url, error)
         return set()

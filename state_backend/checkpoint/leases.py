@@ -44,8 +44,8 @@ from state_backend.values.records import Lease
 
 logger = logging.getLogger("cairn")
 
+# How long a lease lasts after its last renewal. A reader renews its lease every five minutes, a third of this time.
 LASTS = timedelta(minutes=15)
-"""How long a lease stays behind after its reader was killed. It is renewed three times as often."""
 
 _JOIN_S = 10.0
 
@@ -139,7 +139,7 @@ def holding(storage: Storage, checkpoint_id: int | None, what: str, *, lasts: ti
         checkpoint_id: The checkpoint to read; None or 0 for state that is no committed checkpoint, which needs no
             lease.
         what: The reader's purpose, for people.
-        lasts: How long the lease lasts without renewal. A thread renews it three times as often.
+        lasts: How long the lease lasts without renewal. A thread renews it after each third of this time.
 
     Raises:
         CheckpointDropped: Retention dropped the checkpoint before the lease was written; or the block raised
@@ -166,5 +166,5 @@ def _renew_until(over: threading.Event, storage: Storage, path: str | None, last
             if not renew(storage, path):
                 logger.warning("%s: the lease %s had ended before it was renewed", storage.url, path)
                 return
-        except CairnError as error:  # the next renewal may get through
+        except CairnError as error:  # the next renewal may succeed
             logger.warning("%s: the lease %s was not renewed: %s", storage.url, path, error)

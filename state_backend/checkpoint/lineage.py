@@ -39,7 +39,7 @@ def choose_base(
     *,
     as_of: int | None = None,
 ) -> Kept | None:
-    """Return the completed checkpoint that the interval starts from; None for empty state.
+    """Return the retained checkpoint that the interval starts from; None for empty state.
 
     The base of an interval is chosen three times, each time over a newly read log: before Spark is started, so that an
     error costs little; at begin, to know what to restore; and at commit, since other attempts may have committed
@@ -128,9 +128,12 @@ def is_superseded(log: Log, candidate: Record | Kept) -> bool:
 
 
 def is_forgiven(stale_by: int | None, permissions: Permissions, as_of: int | None) -> bool:
-    """Return True if a stale mark does not prevent the use of its checkpoint. `stale_by` None means no mark.
+    """Return True if a checkpoint may be used: it is not stale, or the permissions allow its stale mark.
 
-    `allow_stale_base` forgives a mark that an id up to `as_of` set; `as_of` None forgives all marks.
+    Args:
+        stale_by: The id of the commit that made the checkpoint stale; None if it is not stale.
+        permissions: Permissions of the run. `allow_stale_base` allows stale marks.
+        as_of: Only stale marks that commits up to this id set are allowed; None: all stale marks.
     """
     if stale_by is None:
         return True
@@ -138,7 +141,7 @@ def is_forgiven(stale_by: int | None, permissions: Permissions, as_of: int | Non
 
 
 def reproduces(log: Log, content: Content) -> int | None:
-    """Return the id of the commit of the same interval whose state the content reproduces; None if it changes state.
+    """Return the id of the commit whose state the content reproduces; None if the content changes the state.
 
     The content reproduces the newest commit of its interval if digest, watermarks and descriptors are equal. A
     consolidation always reproduces its base. Content that replaces output of overlapping intervals never counts as a
@@ -178,7 +181,12 @@ def stale_marks(log: Log, content: Content, new_id: int) -> dict[int, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discarded:
-    """A checkpoint that no interval starts from once another state is restored."""
+    """A checkpoint that a rewind or restore takes out of use: no later interval starts from it.
+
+    Attributes:
+        id: The id of the checkpoint.
+        interval: The interval of the checkpoint.
+    """
 
     id: int
     interval: Interval
@@ -209,7 +217,7 @@ def _is_replaced(log: Log, candidate: Kept, restored: Content) -> bool:
 
 
 def intervals_of(again: Rerun) -> str:
-    """Return the intervals to run again, in words."""
+    """Return the intervals to run again as words, like `the interval that starts at 2013-01-03T00:00:00Z`."""
     if again.first == again.last:
         return f"the interval that starts at {format_instant(again.first)}"
     return f"the intervals that start from {format_instant(again.first)} to {format_instant(again.last)}"
@@ -222,7 +230,7 @@ def kept(log: Log) -> str:
 
 
 def lines_of(what: Iterable[object], most: int = 10) -> str:
-    """Return each item on a line of its own, at most `most` of them, and the number of the remaining items."""
+    """Return up to `most` items, each on a line of its own. A last line says how many more there are."""
     listed = [f"\n  {one}" for one in what]
     more = len(listed) - most
     return "".join(listed if more <= 0 else [*listed[:most], f"\n  and {more} more"])

@@ -28,8 +28,8 @@ from state_backend.values.records import AttemptEnd, OutputFile, Record, Settled
 Entry = Record | SweepRecord | Tombstone
 
 
+# For a longer interval, `settled/commits/` is listed as a whole, instead of the folder of each period.
 LISTED_AT_ONCE = timedelta(days=400)
-"""Of a longer span all folders are listed in one go, and not one by one."""
 
 
 class Fact(NamedTuple):
@@ -188,7 +188,8 @@ class RecordReader(Mapping[int, Entry]):
 
         Args:
             interval: The interval; None for the facts of all intervals.
-            levels: The lengths of intervals in the log, as indexes of `paths.SETTLED_DAYS`.
+            levels: The classes of interval lengths in the log, as indexes into `paths.SETTLED_DAYS`. Only folders of
+                these classes are listed.
         """
         if interval is None or interval.end - interval.start > LISTED_AT_ONCE:
             folders = [paths.SETTLED_COMMITS]
@@ -200,7 +201,7 @@ class RecordReader(Mapping[int, Entry]):
         return [f for f in every if f.id < self.head_id and (interval is None or f.interval.overlaps(interval))]
 
     def outputs(self, fact: Fact) -> tuple[OutputFile, ...]:
-        """Return the output files of a commit below the newest, from its file in `settled/commits/`.
+        """Return the output files of an earlier commit than the newest, from the commit's file in `settled/commits/`.
 
         Raises:
             StorageUnavailable: A later commit replaced the output, and the files are deleted.
@@ -223,7 +224,7 @@ class RecordReader(Mapping[int, Entry]):
         """Return every attempt that has a file in `settled/attempts/`, from a listing.
 
         Args:
-            asked: Attempts that are looked up by name if an old listing may miss them.
+            asked: Attempts to look up by name too, on a storage whose listings may be some seconds old.
         """
         found = {paths.ended_attempt(info.path) for info in self._storage.list(paths.SETTLED_ATTEMPTS)} - {None}
         if lists_late(self._storage):

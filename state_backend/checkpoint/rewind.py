@@ -228,7 +228,8 @@ def fork(
     """
     if begun_before(into, attempt) is None:
         content, manifests, begun = _plan_fork(source, target, into, pipeline_start_ms, permissions, attempt)
-        # An earlier try of this attempt may have left files. The number of files in the folder gives new file names.
+        # An earlier try of this attempt may have left files. The number of these files, used as task number, gives this
+        # try file names that do not exist yet.
         task = sum(1 for _ in into.storage.list(f"{paths.SHARED}{attempt}/"))
         try:
             with holding(source, target if isinstance(target, int) else None, "a fork"):
@@ -353,7 +354,7 @@ def take_over(
 
 
 def begun_before(coordinator: Coordinator, attempt: str) -> Content | Tombstone | None:
-    """Return what an earlier call with this attempt prepared or committed; None if no earlier call got so far.
+    """Return what an earlier call with this attempt prepared or committed; None if it did neither.
 
     Raises:
         Swept: A sweep abandoned the attempt.

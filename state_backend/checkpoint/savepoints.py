@@ -53,7 +53,7 @@ def read_savepoint(storage: Storage) -> Savepoint:
 
 
 def _problem(savepoint: Savepoint) -> str | None:
-    """Return a contradiction in a savepoint that this project can't have written, or None."""
+    """Return a sentence about a contradiction in the savepoint, which Cairn never writes; None if there is none."""
     content = savepoint.content
     try:
         check_parallelism(content.parallelism, content.max_parallelism)
@@ -125,7 +125,7 @@ def check_unclaimed(storage: Storage, owner: str) -> Claim | None:
 
 
 def claim_savepoint(storage: Storage, claim: Claim) -> None:
-    """Claim a savepoint. Of several pipelines that claim it at the same time, one succeeds.
+    """Claim a savepoint for a pipeline. If several pipelines claim it at the same time, one of them succeeds.
 
     The same pipeline may claim the savepoint again; its new claim replaces the old claim.
 
@@ -140,7 +140,7 @@ def claim_savepoint(storage: Storage, claim: Claim) -> None:
         return
     except AlreadyExists:
         check_unclaimed(storage, claim.owner)
-    # The claim is an earlier try's of the same owner: replace it, if no other process changes it at the same time.
+    # An earlier try of the same owner made this claim. Replace it, if no other process changes it at the same time.
     info = storage.stat(paths.CLAIM)
     try:
         if info is None:

@@ -45,7 +45,7 @@ def _settled(log: Log, fact: Fact, current: set[int]) -> Settled:
     if fact.kind == "interval" and not isinstance(entry, SweepRecord):
         outputs = outputs_of(entry)
         if fact.id not in current and isinstance(entry, Tombstone):
-            # If the id is in `dropping`, a clean-up still has to delete the output files; else they are deleted.
+            # If the id is in `dropping`, a clean-up still has to delete the output files; else it has deleted them.
             collected = fact.id not in log.summary.dropping
             outputs = () if collected else outputs
     return Settled(

@@ -44,7 +44,7 @@ class Removed:
 
     Attributes:
         name: Name of the trial.
-        files: Number of its files. Files that are shared with production count too, and stay there.
+        files: Number of its files. Hard links to production's files count too; production keeps its own links.
         bytes: Bytes of these files.
     """
 
@@ -137,9 +137,9 @@ def write_trial(root: str, trial: Trial) -> None:
 
 
 def renew_trial(root: str, trial: Trial) -> bool:
-    """Replace the record of a trial, for instance with another end; return False if the trial was removed.
+    """Replace the record of a trial, for instance to let it live longer; return False if the trial was removed.
 
-    A trial counts as removed also if a newer trial has its name.
+    The trial counts as removed also if a newer trial has its name.
 
     Raises:
         StorageUnavailable: Other processes rewrote the record again and again.
@@ -159,6 +159,10 @@ def check_same_trial(there: Trial, wanted: Trial) -> None:
     """Raise `UsageError` unless the trial `there` can continue as `wanted`.
 
     Start, length of intervals and base must be equal. Code and end may differ.
+
+    Args:
+        there: The trial that exists.
+        wanted: The trial that the user asks for.
 
     Raises:
         UsageError: The trials differ. The message says how to solve that.
@@ -181,10 +185,17 @@ def remove_trial(root: str, trial: Trial, *, dry_run: bool = False) -> Removed:
 
 
 def remove_trial_named(root: str, pipeline: str, name: str, *, dry_run: bool = False) -> Removed:
-    """Remove all files of the trial of this name, also files that a removed trial has written later.
+    """Remove the record and all files of the trial of this name.
 
+    The trial's record may be removed already: a trial that still ran then may have written files after its removal.
     If another trial of this name begins meanwhile, its record is deleted too. That trial stops with an error, and some
     of its files may be deleted.
+
+    Args:
+        root: URL of production's root.
+        pipeline: Name of the pipeline.
+        name: Name of the trial.
+        dry_run: Only count the files.
     """
     folder = trials_url(root, pipeline)
     files, size_bytes = remove_all(root_of_trial(root, pipeline, name), dry_run=dry_run)

@@ -61,7 +61,7 @@ def find_state(
 
     Args:
         checkpoint: A text for `parse_checkpoint`, or the URL of a savepoint's folder.
-        root: The root above the pipeline's folder. Only `path` or a savepoint's URL makes it needless.
+        root: The root that contains the pipeline's folder. It is not needed with `path` or a savepoint's URL.
         pipeline: The name of the pipeline.
         path: The folder of a savepoint, the folder of a pipeline, or, together with `pipeline`, the root.
         attempt: The uuid of a prepared attempt, whose state is returned instead of a checkpoint's.

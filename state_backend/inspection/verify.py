@@ -5,9 +5,9 @@ by size, and by crc32c if the storage keeps checksums. Deep: every file is also 
 Every shard is restored into an empty folder, and its entries are compared with the counts and digests of their key
 groups.
 
-`verify_files` checks one checkpoint or savepoint before it is used or published. It is like the fast verification, but
-if the storage keeps no checksums, it reads every file. It decodes no entry, so a file that was rewritten together with
-its handle passes.
+`verify_files` checks one checkpoint or savepoint before it is used or published. It does what the fast verification does,
+and also reads every file if the storage keeps no checksums. It decodes no entry: if a file and its recorded checksum were
+both changed, it finds nothing.
 
 The log is read before the files are listed, so that a commit or a drop during the verification causes no finding.
 """
@@ -69,6 +69,7 @@ from state_backend.values.records import (
     Validated,
 )
 
+# The types of the JSON files of each kind. `paths.kind_of` names the kinds.
 _DECODED: Mapping[str, tuple[type, ...]] = {
     "record": (Record, SweepRecord, Tombstone),
     "quarantine": (Quarantine,),
@@ -82,7 +83,6 @@ _DECODED: Mapping[str, tuple[type, ...]] = {
     "lease": (Lease,),
     "head": (Head,),
 }
-"""The types of the JSON files of each kind, as `paths.kind_of` names the kinds."""
 
 _READERS = 8
 
@@ -92,6 +92,7 @@ class VerifiedCheckpoint:
     """Result for one checkpoint.
 
     Attributes:
+        id: The id of the checkpoint.
         entries: The number of entries that the deep verification read; 0 after a fast one.
         findings: A sentence for each problem.
     """
@@ -196,10 +197,10 @@ def _overlaps(log: Log) -> Iterator[str]:
 
 
 def intact_before(storage: Storage, damaged: Content) -> Record | None:
-    """Return the newest usable checkpoint that ends no later than the damaged checkpoint's interval starts.
+    """Return the newest intact checkpoint before the damaged checkpoint's interval; None if there is none.
 
-    Usable means: the following interval would start from it (it is neither stale nor quarantined), and its files verify
-    by metadata. None: no checkpoint is usable. The log must be readable.
+    The checkpoint ends no later than that interval starts. It is neither stale nor quarantined, and the fast
+    verification finds no problem in it.
     """
     log, files = read_log(storage), {info.path: info for info in storage.list("")}
     ends = {r.content.interval.end for r in log.completed() if r.content.interval.end <= damaged.interval.start}
@@ -207,7 +208,8 @@ def intact_before(storage: Storage, damaged: Content) -> Record | None:
         following = Interval(end, end + (damaged.interval.end - damaged.interval.start))
         # `plan_base` raises an error for a stale or quarantined checkpoint.
         with suppress(StateUnusable):
-            allowed = Permissions(replace_overlapping=True)  # Existing output does not matter for the state.
+            # Only the state matters here, so output of overlapping intervals must not be a reason to refuse.
+            allowed = Permissions(replace_overlapping=True)
             base = plan_base(log, damaged.pipeline, following, allowed, damaged.pipeline_start_ms)
             if base is not None and not _checkpoint(base, storage, files, None).findings:
                 return base
@@ -281,8 +283,8 @@ def verify_files(
         content: The content of the checkpoint's record or of the savepoint.
         storage: The storage that the content's handles are relative to.
         work: An empty local folder. If the storage keeps no checksums, it holds eight downloaded files at a time.
-        savepoint: The canonical files of a savepoint, empty for a native one; None for a checkpoint. A savepoint's
-            total of bytes is not checked, because it records that of its checkpoint.
+        savepoint: The canonical files of a savepoint, empty for a native one; None for a checkpoint. The number of
+            bytes in a savepoint's record is not checked, because it is copied from the checkpoint.
     """
     findings, canonical = [*_contradictions(content)], savepoint or ()
     manifests, damaged = _manifests(content, storage)
@@ -382,7 +384,10 @@ def _path_of(
 def _files(
     storage: Storage, handles: Iterable[Handle], files: Mapping[str, FileInfo], work: Path | None
 ) -> Iterator[str]:
-    """Yield the findings about files, by the listing and, with a `work` folder, by a download of each file."""
+    """Yield a finding for each file that is missing or differs from its handle.
+
+    Sizes and checksums are compared with the listing `files`. With a `work` folder, each file is also downloaded.
+    """
     for handle in dict.fromkeys(handles):
         # The listing may be some seconds old, so a file that the listing lacks is looked up by its path.
         finding = _listed(handle, files.get(handle.path) or storage.stat(handle.path))
@@ -437,7 +442,7 @@ def _checkpoint(
 
 
 def _manifests(content: Content, storage: Storage) -> tuple[list[ShardManifest], list[str]]:
-    """Return the readable manifests, and a finding for each of the others."""
+    """Return the readable manifests, and a finding for each manifest that can't be read."""
     manifests, findings = [], []
     for ref in content.shards:
         try:
@@ -462,7 +467,7 @@ def _walked(manifest: ShardManifest, content: Content, storage: Storage, work: P
 
 
 def _contradictions(content: Content) -> Iterator[str]:
-    """Yield a finding for each contradiction in the states that a content declares."""
+    """Yield a finding for each impossible declaration of a state, such as two states with one name or id."""
     names, ids = [d.name for d in content.states], [d.state_id for d in content.states]
     if len({*names}) < len(names) or len({*ids}) < len(ids):
         yield f"two states share a name or an id: {', '.join(f'{n} ({i})' for n, i in zip(names, ids, strict=True))}"
@@ -473,7 +478,7 @@ def _contradictions(content: Content) -> Iterator[str]:
 
 
 def _sums(content: Content, manifests: Sequence[ShardManifest]) -> Iterator[str]:
-    """Yield a finding for each difference between the record and the manifests of its shards."""
+    """Yield a finding for each contradiction between the record's shards, counts and digest and the manifests."""
     shards = [*range(content.parallelism)]
     if [ref.shard for ref in content.shards] != shards:
         yield f"the record has shards {[ref.shard for ref in content.shards]}, its parallelism is {content.parallelism}"

@@ -22,8 +22,8 @@ from datetime import datetime
 from state_backend.values.errors import Rerun
 from state_backend.values.intervals import format_instant
 
+# The Airflow that `cairn backfill` calls if neither `--airflow` nor the variable CAIRN_AIRFLOW names one.
 DEFAULT_AIRFLOW = "http://127.0.0.1:8080"
-"""The Airflow that `cairn backfill` calls if neither ``--airflow`` nor CAIRN_AIRFLOW names one."""
 
 
 def backfill_command(dag_id: str, again: Rerun, airflow: str | None = None) -> str:

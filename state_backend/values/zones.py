@@ -23,8 +23,8 @@ from state_backend.values.errors import UsageError
 
 _UTC_NAMES = {"UTC", "Z", "GMT", "UT", "Etc/UTC", "Etc/GMT", "Etc/UCT", "UCT", "Zulu", "Etc/Zulu", "Universal", "GMT0"}
 _OFFSET = re.compile(r"(?:UTC|GMT|UT)?([+-])(\d{1,2})(?::?(\d{1,2}))?(?::?(\d{2}))?")
-# Source: java.time.ZoneId.SHORT_IDS. Spark resolves these short names, three of which mean a fixed offset instead of a
-# region.
+# Short names of zones that Spark accepts. Three of them mean a fixed offset, and the others a region.
+# Source: java.time.ZoneId.SHORT_IDS.
 _SHORT = {
     "ACT": "Australia/Darwin",
     "AET": "Australia/Sydney",
