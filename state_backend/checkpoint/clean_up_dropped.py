@@ -213,7 +213,7 @@ def _manifests_files(contents: Iterable[Content], storage: Storage, *, gone_befo
             if gone_before:
                 return []
             raise CorruptFile(
-                f"the manifest of shard {ref.shard} of {content.interval} can't be read: {error}"
+                f"can't read the manifest of shard {ref.shard} of the checkpoint of {content.interval}: {error}"
             ) from error
 
     return [handle for found in at_once(files, distinct.values()) for handle in found]

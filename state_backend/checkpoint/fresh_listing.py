@@ -87,7 +87,7 @@ def note_names(storage: Storage, folder: str, add: Collection[str], drop: Collec
             else:
                 storage.replace(path, data, generation=info.generation)
             return
-    raise StorageUnavailable(f"{storage.url}: others wrote {path} {_ROUNDS} times meanwhile; try again")
+    raise StorageUnavailable(f"{storage.url}: other processes rewrote {path} {_ROUNDS} times in a row; try again")
 
 
 def _noted(storage: Storage, path: str) -> set[str]:
@@ -97,5 +97,5 @@ def _noted(storage: Storage, path: str) -> set[str]:
         return set()
     except (CorruptRecord, UnsupportedFormat) as error:  # a flipped bit may look like an unknown format
         # Without the names, a listing may miss only files of the last seconds. The next writer writes `path` again.
-        logger.warning("%s: %s; the folder is listed without it", storage.url, error)
+        logger.warning("%s: %s; the folder is listed without the names in this file", storage.url, error)
         return set()

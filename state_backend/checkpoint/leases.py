@@ -96,7 +96,12 @@ def take_lease(storage: Storage, checkpoint_id: int, what: str, lasts: timedelta
         note_names(storage, paths.LEASES, [path.removeprefix(paths.LEASES)])
     except CairnError as error:
         give_back(storage, path)
-        logger.warning("%s: checkpoint %d is read without a lease: %s", storage.url, checkpoint_id, error)
+        logger.warning(
+            "%s: checkpoint %d is read without a lease, so a clean-up may delete its files during the read: %s",
+            storage.url,
+            checkpoint_id,
+            error,
+        )
         return None
     try:
         check_retained(storage, checkpoint_id)
@@ -164,7 +169,13 @@ def _renew_until(over: threading.Event, storage: Storage, path: str | None, last
     while path is not None and not over.wait(lasts.total_seconds() / 3):
         try:
             if not renew(storage, path):
-                logger.warning("%s: the lease %s had ended before it was renewed", storage.url, path)
+                logger.warning(
+                    "%s: the lease %s ended before it was renewed; a clean-up may delete the files that are being read",
+                    storage.url,
+                    path,
+                )
                 return
         except CairnError as error:  # the next renewal may succeed
-            logger.warning("%s: the lease %s was not renewed: %s", storage.url, path, error)
+            logger.warning(
+                "%s: the lease %s was not renewed, the reader tries again later: %s", storage.url, path, error
+            )

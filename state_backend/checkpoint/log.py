@@ -89,7 +89,8 @@ class Log:
         entry = self.entry(checkpoint_id)
         if not isinstance(entry, Record):
             raise CorruptRecord(
-                f"{paths.record(checkpoint_id)}: retained by the newest record, but it is not there whole\nPut it back from a copy"
+                f"{paths.record(checkpoint_id)} does not contain a whole record, but the newest record retains its checkpoint\n"
+                "Put it back from a backup"
             )
         return entry
 
@@ -286,8 +287,8 @@ class Log:
         lost = self.summary.settled - len(own) - len({*below})
         if lost > 0:
             raise CorruptRecord(
-                f"{paths.SETTLED_COMMITS}: {lost} files are missing, {len({*below})} are there\n"
-                f"Write them anew: {self.entries.sweep_command}"
+                f"{paths.SETTLED_COMMITS}: {lost} files are missing, {len({*below})} exist\n"
+                f"To write them again: {self.entries.sweep_command}"
             )
 
     @cached_property
@@ -326,7 +327,8 @@ class Log:
             entry = near.get(at) or self.entry(at)
             if entry is None or isinstance(entry, SweepRecord):
                 raise CorruptRecord(
-                    f"{paths.record(at)}: an ancestor of checkpoint {checkpoint_id} is missing from the log\nPut it back from a copy"
+                    f"{paths.record(at)} is missing from the log: it is an ancestor of checkpoint {checkpoint_id}\n"
+                    "Put it back from a backup"
                 )
             at = base_with_shared_marks(entry)
         return judged if judged in self.quarantined else None
@@ -505,7 +507,7 @@ def read_log(storage: Storage, before: Log | None = None) -> Log:
             log = _read_once(storage, known)
         except CorruptRecord as error:
             raise CorruptRecord(
-                f"{error}. Put it back from a copy: without it no checkpoint can be vouched for"
+                f"{error}\nUntil it is put back from a backup, Cairn can't tell which checkpoints are usable"
             ) from error
         try:
             log.entries.load(log.retained)
@@ -513,7 +515,7 @@ def read_log(storage: Storage, before: Log | None = None) -> Log:
         except CorruptRecord as error:
             if attempt == _READ_ROUNDS - 1 or storage.stat(paths.record(log.head_id + 1)) is None:
                 raise CorruptRecord(
-                    f"{error}. Put it back from a copy: without it no checkpoint can be vouched for"
+                    f"{error}\nUntil it is put back from a backup, Cairn can't tell which checkpoints are usable"
                 ) from error
             continue
         break
@@ -537,7 +539,9 @@ def read_newest(storage: Storage, before: Log | None = None) -> Log:
     try:
         log = _read_once(storage, known, start=before.hint if known and before is not None else None)
     except CorruptRecord as error:
-        raise CorruptRecord(f"{error}. Put it back from a copy: without it no checkpoint can be vouched for") from error
+        raise CorruptRecord(
+            f"{error}\nUntil it is put back from a backup, Cairn can't tell which checkpoints are usable"
+        ) from error
     return log if log.head_id == 0 or isinstance(log.newest, Record) else read_log(storage, log)
 
 
@@ -588,7 +592,7 @@ def _read_once(storage: Storage, known: Mapping[int, Entry], start: int | None =
     head = probe.find(head_id) if head_id else None
     if head_id and head is None:
         raise CorruptRecord(
-            f"{paths.record(head_id)} is missing: {paths.HEAD} speaks of it, but the log ends before it"
+            f"{paths.record(head_id)} is missing: {paths.HEAD} refers to it, but the log ends before it"
         )
     while (following := probe.find(head_id + 1)) is not None:
         head_id, head = head_id + 1, following
@@ -630,6 +634,6 @@ def _read_quarantined(storage: Storage) -> dict[int, Quarantine]:
         except NotFound:
             continue  # the mark's name is noted before the mark is written
         if paths.quarantine(mark.id) != path:
-            raise CorruptRecord(f"{path}: it says that it is of checkpoint {mark.id}")
+            raise CorruptRecord(f"{path} contains the mark of another checkpoint, {mark.id}")
         quarantined[mark.id] = mark
     return quarantined

@@ -58,8 +58,8 @@ def check_output_schema(pipeline: str, recorded: dict[str, Any], declared: dict[
     refused = compare_schemas(parse_struct(recorded), parse_struct(declared)).refused
     if refused:
         raise UsageError(
-            f"pipeline {pipeline!r}: output_schema can't follow that of the output that is there: {'; '.join(refused)}\n"
-            "Or go on under another name, whose output begins anew: cairn fork takes the state there"
+            f"pipeline {pipeline!r}: the new output_schema does not fit the existing output: {'; '.join(refused)}\n"
+            "Or continue as a pipeline of another name, with new output: cairn fork copies the state"
         )
 
 

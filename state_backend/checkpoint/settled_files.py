@@ -75,7 +75,7 @@ def lost_settled(storage: Storage, log: Log, listed: Iterable[str]) -> dict[str,
 def lost_findings(storage: Storage, log: Log, listed: Iterable[str]) -> Iterator[str]:
     """Yield a sentence for each lost file in `settled/`. The arguments are those of `lost_settled`."""
     for path in lost_settled(storage, log, listed):
-        yield f"{path} is missing: readers miss the commit that the file names\nWrite the file anew: {sweep_command(storage)}"
+        yield f"{path} is missing: readers do not see the commit that it names\nTo write it again: {sweep_command(storage)}"
 
 
 def rebuild_settled(storage: Storage, *, dry_run: bool = False) -> tuple[str, ...]:
@@ -91,5 +91,5 @@ def rebuild_settled(storage: Storage, *, dry_run: bool = False) -> tuple[str, ..
     write_settled(storage, lost.values())
     for path, info in zip(lost, at_once(storage.stat, lost), strict=True):
         if info is None:
-            raise CorruptRecord(f"{storage.url}/{path} is no file; remove what is there, then sweep again")
+            raise CorruptRecord(f"{storage.url}/{path} is not a file; remove what is there, then sweep again")
     return tuple(lost)

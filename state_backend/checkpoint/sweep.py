@@ -188,7 +188,7 @@ def sweep(
     except StorageUnavailable as error:
         if dry_run or not isinstance(storage, KeepsRoom) or not storage.free_room():
             raise
-        logger.warning("%s: %s; trying again with the room that was kept for that", pipeline, error)
+        logger.warning("%s: %s; trying again with the disk space that is reserved for sweeps", pipeline, error)
         return _sweep(storage, pipeline, now_ms, min_age, dry_run)
     finally:
         if not dry_run and isinstance(storage, KeepsRoom):
@@ -208,7 +208,7 @@ def _sweep(storage: Storage, pipeline: str, now_ms: int | None, min_age: timedel
     files = list(storage.list(""))
     plan, record = _agreed_plan(storage, files, now_ms, min_age // timedelta(milliseconds=1), dry_run)
     if record is not None:
-        logger.info("%s: sweep %d abandons %s", pipeline, record.id, ", ".join(record.abandoned))
+        logger.info("%s: sweep %d abandons these attempts: %s", pipeline, record.id, ", ".join(record.abandoned))
     gone = [] if dry_run else _delete(storage, plan.delete)
     return SweepResult(
         plan=plan,
@@ -239,7 +239,9 @@ def _agreed_plan(
                 continue  # a newer commit dropped the checkpoint or replaced the output, and its clean-up deleted files
             if isinstance(error, StorageUnavailable):
                 raise
-            raise CorruptFile(f"a manifest of a retained checkpoint is missing, nothing is deleted: {error}") from error
+            raise CorruptFile(
+                f"nothing is deleted, because a manifest of a retained checkpoint is missing: {error}"
+            ) from error
         plan = plan_sweep(files, log, needed, now_ms=now_ms, min_age_ms=min_age_ms)
         if dry_run or not plan.abandon:
             # In an earlier round, the storage may not have reported whether it created record `told`. If that record
@@ -263,7 +265,9 @@ def _agreed_plan(
             told = record.id if isinstance(error, UnknownOutcome) else told
             continue
         return plan, record
-    raise StorageUnavailable(f"{storage.url}: a sweep lost the race for the next id {_ROUNDS} times; try again")
+    raise StorageUnavailable(
+        f"{storage.url}: nothing is deleted, because commits were faster than the sweep {_ROUNDS} times in a row; try again"
+    )
 
 
 def _needed(log: Log, storage: Storage) -> frozenset[str]:
@@ -351,6 +355,6 @@ def _check_end_of_log(files: Sequence[FileInfo], log: Log) -> None:
     last, path = last_marked(f.path for f in files)
     if last > log.head_id:
         raise CorruptRecord(
-            f"{paths.record(last)} is missing: {path} speaks of checkpoint {last}, but the log ends at {log.head_id}\n"
-            "Nothing is deleted, since what the missing record names can't be told from orphans. Put the record back from a copy"
+            f"{paths.record(last)} is missing: {path} refers to checkpoint {last}, but the log ends at {log.head_id}\n"
+            "Nothing is deleted, because the files of the missing record would be deleted too. Put the record back from a backup"
         )

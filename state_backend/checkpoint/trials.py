@@ -66,8 +66,8 @@ def check_no_trial(root: str, doing: str) -> None:
     before, found, _ = f"{root.rstrip('/')}/".partition(f"/{paths.TRIALS}/")
     if found:
         raise UsageError(
-            f"{root} is the root of a trial, and nothing is built on one, no {doing}: it is removed after a time\n"
-            f"Take production's root: {before}"
+            f"{root} is the root of a trial, which is removed after a time. Not possible there: {doing}\n"
+            f"Use production's root: {before}"
         )
 
 
@@ -99,10 +99,10 @@ def find_trial(root: str, pipeline: str, name: str | None = None) -> Trial:
         return found[0]
     names = ", ".join(t.name for t in there)
     if not there:
-        raise UsageError(f"pipeline {pipeline!r} has no trial below {root}\nMake one with cairn try")
+        raise UsageError(f"pipeline {pipeline!r} has no trial below {root}\nStart one with cairn try")
     if name is not None:
-        raise UsageError(f"pipeline {pipeline!r} has no trial {name!r} below {root}\nThere are: {names}")
-    raise UsageError(f"pipeline {pipeline!r} has several trials below {root}; name one of: {names}")
+        raise UsageError(f"pipeline {pipeline!r} has no trial {name!r} below {root}\nIts trials: {names}")
+    raise UsageError(f"pipeline {pipeline!r} has several trials below {root}\nName one of them: {names}")
 
 
 def list_trials(root: str, pipeline: str) -> list[Trial]:
@@ -132,7 +132,7 @@ def write_trial(root: str, trial: Trial) -> None:
             storage.replace(path, data, generation=there.generation)
     except (AlreadyExists, NotFound, PreconditionFailed) as error:
         raise UsageError(
-            f"another process began, ended or removed trial {trial.name!r} of {trial.pipeline!r} at the same moment; try again"
+            f"another process began, ended or removed trial {trial.name!r} of {trial.pipeline!r} at the same time; try again"
         ) from error
 
 
@@ -152,7 +152,7 @@ def renew_trial(root: str, trial: Trial) -> bool:
         with suppress(NotFound, PreconditionFailed):  # another try changed the record, or a removal deleted it
             storage.replace(path, record_codec.encode(trial), generation=info.generation)
             return True
-    raise StorageUnavailable(f"{storage.url}: others wrote {path} {_ROUNDS} times meanwhile; try again")
+    raise StorageUnavailable(f"{storage.url}: other processes rewrote {path} {_ROUNDS} times in a row; try again")
 
 
 def check_same_trial(there: Trial, wanted: Trial) -> None:
@@ -174,8 +174,8 @@ def check_same_trial(there: Trial, wanted: Trial) -> None:
     ):
         if before != now:
             raise UsageError(
-                f"trial {there.name!r} of pipeline {there.pipeline!r} {what} {before}, and what is asked for {what} {now}\n"
-                "Give the new one another --name, or remove that one first"
+                f"trial {there.name!r} of pipeline {there.pipeline!r} {what} {before}, but the new trial {what} {now}\n"
+                "Give the new trial another --name, or remove the existing trial first"
             )
 
 
@@ -258,5 +258,7 @@ def _read(storage: Storage, path: str) -> Trial | None:
     except NotFound:
         return None
     if path != paths.trial(trial.name):  # a removal of this trial would delete another trial's files
-        raise CorruptRecord(f"{storage.url}/{path} is the record of trial {trial.name!r}; remove that file")
+        raise CorruptRecord(
+            f"{storage.url}/{path} contains the record of another trial, {trial.name!r}; remove this file"
+        )
     return trial

@@ -28,7 +28,7 @@ def parse_checkpoint(text: str) -> str | int | datetime:
         instant = datetime.fromisoformat(text)
     except ValueError:
         raise UsageError(
-            f"checkpoint {text!r} is neither 'latest', an id, nor an interval end like 2013-01-02T00:00:00+00:00"
+            f"checkpoint {text!r} is neither 'latest', nor an id, nor the end of an interval like 2013-01-02T00:00:00+00:00"
         ) from None
     if instant.tzinfo is None:
         raise UsageError(
@@ -76,7 +76,7 @@ def find_state(
     if path is None:
         if root is None or pipeline is None:
             raise UsageError(
-                "which state? Give root and pipeline, or the path of a pipeline's folder or of a savepoint"
+                "no state is named\nGive root and pipeline, or the path of a pipeline's folder or of a savepoint"
             )
         path = join_url(root, pipeline)
     else:

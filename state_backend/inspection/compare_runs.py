@@ -109,7 +109,9 @@ def _read(storage: Storage, files: Iterable[OutputFile], work: Path) -> pa.Table
         try:
             storage.download(file.handle, local)
         except NotFound as error:
-            raise CheckpointDropped(f"output was replaced while it was compared: {error}\nCompare again") from error
+            raise CheckpointDropped(
+                f"a re-run replaced output during the comparison: {error}\nCompare again"
+            ) from error
         tables.append(pq.read_table(local))
     return pa.concat_tables(tables) if tables else pa.table({})
 

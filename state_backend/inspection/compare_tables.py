@@ -118,7 +118,7 @@ def compare_tables(old: pa.Table, new: pa.Table, key: Sequence[str] = ()) -> Tab
     missing = [name for name in key if name not in common]
     if missing:
         raise UsageError(
-            f"the key column {missing[0]!r} is not in both outputs\nBoth have: {', '.join(common) or 'no column'}"
+            f"the key column {missing[0]!r} is not in the output of both sides\nColumns of both: {', '.join(common) or 'none of them'}"
         )
     codes = {name: _codes(old.column(name), new.column(name)) for name in common}
     whole = _combined([codes[name] for name in common], old.num_rows, new.num_rows)

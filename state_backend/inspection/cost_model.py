@@ -158,16 +158,18 @@ class Usage:
                 raise UsageError(f"{name}={getattr(self, name)} can't be estimated.\nGive at least {least}")
         for name in ("changed", "cold"):
             if not 0 <= getattr(self, name) <= 1:
-                raise UsageError(f"{name}={getattr(self, name)} is no share.\nGive a number from 0 to 1; 0.01 is 1 %")
+                raise UsageError(
+                    f"{name}={getattr(self, name)} is not a share.\nGive a number from 0 to 1; 0.01 is 1 %"
+                )
         if self.every <= timedelta(0) or (self.savepoint_every is not None and self.savepoint_every <= timedelta(0)):
             raise UsageError(
-                "intervals and the time between savepoints must be longer than nothing.\nGive as much as 1h or 1d"
+                "the length of intervals and the time between savepoints must be more than 0.\nGive a time like 1h or 1d"
             )
         if self.shards > MOST_SHARDS or self.state_bytes > MOST_STATE_BYTES:
             raise UsageError(
-                f"{self.shards:,} shards with {in_bytes(self.state_bytes)}: nothing beyond {MOST_SHARDS:,} shards and "
-                f"{in_bytes(MOST_STATE_BYTES)} is estimated, since nothing near it was measured.\n"
-                "Split the pipeline by key, and add up what each part comes to"
+                f"{self.shards:,} shards with {in_bytes(self.state_bytes)} can't be estimated. The limits are {MOST_SHARDS:,} shards and "
+                f"{in_bytes(MOST_STATE_BYTES)}, because nothing larger was measured.\n"
+                "Split the pipeline by key, and add up the estimates of its parts"
             )
 
     @property
@@ -339,8 +341,8 @@ def plan_held(retention: RetentionPolicy, every: timedelta) -> Held:
     many = retention.intervals_back(every) + 2
     if many > _MOST_CHECKPOINTS:
         raise UsageError(
-            f"the retention reaches over {many:,} intervals; at most {_MOST_CHECKPOINTS:,} are estimated.\n"
-            "Ask with --keep about the number of checkpoints that you want"
+            f"the retention covers {many:,} intervals; at most {_MOST_CHECKPOINTS:,} can be estimated.\n"
+            "With --keep, give the number of checkpoints to retain"
         )
     # The simulated newest interval ends at midnight, so the policies for whole days keep it.
     first = datetime(2013, 1, 1, tzinfo=UTC) - many * every
@@ -474,39 +476,39 @@ def _stops(usage: Usage, held: Held, requests: Mapping[Phase, Requests], seconds
     said = []
     if usage.keys / usage.shards > MEASURED.keys_per_shard:
         need = math.ceil(usage.keys / MEASURED.keys_per_shard)
-        fewer = f" From {need:,} shards on they are fewer." if need <= MOST_SHARDS else ""
+        fewer = f" With {need:,} shards or more, there are fewer." if need <= MOST_SHARDS else ""
         said.append(
-            f"memory and seconds were measured with up to {MEASURED.keys_per_shard:,} keys a shard; here are "
+            f"memory and seconds were measured with up to {MEASURED.keys_per_shard:,} keys a shard. This pipeline has "
             f"{usage.keys // usage.shards:,}.{fewer}"
         )
     if usage.shards > MEASURED.shards:
         said.append(
-            f"commits and clean-ups were measured with up to {MEASURED.shards:,} shards; requests are computed beyond, seconds are without "
-            "what Spark takes to start so many tasks."
+            f"commits and clean-ups were measured with up to {MEASURED.shards:,} shards. For more shards, the seconds leave out the time "
+            "that Spark needs to start so many tasks."
         )
     if usage.state_bytes > MEASURED.in_memory_bytes:
         said.append(
-            "seconds are of state that the hosts' memory holds, beside the processes; 1 % of 14 GB took four times as long as is said here where 8 "
-            "GB were left."
+            "the seconds hold for state that fits into the hosts' free memory. With 8 GB of free memory, a change of 1 % of 14 GB took four "
+            "times as long as estimated here."
         )
     if usage.cores is not None and usage.cores < usage.shards:
         said.append(
-            f"{usage.cores:,} cores for {usage.shards:,} shards: they run in {math.ceil(usage.shards / usage.cores):,} turns."
+            f"{usage.cores:,} cores for {usage.shards:,} shards: the shards run in {math.ceil(usage.shards / usage.cores):,} rounds."
         )
     if seconds > usage.every.total_seconds():
         said.append(
-            f"an interval takes {seconds:,.0f} s and the next one comes after {usage.every.total_seconds():,.0f} s: it falls behind. More cores "
-            "and shards, or longer intervals, help."
+            f"an interval takes {seconds:,.0f} s, but the next one begins after {usage.every.total_seconds():,.0f} s: the pipeline falls "
+            "behind. Use more cores and shards, or longer intervals."
         )
     burst = requests["shards"].write + requests["prepare"].write
     if burst > 1_000:
         said.append(
-            f"{burst:,.0f} files are written at the end of an interval; a bucket takes about 1,000 a second before it grows, answers 429 to "
-            "more, and those are sent again."
+            f"{burst:,.0f} files are written at the end of an interval. At first, a bucket accepts about 1,000 a second. It answers 429 to "
+            "the others, and Cairn sends them again."
         )
     if held.checkpoints > 1_000:
         said.append(
-            f"{held.checkpoints:,} checkpoints are retained, and every record lists them all; 300 recent ones were measured."
+            f"{held.checkpoints:,} checkpoints are retained, and every record lists them all. Up to 300 were measured."
         )
     return said
 

@@ -105,7 +105,7 @@ def diff_states(
     """
     keys = [names_and_types(parse_struct(source.content.key_schema)) for source in (first, second)]
     if keys[0] != keys[1]:
-        raise UsageError(f"the keys of {first} are not those of {second}; only states of one key can be compared")
+        raise UsageError(f"{first} and {second} have different key columns, so they can't be compared")
     for state in states or ():
         if not any(state == d.name for s in (first, second) for d in s.content.states) and state != layout.TIMERS_NAME:
             first.descriptor(state)
@@ -114,7 +114,8 @@ def diff_states(
     fixed = [s.content.max_parallelism for s in (first, second) if not s.canonical] or [first.content.max_parallelism]
     if len({*fixed}) > 1:
         raise UsageError(
-            f"{first} has {fixed[0]} key groups, {second} has {fixed[1]}; take a canonical savepoint of one of them and compare that"
+            f"{first} has {fixed[0]} key groups, but {second} has {fixed[1]}\n"
+            "Take a canonical savepoint of one of them and compare that"
         )
     with ExitStack() as stack:
         sides = [_Side(source, fixed[0], work / name, stack) for source, name in ((first, "first"), (second, "second"))]

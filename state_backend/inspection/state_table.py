@@ -99,7 +99,7 @@ class StateSource:
             if descriptor.name == state:
                 return descriptor
         names = ", ".join([d.name for d in self.content.states] + [layout.TIMERS_NAME])
-        raise UsageError(f"{self} has no state {state!r}; it has {names}")
+        raise UsageError(f"{self} has no state {state!r}\nIts states: {names}")
 
     def key_groups(self, shard: int) -> KeyGroupRange:
         """Return the key groups that the shard holds."""
@@ -310,7 +310,7 @@ def _manifest(source: StateSource, shard: int, storage: Storage) -> ShardManifes
     manifest = needed_manifest(source.content.shards[shard], storage)
     if manifest.shard != shard or manifest.key_groups != source.key_groups(shard):
         raise CorruptFile(
-            f"{source}: the manifest of shard {shard} is of shard {manifest.shard}, {manifest.key_groups}; expected "
+            f"{source}: the manifest of shard {shard} belongs to shard {manifest.shard}, {manifest.key_groups}; expected "
             f"{source.key_groups(shard)}"
         )
     return manifest

@@ -163,8 +163,8 @@ def _lost_marks(log: Log) -> Iterator[str]:
     """Yield a finding for each quarantine mark that the newest record lists but that is missing."""
     for checkpoint_id in sorted({*log.summary.marks} - log.quarantined.keys()):
         yield (
-            f"{paths.quarantine(checkpoint_id)} is missing: checkpoint {checkpoint_id} was quarantined, and counts as usable now. "
-            "Put the file back from a copy"
+            f"{paths.quarantine(checkpoint_id)} is missing: checkpoint {checkpoint_id} was quarantined, but counts as usable now\n"
+            "Put the file back from a backup"
         )
 
 
@@ -191,8 +191,8 @@ def _overlaps(log: Log) -> Iterator[str]:
     for (before, n), (interval, other) in pairwise(current):
         if before.overlaps(interval):
             yield (
-                f"output of {before}, checkpoint {n}, and of {interval}, checkpoint {other}, overlap; run one of them again with "
-                "replace_overlapping"
+                f"output of {before}, checkpoint {n}, and of {interval}, checkpoint {other}, overlap\n"
+                "Run one of them again with replace_overlapping"
             )
 
 
@@ -234,23 +234,25 @@ def offering_intact(storage: Storage, restored: Record | None) -> Iterator[None]
         try:
             offer, again = _offer(storage, restored)
         except CairnError as problem:
-            offer, again = f"whether another checkpoint is sound can't be told now: {problem}", None
+            offer, again = f"Cairn can't tell now whether another checkpoint is intact: {problem}", None
         raise type(error)(f"{error}\n{offer}", rerun=again) from error
 
 
 def _offer(storage: Storage, damaged: Record | None) -> tuple[str, Rerun | None]:
     if damaged is None:
-        return "put the file back from a copy, then try again", None
+        return "Put the file back from a backup, then try again", None
     content, sound = damaged.content, intact_before(storage, damaged.content)
     start = sound.content.interval.end if sound is not None else from_ms(content.pipeline_start_ms)
     again = Rerun(first=start, last=max(start, content.interval.start))
-    text = f"It was to be restored from checkpoint {damaged.id}, the state at {format_instant(content.interval.end)}. "
+    text = (
+        f"This file is needed to restore checkpoint {damaged.id}, the state at {format_instant(content.interval.end)}. "
+    )
     if sound is None:
-        text += "No earlier checkpoint verifies. Put the file back from a copy, restore a savepoint, or begin at the pipeline's start"
+        text += "No earlier checkpoint is intact. Put the file back from a backup, restore a savepoint, or begin at the pipeline's start"
     else:
         text += (
-            f"The newest checkpoint before it that verifies, by its metadata, is {sound.id}, the state at {format_instant(start)}. "
-            "Put the file back from a copy, or go back to that one and make the other again"
+            f"By a quick check, the newest intact checkpoint before it is {sound.id}, the state at {format_instant(start)}. "
+            "Put the file back from a backup, or start from that checkpoint again"
         )
     return f"{text}: run {intervals_of(again)}", again
 
@@ -302,12 +304,18 @@ def verify_files(
     findings += [*(wrong[h] for h in handles if h in wrong), *damaged]
     if canonical or not content.shards:
         rows = sum(f.rows for f in canonical)
-        findings += [] if rows == content.totals.entries else [f"{rows} rows, {content.totals.entries} are recorded"]
+        findings += (
+            []
+            if rows == content.totals.entries
+            else [f"the files have {rows} rows, but {content.totals.entries} are recorded"]
+        )
     elif not damaged:
         findings += _sums(content, manifests)
         found_bytes = sum(m.size_bytes for m in manifests)
         if savepoint is None and found_bytes != content.totals.state_bytes:
-            findings.append(f"bytes of state: the record says {content.totals.state_bytes}, its shards {found_bytes}")
+            findings.append(
+                f"bytes of state: the record says {content.totals.state_bytes}, its shards have {found_bytes}"
+            )
     return VerifiedFiles(
         files=len(handles), size_bytes=sum(h.size_bytes for h in handles), findings=tuple(dict.fromkeys(findings))
     )
@@ -335,7 +343,9 @@ def _marks(storage: Storage, files: Mapping[str, FileInfo]) -> Iterator[str]:
             # A clean-up deleted the file meanwhile. This file is no record: records are never deleted.
             continue
         except (CorruptRecord, UnsupportedFormat) as error:
-            rebuilt = "\nThe file is only a hint: the next commit or sweep writes it anew" if path == paths.HEAD else ""
+            rebuilt = (
+                "\nThe file is only a hint: the next commit or sweep writes it again" if path == paths.HEAD else ""
+            )
             yield f"{error}{rebuilt}"
             continue
         if (name := _path_of(found)) != path:
@@ -474,14 +484,14 @@ def _contradictions(content: Content) -> Iterator[str]:
     for descriptor in content.states:
         versions = [v.version for v in descriptor.versions]
         if not versions or versions != sorted({*versions}) or not 1 <= descriptor.state_id <= MAX_STATE_ID:
-            yield f"state {descriptor.name!r}: id {descriptor.state_id}, schema versions {versions}"
+            yield f"state {descriptor.name!r} has an invalid id or schema versions: id {descriptor.state_id}, versions {versions}"
 
 
 def _sums(content: Content, manifests: Sequence[ShardManifest]) -> Iterator[str]:
     """Yield a finding for each contradiction between the record's shards, counts and digest and the manifests."""
     shards = [*range(content.parallelism)]
     if [ref.shard for ref in content.shards] != shards:
-        yield f"the record has shards {[ref.shard for ref in content.shards]}, its parallelism is {content.parallelism}"
+        yield f"the record has shards {[ref.shard for ref in content.shards]}, but its parallelism is {content.parallelism}"
     try:
         check_whole([m.key_groups for m in manifests], content.max_parallelism)
     except StateUnusable as error:
@@ -493,13 +503,13 @@ def _sums(content: Content, manifests: Sequence[ShardManifest]) -> Iterator[str]
         if manifest.shard != ref.shard:
             yield f"shard {ref.shard} has the manifest of shard {manifest.shard}"
         elif ref.shard in shards and owned != range_of(ref.shard, content.parallelism, content.max_parallelism):
-            yield f"shard {ref.shard} of {content.parallelism} holds key groups {owned.first} to {owned.last}"
+            yield f"shard {ref.shard} of {content.parallelism} has the wrong key groups: {owned.first} to {owned.last}"
         groups = [s.key_group for s in manifest.key_group_states]
         if groups != sorted({*groups}) or any(g not in owned for g in groups):
-            yield f"shard {manifest.shard}, key groups {owned.first} to {owned.last}, counts entries of {groups}"
+            yield f"shard {manifest.shard} has key groups {owned.first} to {owned.last}, but counts entries of {groups}"
         for state in manifest.key_group_states:
             if not state.entries or min(state.entries.values()) < 1 or not state.entries.keys() <= names:
-                yield f"shard {manifest.shard}: key group {state.key_group} counts {state.entries}"
+                yield f"shard {manifest.shard}: key group {state.key_group} has invalid counts of entries: {state.entries}"
             for name in keys.keys() & state.entries.keys():
                 keys[name] += state.entries[name]
     totals = content.totals
@@ -509,4 +519,4 @@ def _sums(content: Content, manifests: Sequence[ShardManifest]) -> Iterator[str]
         ("keys", totals.keys, max(keys.values(), default=0)),
     ):
         if recorded != found:
-            yield f"{what}: the record says {recorded}, its shards {found}"
+            yield f"{what}: the record says {recorded}, its shards have {found}"

@@ -297,7 +297,7 @@ class Permissions:
         names = {field.name for field in fields(cls)}
         for name, value in given.items():
             if name not in names:
-                raise UsageError(f"{name} is no permission; expected some of {', '.join(sorted(names))}")
+                raise UsageError(f"{name} is not a permission; expected some of {', '.join(sorted(names))}")
             if str(value).strip().lower() not in ("true", "false", ""):
                 raise UsageError(f"{name} is {value!r}; expected true or false")
         return cls(**{name: str(value).strip().lower() == "true" for name, value in given.items()})

@@ -26,8 +26,8 @@ def unsupported(where: str, wrote: str, reads: str, release: str | None = None) 
     if is_newer(release):
         return UnsupportedFormat(f"{text}Leave the file as it is. Use Cairn {release[:40]} or a newer release")
     return UnsupportedFormat(
-        f"{text}Leave the file as it is. Use the build of Cairn that wrote it, or a newer one; if only this build ever wrote here, the "
-        "file is damaged"
+        f"{text}Leave the file as it is. Use the build of Cairn that wrote it, or a newer one. If only this build ever wrote "
+        "here, the file is damaged"
     )
 
 

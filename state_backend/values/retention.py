@@ -47,7 +47,7 @@ class KeepLast:
         return self.count
 
     def __str__(self) -> str:
-        return f"the last {self.count} committed"
+        return f"the last {self.count} checkpoints"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class KeepPerDay:
         return math.ceil(timedelta(days=self.days) / every)
 
     def __str__(self) -> str:
-        return f"the one that ends each day for {self.days} days"
+        return f"the last one of each day for {self.days} days"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class KeepYounger:
 
     def __str__(self) -> str:
         days = self.age / timedelta(days=1)
-        return f"every one of the last {f'{days:g} days' if days >= 1 else f'{self.age / timedelta(hours=1):g} hours'}"
+        return f"all of the last {f'{days:g} days' if days >= 1 else f'{self.age / timedelta(hours=1):g} hours'}"
 
 
 @dataclass(frozen=True, slots=True)

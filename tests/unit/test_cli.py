@@ -524,7 +524,7 @@ def test_a_fork_is_a_pipeline_of_its_own(root: Path, tmp_path: Path) -> None:
     done = answer(root, "fork", *where, "--checkpoint", "7")
     assert done["checkpoint"] == 1
     again = cairn(root, "fork", *where, "--checkpoint", "7")
-    assert again.exit_code == 2 and "nothing was copied" in again.output
+    assert again.exit_code == 2 and "Nothing was copied" in again.output
     shutil.rmtree(root)
     result = CliRunner().invoke(app, ["verify", "--root", str(other), "--pipeline", "twin", "--json"])
     assert json.loads(result.stdout)["success"]

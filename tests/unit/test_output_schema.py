@@ -122,9 +122,7 @@ REFUSED: list[tuple[Columns, Columns, str]] = [
 
 @pytest.mark.parametrize(("before", "after", "says"), REFUSED)
 def test_what_may_not_follow(before: Columns, after: Columns, says: str) -> None:
-    with pytest.raises(
-        UsageError, match=r"(?s)output_schema can't follow .*cairn fork takes the state there"
-    ) as refused:
+    with pytest.raises(UsageError, match=r"(?s)output_schema does not fit .*cairn fork copies the state") as refused:
         check_output_schema("p", schema(before), schema(after))
     assert says in str(refused.value)
 
@@ -262,7 +260,7 @@ def test_of_two_attempts_the_later_commit_has_to_fit(tmp_path: Path) -> None:
     made.prepare(day(1), "again", {"a": "double"}, {"a": 1.5}, digest=5)
     made.prepare(day(3), "d3", {"a": "long"}, {"a": 3})
     made.coordinator.commit("again")
-    with pytest.raises(BaseMoved, match="another commit changed the output's schema meanwhile"):
+    with pytest.raises(BaseMoved, match="another commit has changed the output schema since this attempt began"):
         made.coordinator.commit("d3")
     assert made.read() == [{"a": 1.5}, {"a": 2.0}]
 

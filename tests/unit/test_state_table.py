@@ -410,7 +410,9 @@ def test_a_manifest_of_another_shard_is_told(tmp_path: Path) -> None:
     swapped = replace(source, content=replace(source.content, shards=source.content.shards[::-1]))
     with pytest.raises(CorruptFile) as raised:
         rows(swapped, "value", tmp_path)
-    assert "the manifest of shard 0 is of shard 1, key groups 8 .. 15; expected key groups 0 .. 7" in str(raised.value)
+    assert "the manifest of shard 0 belongs to shard 1, key groups 8 .. 15; expected key groups 0 .. 7" in str(
+        raised.value
+    )
 
 
 VALUE, LIST = (next(d for d in STATES if d.name == name) for name in ("value", "list"))
