@@ -476,7 +476,7 @@ def _stops(usage: Usage, held: Held, requests: Mapping[Phase, Requests], seconds
     said = []
     if usage.keys / usage.shards > MEASURED.keys_per_shard:
         need = math.ceil(usage.keys / MEASURED.keys_per_shard)
-        fewer = f" With {need:,} shards or more, there are fewer." if need <= MOST_SHARDS else ""
+        fewer = f" With {need:,} shards or more, a shard has fewer." if need <= MOST_SHARDS else ""
         said.append(
             f"memory and seconds were measured with up to {MEASURED.keys_per_shard:,} keys a shard. This pipeline has "
             f"{usage.keys // usage.shards:,}.{fewer}"
@@ -488,7 +488,7 @@ def _stops(usage: Usage, held: Held, requests: Mapping[Phase, Requests], seconds
         )
     if usage.state_bytes > MEASURED.in_memory_bytes:
         said.append(
-            "the seconds hold for state that fits into the hosts' free memory. With 8 GB of free memory, a change of 1 % of 14 GB took four "
+            "seconds are estimated for state that fits into the hosts' free memory. With 8 GB of free memory, a change of 1 % of 14 GB took four "
             "times as long as estimated here."
         )
     if usage.cores is not None and usage.cores < usage.shards:

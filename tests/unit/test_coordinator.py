@@ -566,7 +566,9 @@ def test_output_that_is_given_up_is_not_tried_again() -> None:
         folder.run(day(n), f"a{n}")
     with pytest.raises(SinkFailed):
         folder.coordinator.publish(sink)
-    with pytest.raises(UsageError, match=r"(?s)starts at 2024-01-09T.* has no unpublished output .* start at: 2024-01-02T00:00:00Z"):
+    with pytest.raises(
+        UsageError, match=r"(?s)starts at 2024-01-09T.* has no unpublished output .* start at: 2024-01-02T00:00:00Z"
+    ):
         folder.coordinator.skip_publication([day(2).start, day(9).start])
     assert folder.coordinator.skip_publication([day(2).start]) == [2]
     assert folder.coordinator.publish(sink) == [] and sink.has == [1]

@@ -175,7 +175,7 @@ def test_ten_terabytes_on_ten_thousand_shards_are_estimated_and_no_more() -> Non
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"keys": 11_000_000}, "11,000,000 keys a shard|5,500,000. From 3 shards on"),
+        ({"keys": 11_000_000}, "11,000,000 keys a shard|5,500,000. With 3 shards or more"),
         ({"shards": 1_001}, "up to 1,000 shards"),
         ({"shards": 9, "cores": 4}, "4 cores for 9 shards: the shards run in 3 rounds"),
         ({"keys": 10**8}, "a change of 1 % of 14 GB took four times as long"),
@@ -193,9 +193,9 @@ def test_where_it_stops_is_said(changes: dict[str, Any], says: str) -> None:
     [
         ({"keys": 0}, "keys=0"),
         ({"bytes_per_key": -1}, "bytes_per_key=-1"),
-        ({"changed": 1.5}, "changed=1.5 is no share"),
-        ({"every": timedelta(0)}, "longer than nothing"),
-        ({"savepoint_every": timedelta(0)}, "longer than nothing"),
+        ({"changed": 1.5}, "changed=1.5 is not a share"),
+        ({"every": timedelta(0)}, "must be more than 0"),
+        ({"savepoint_every": timedelta(0)}, "must be more than 0"),
     ],
 )
 def test_what_makes_no_sense_is_refused(changes: dict[str, Any], says: str) -> None:

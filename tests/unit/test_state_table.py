@@ -136,7 +136,7 @@ def test_a_checkpoint_that_retention_drops_while_it_is_read(tmp_path: Path) -> N
     source = StateSource.of_record(str(pipeline.root / PIPELINE), record)
     state, damaged = source.content.states[0].name, pipeline.coordinator.record(1).content.shards[0].manifest
     pipeline.run(2, "a2", {"a": 2})
-    again = r"^checkpoint 1, the state at 2024-01-02T00:00:00Z, is no longer retained: .* Usable are 2; .* Read again"
+    again = r"^checkpoint 1, the state at 2024-01-02T00:00:00Z, is no longer retained: .* Usable checkpoints: 2\. .* Read one of these"
     with pytest.raises(CheckpointDropped, match=again):
         rows(source, state, tmp_path)
     with pytest.raises(CheckpointDropped, match=again):
@@ -383,7 +383,7 @@ def test_a_state_is_found_by_root_and_pipeline_by_path_and_as_a_savepoint(tmp_pa
         find_state()
     with pytest.raises(StateGapError, match="no usable checkpoint 9"):
         find_state("9", path=folder)
-    with pytest.raises(UsageError, match=r"no state 'other'; it has value, list, .*\$timers"):
+    with pytest.raises(UsageError, match=r"no state 'other'\nIts states: value, list, .*\$timers"):
         find_state(folder).descriptor("other")
 
 

@@ -254,7 +254,7 @@ def test_its_time_is_over_and_a_sweep_removes_it(root: Path, monkeypatch: pytest
     assert sweep(storage, NAME, now_ms=later_ms, min_age=timedelta(0), dry_run=True).plan.unknown == ()
     assert [r.name for r in sweep_trials(str(root), NAME, now_ms=later_ms)] == ["short"]
     assert [t.name for t in list_trials(str(root), NAME)] == ["long"]
-    with pytest.raises(UsageError, match="There are: long"):
+    with pytest.raises(UsageError, match="Its trials: long"):
         find_trial(str(root), NAME, "short")
 
 
