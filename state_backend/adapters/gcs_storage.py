@@ -63,10 +63,12 @@ from state_backend.values.errors import (
 from state_backend.values.handles import FileInfo, Handle
 
 STEP_BYTES = 8 * CHUNK_BYTES
-"""What is sent at once. The server takes multiples of 256 KiB; what is not acknowledged stays in memory."""
+"""Bytes of an upload session that one request sends, a multiple of 256 KiB as the server demands.
+
+They stay in memory until the server confirms them."""
 
 BATCH = 100
-"""How many files are deleted by one request: the most that the server takes."""
+"""The number of files that one request deletes: the most that the server accepts."""
 
 EMULATOR_VARIABLE = "STORAGE_EMULATOR_HOST"
 
@@ -431,7 +433,7 @@ class GcsStorage:
     def replace(self, path: str, data: bytes, *, generation: int) -> Handle:
         """Rewrite a file that still has the given generation, as `Storage.replace` specifies."""
         doing = f"replace {path!r} of {self.url}"
-        if generation <= 0:  # To the server, generation 0 means that the file is absent.
+        if generation <= 0:  # The server would take 0 for "create the file if it is absent".
             with self._connections.lent() as google:
                 raise self._mismatch(self._look(google, path, doing), doing)
         return self._write(path, (data,), generation, doing)
@@ -656,7 +658,7 @@ class GcsStorage:
         tried = False
 
         def put(body: bytes, content_range: str, timeout_s: float) -> tuple[_Stored | None, int]:
-            """Send bytes. Return the file, or None before the last byte, and the number of bytes on the server."""
+            """Send bytes, and return the stored file (None if bytes are missing) and how many bytes the server has."""
             response = google.session.put(
                 session, data=body, headers={**headers, "Content-Range": content_range}, timeout=timeout_s,
                 allow_redirects=False,

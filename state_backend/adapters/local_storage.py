@@ -56,8 +56,9 @@ from state_backend.values.handles import FileInfo, Handle
 
 CHUNK_BYTES = 1 << 20
 
-# Name and size of the file that reserves disk space for a sweep. Before it has deleted much, a sweep writes a record of
-# at most 64 KiB, small files and folders of one block each, and one tombstone at a time.
+# Name and size in bytes of the file that reserves disk space for a sweep. A sweep of a full disk deletes this file
+# first, because it must write before it can delete others: a record of at most 64 KiB, small files and folders of one
+# block each, and one tombstone at a time. 2 MiB are enough for these.
 _ROOM, _ROOM_BYTES = "room", 2 << 20
 
 _ADVICE = {
@@ -175,7 +176,7 @@ def write_verified(
                     file.write(chunk)
             temp.replace(destination)
         finally:
-            with suppress(OSError):  # The file is renamed already, or the disk fails and the earlier error counts.
+            with suppress(OSError):  # After success the file has another name. After a failure the first error counts.
                 temp.unlink()
 
 
@@ -187,8 +188,8 @@ def open_url(url: str, *, google_key_file: str | None = None) -> LocalStorage:
 class LocalStorage:
     """Storage in an absolute directory, which the first write creates.
 
-    The first write of an instance also deletes files that crashed writers left in `.tmp`: those whose mtime is older
-    than `leftover_min_age_s` seconds. The mtime of a file that is being written changes all the time.
+    The first write of an instance also deletes files that crashed writers left in `.tmp`: those that were last written
+    more than `leftover_min_age_s` seconds ago. A live writer writes to its file all the time, so its file stays.
 
     Attributes:
         url: The root, for messages.
@@ -199,7 +200,8 @@ class LocalStorage:
             raise UsageError(f"a local storage root must be an absolute path without '..'; got {str(root)!r}")
         self.url = f"file://{root}"
         self._root = root
-        # Cairn made every root below .trials. So links are followed only up to the folder above .trials.
+        # Cairn made every folder below .trials, and makes no links there. So links are followed only up to the folder
+        # above .trials.
         parts = root.parts.index(TRIALS) if TRIALS in root.parts else len(root.parts)
         self._linkable, self._own = Path(*root.parts[:parts]), root.parts[parts:]
         self._leftover_min_age_s = leftover_min_age_s
@@ -220,7 +222,7 @@ class LocalStorage:
         """Rewrite a file that still has the given generation, as `Storage.replace` specifies."""
         folder, _, name = check_path(path).rpartition("/")
         doing = self._doing("replace", path)
-        self._expect(path, generation)  # An early refusal. Only the check under the lock decides.
+        self._expect(path, generation)  # Fail before the bytes are written. The check under the lock decides.
         with self._written(path, (data,), doing) as (temps, temp, handle), self._locked():
             self._expect(path, generation)
             with self._folder(folder) as into:
@@ -315,8 +317,8 @@ class LocalStorage:
     def delete(self, path: str, *, generation: int | None = None) -> bool:
         """Delete one file; return False if it is absent. See `Storage.delete`.
 
-        The deletion is not synced: a sweep deletes a file that a power loss brings back. Empty folders stay, because
-        another process may be about to create a file there.
+        The deletion is not synced. If a power loss brings the file back, a sweep deletes it. Empty folders stay,
+        because another process may be about to create a file there.
         """
         if self.stat(path) is None:
             return False
@@ -373,7 +375,7 @@ class LocalStorage:
             part = f"{uuid4().hex}.part"
             try:
                 with _new_file(temps, part) as file:
-                    # Random bytes: a file system can neither compress nor skip them.
+                    # The bytes are random, because a file system might compress or skip equal bytes and reserve less.
                     file.write(os.urandom(_ROOM_BYTES))
                     os.fsync(file.fileno())
                 os.rename(part, _ROOM, src_dir_fd=temps, dst_dir_fd=temps)
@@ -618,7 +620,8 @@ def _info(path: str, found: os.stat_result, behind_link: bool = False) -> FileIn
 def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except FileExistsError as error:  # The path is a file. EEXIST would look like the answer to a create.
+    except FileExistsError as error:
+        # A file has the folder's name. `os_errors` would report EEXIST as "the file to create exists already".
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from error
 
 
@@ -630,7 +633,7 @@ def _make_root(root: Path) -> None:
     missing = [folder for folder in (root, *root.parents) if not folder.is_dir()]
     for folder in reversed(missing or [root]):
         _make_folder(folder)
-        # This user may lack permission to open the parent of the root.
+        # This user may lack permission to open the folder above. Then that folder is not synced.
         with suppress(PermissionError), no_follow.closing(no_follow.open_root(folder.parent)) as parent:
             _sync_folder(parent)
 
@@ -659,7 +662,7 @@ def _link(from_: int, name: str, to: int, new_name: str) -> None:
 
 
 def _path_of(descriptor: int, folder: Path) -> Path:
-    """Return a path to an open folder that stays right if the folder's name leads elsewhere.
+    """Return a path that leads to an open folder even after the folder was renamed or replaced by a link.
 
     Returns:
         A path under /proc; `folder` on systems without /proc.

@@ -208,7 +208,8 @@ class Sketches:
     def _with_entries(self, entries: U64) -> Sketches:
         """Return these dense sketches together with `entries`.
 
-        The entries may be several ascending runs. They may repeat registers and contain registers of dense owners.
+        The entries may be several ascending runs. They may repeat registers, and contain registers of owners that have
+        a dense sketch (form 2).
         """
         dense_owners, dense = self.dense_owners, self.dense
         entries = np.sort(entries, kind="stable")  # the stable sort merges ascending runs
@@ -281,7 +282,10 @@ def _check_dense(dense: U8, owners: I64, precision: int) -> None:
 
 
 def _set_registers(dense: U8) -> I64:
-    """Return the number of set registers of each row. Counting bits is three times as fast as counting bytes."""
+    """Return the number of set registers of each row.
+
+    The function packs the registers to bits, and counts the bits: three times as fast as counting bytes.
+    """
     counts: I64 = dense.shape[1] - np.bitwise_count(np.packbits(dense == 0, axis=1)).sum(axis=1, dtype=np.int64)
     return counts
 
@@ -296,9 +300,10 @@ def _refuse(wrong: npt.NDArray[np.bool_], owners: I64, why: str) -> None:
 
 @lru_cache(maxsize=4)
 def _weights(precision: int) -> tuple[F64, F64]:
-    """Return 2^-rank by rank, 0 for an unset and for a full register, and the sums of this for all pairs of ranks.
+    """Return two tables for the estimate: the weight of each rank, and the summed weights of each pair of ranks.
 
-    The index into the sums is both ranks as one little-endian number.
+    The weight of a rank is 2^-rank, and 0 for an unset or a full register. The second table is indexed by two
+    neighbouring registers, read as one little-endian number of 16 bits.
     """
     weights, q = np.zeros(1 << 8), 64 - precision
     weights[1 : q + 1] = 0.5 ** np.arange(1, q + 1)
@@ -307,7 +312,7 @@ def _weights(precision: int) -> tuple[F64, F64]:
 
 @lru_cache(maxsize=4)
 def _sigmas(precision: int) -> F64:
-    """Return Ertl's sigma for 0 .. m unset registers, infinite for m. Shape [m + 1]."""
+    """Return Ertl's sigma, which accounts for unset registers: item i is for i of m unset ones, infinite for m."""
     x = np.arange((1 << precision) + 1) / (1 << precision)
     total, scale = x.copy(), 1.0
     total[-1] = np.inf
@@ -322,7 +327,7 @@ def _sigmas(precision: int) -> F64:
 
 
 def _tau(x: float) -> float:
-    """Return Ertl's tau, which accounts for full registers."""
+    """Return Ertl's tau, which accounts for registers with the highest rank."""
     if x in (0.0, 1.0):
         return 0.0
     scale, total, before = 1.0, 1 - x, math.inf

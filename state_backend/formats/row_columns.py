@@ -187,7 +187,15 @@ class RowColumns:
         return [mask if mask.any() else None for mask in bits[: len(fields)]]
 
     def _variable_column(self, i: int, data: pa.Buffer, begins: Array, ends: Array, nulls: Mask | None) -> pa.Array:
-        """Decode the column of a variable-width field from bytes `begins` to `ends` of each row, length included."""
+        """Decode the column of a variable-width field.
+
+        Args:
+            i: The index of the field in the schema.
+            data: The bytes of all rows.
+            begins: For each row, where the field's length prefix (u32) begins in `data`.
+            ends: For each row, where the field's bytes end in `data`. Equal to `begins` for null.
+            nulls: True where the field is null; None if it is never null.
+        """
         data_type = self.schema.fields[i].type
         if codec := self._nested.get(i):
             # The codec decodes the value as a row with one field, so a header and a bitmap without nulls are put before
@@ -215,7 +223,13 @@ def _bitmap(count: int, valid: list[Mask | None]) -> Iterator[Fixed]:
 
 
 def _extents(raw: Array, at: Array, row_ends: Array, nulls: Mask | None) -> tuple[Array, Array]:
-    """Return the beginning and the end of the next variable-width field of each row, length included.
+    """Return where the next variable-width field of each row begins, with its length prefix, and where it ends.
+
+    Args:
+        raw: The bytes of all rows.
+        at: For each row, where the field's length prefix (u32) begins.
+        row_ends: The end of each row.
+        nulls: True where the field is null, so that it takes no bytes; None if it is never null.
 
     Raises:
         ValueError: A row ends before its field does.

@@ -85,7 +85,8 @@ def compare_schemas(recorded: StructType, declared: StructType) -> SchemaChange:
     )
 
 
-_Differences = Iterator[tuple[str, str | None]]  # pairs of a path and a refusal; None: the field is dropped
+# For each difference, the path of the field and why the change is refused. None: the field is dropped, which is allowed.
+_Differences = Iterator[tuple[str, str | None]]
 
 
 def _struct_differences(path: str, recorded: StructType, declared: StructType) -> _Differences:
@@ -189,7 +190,7 @@ def _any_version(
 
     def older(data: bytes) -> ReadRow:
         if len(data) < 2 or data[0] != FORMAT:
-            return decode_latest  # raises an error that names the format
+            return decode_latest  # It raises an error that names the unknown row format of these bytes.
         version = data[1]
         if version not in recorded:
             raise CorruptFile(

@@ -47,8 +47,9 @@ class Located:
     Attributes:
         rests: The stored keys without key group and state id.
         entries: The stored entries, in the order of `rests`.
-        lists: The lists that begin in these rows, as two arrays: the row of each list's first element, and the lists'
-            first and next positions (two rows). None for states other than lists.
+        lists: The lists that begin in the savepoint rows, as two arrays. The first has the index of each list's first
+            element in `rests`. The second has the shape (2, lists): the position of each list's first element, and the
+            position that its next appended element will get. None for states other than lists.
     """
 
     rests: pa.Array
@@ -124,7 +125,8 @@ class StateRows:
         """Separate the elements of lists from the lists' positions, which are stored before the elements.
 
         Returns:
-            Key groups, rests and entries of the elements, and the columns `position` and `next_position`.
+            Key groups, rests and entries of the elements, and their columns `position` and `next_position` of the
+            savepoint (see `canonical_tables`).
         """
         _, sizes = self._keys.decode_prefix(rests)
         offsets, raw = binary_views(rests)
@@ -138,7 +140,8 @@ class StateRows:
             raise CorruptFile(f"list state {self._descriptor.name!r}: the positions of a list are not 16 bytes")
         nexts = _u64(entry_bytes, starts[:-1][heads] + 8).astype(np.int64)
         list_of = np.cumsum(heads) - 1
-        # Index -1 is the next position of a list that began in an earlier batch.
+        # Elements before the first positions of this batch belong to a list of an earlier batch. Their `list_of` is -1,
+        # which picks that list's next position from the end of `every`.
         every = np.concatenate((nexts, [self._next_position]))
         elements = ~heads
         positions = _u64(raw, offsets[1:][elements] - 8).astype(np.int64)

@@ -185,12 +185,12 @@ def row_of(entry: bytes) -> bytes:
 
 
 def record_bytes(stored_key: bytes, data: bytes) -> int:
-    """Return the bytes that RocksDB counts for a record: key, value, and 8 for sequence number and type."""
+    """Return the bytes that RocksDB counts for one key and value: both, and 8 for sequence number and type."""
     return len(stored_key) + len(data) + SEQUENCE_BYTES
 
 
 def entry_bytes(stored_key: bytes, entry: bytes) -> int:
-    """Return `record_bytes` of an entry plus those of its record in the timer index or expiry index."""
+    """Return `record_bytes` of an entry plus those of its key in the timer index or expiry index."""
     size_bytes = len(stored_key) + len(entry) + SEQUENCE_BYTES
     if stored_key[2] == TIMERS:
         return size_bytes + len(stored_key) + SEQUENCE_BYTES
