@@ -62,15 +62,15 @@ CHUNK_BYTES = 1 << 20
 _ROOM, _ROOM_BYTES = "room", 2 << 20
 
 _ADVICE = {
-    errno.ENOSPC: "free some space (a sweep needs none), or move the root to a larger disk",
-    errno.EDQUOT: "free some space, or have the quota raised",
+    errno.ENOSPC: "free some space (`cairn sweep` works on a full disk), or move the root to a larger disk",
+    errno.EDQUOT: "free some space, or raise the quota",
     errno.EACCES: "give this user read and write permission there",
     errno.EPERM: "give this user permission there; the file system must support hard links",
     errno.EOPNOTSUPP: "the file system must support hard links; use another one",
     errno.EXDEV: "keep the whole root on one file system",
     errno.EROFS: "mount it writable, or use another root",
-    errno.ENOTDIR: "a part of the path is a file where a directory is expected; use another root, or move that file",
-    errno.ENOENT: "something removed its directory meanwhile; check what else uses it",
+    errno.ENOTDIR: "a part of the path is a file where a folder is expected; use another root, or move that file",
+    errno.ENOENT: "another program deleted its folder; check what else uses it",
 }
 
 # Advice for downloads: the full disk is that of this host, not the storage.
@@ -79,7 +79,7 @@ _HERE = {errno.ENOSPC: FULL_DISK, errno.EDQUOT: FULL_DISK}
 # Errors after which `copy_from` copies a file, because the system refuses the hard link.
 _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.EOPNOTSUPP, errno.ELOOP)
 
-# Errors after which a network file system may still have done the operation.
+# Errors after which a network file system may still have done the operation. So `_publish` raises `UnknownOutcome`.
 _UNCONFIRMED = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
 
 
@@ -106,8 +106,8 @@ def os_errors(doing: str, *, may_be_absent: bool = True, advice: Mapping[int, st
     except OSError as error:
         if isinstance(error, LinkInPath):
             raise BehindLink(
-                f"can't {doing}: {error.link!r} is a symbolic link, and nothing is changed behind a link below a root; "
-                "put what the link leads to in its place, or remove the link"
+                f"can't {doing}: {error.link!r} is a symbolic link, and Cairn changes no files behind a link below a root\n"
+                "Replace the link by the folder that it leads to, or delete the link"
             ) from error
         reason = f"can't {doing}: {os.strerror(error.errno) if error.errno else error}"
         if error.errno == errno.EEXIST:
@@ -334,7 +334,7 @@ class LocalStorage:
                 return False
             if generation not in (None, _info(path, found).generation):
                 raise PreconditionFailed(
-                    f"can't delete {path!r} of {self.url}: it was rewritten since it was looked at"
+                    f"can't delete {path!r} of {self.url}: another process has rewritten the file meanwhile"
                 )
             os.unlink(name, dir_fd=above)
         return True
@@ -432,7 +432,8 @@ class LocalStorage:
                     os.fsync(file.fileno())
                 yield temps, temp, Handle(path=path, size_bytes=size_bytes, crc32c=crc32c)
             finally:
-                # A leftover in `.tmp` is invisible, and the write has already succeeded or failed.
+                # The write has already succeeded or failed. A file that stays in `.tmp` is in no listing, and a later
+                # writer deletes it.
                 with suppress(OSError):
                     os.unlink(temp, dir_fd=temps)
 
@@ -441,18 +442,22 @@ class LocalStorage:
             step()
         except OSError as error:
             if error.errno in _UNCONFIRMED:
-                raise UnknownOutcome(f"can't tell whether this was done: {doing}: {error}") from error
+                raise UnknownOutcome(
+                    f"can't tell whether this was done: {doing}: {error}; check the file before you try again"
+                ) from error
             raise
         try:
             _sync_folder(folder)
         except OSError as error:
-            raise UnknownOutcome(f"done, but it may not survive a crash: {doing}: {error}") from error
+            raise UnknownOutcome(f"done, but a crash of the machine may undo it: {doing}: {error}") from error
 
     def _expect(self, path: str, generation: int) -> None:
         if (found := self.stat(path)) is None:
-            raise NotFound(f"can't {self._doing('replace', path)}: no such file")
+            raise NotFound(f"can't {self._doing('replace', path)}: the file does not exist")
         if found.generation != generation:
-            raise PreconditionFailed(f"can't {self._doing('replace', path)}: it was rewritten since it was looked at")
+            raise PreconditionFailed(
+                f"can't {self._doing('replace', path)}: another process has rewritten the file meanwhile"
+            )
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

@@ -92,7 +92,7 @@ class EngineOptions:
         if self.most_sorted_runs < 2 or self.most_obsolete_percent < 1:
             raise UsageError(
                 f"most_sorted_runs={self.most_sorted_runs} and most_obsolete_percent={self.most_obsolete_percent}: "
-                "expected at least 2 and 1, or every interval would rewrite all of its state"
+                "expected at least 2 and 1; less would rewrite all state in every interval"
             )
 
     def cache_folder(self) -> Path | None:
@@ -191,7 +191,9 @@ class RocksStore:
         opened = options.to_options()
         files = len(list(directory.glob(f"*{SST_SUFFIX}")))
         if files and not (directory / "CURRENT").exists():
-            raise CorruptFile(f"can't open the state in {directory}: {files} files and no CURRENT; is it open already?")
+            raise CorruptFile(
+                f"can't open the state in {directory}: found {files} files, but no CURRENT; does another process have it open?"
+            )
         # By default, RocksDB starts 16 threads to open files. For a few files, starting the threads takes longer than
         # opening.
         opened.set_max_file_opening_threads(min(16, 1 + files // 32))
@@ -573,7 +575,7 @@ class RocksStore:
         if needed_bytes > free_bytes:
             raise StorageUnavailable(
                 f"can't compact the state in {self.directory}: it may write {needed_bytes} bytes, and the disk has "
-                f"{free_bytes} left; free some space, or set TMPDIR to a larger disk"
+                f"{free_bytes} left; free some space, or set TMPDIR to a folder on a larger disk"
             )
         options = rocksdict.CompactOptions()
         options.set_bottommost_level_compaction(rocksdict.BottommostLevelCompaction.force())
@@ -677,7 +679,7 @@ def _needed_files(folder: Path) -> list[str]:
     """
     manifest = (folder / "CURRENT").read_text().strip()
     if not re.fullmatch(r"MANIFEST-\d+", manifest):
-        raise InvariantViolated(f"CURRENT in {folder} names {manifest!r}")
+        raise InvariantViolated(f"CURRENT in {folder} names {manifest!r}, expected a MANIFEST")
     return ["CURRENT", manifest, "rocksdict-config.json"]
 
 

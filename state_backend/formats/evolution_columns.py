@@ -60,7 +60,9 @@ def columns_reader(state_name: str, versions: Sequence[SchemaVersion]) -> ReadCo
         if version not in recorded:
             # The reader of single rows raises an error that names the row's format or schema version.
             row_reader(state_name, versions)(rows[0].as_py())
-            raise InvariantViolated(f"state {state_name!r}: schema version {version} is read, but not recorded")
+            raise InvariantViolated(
+                f"state {state_name!r}: found an entry with schema version {version}, which is not recorded"
+            )
         if version not in readers:
             readers[version] = _older_reader(state_name, [v for v in versions if v.version >= version], latest)
         return readers[version]

@@ -72,8 +72,8 @@ def precision_for(relative_error: float) -> int:
     finest = 1.04 / math.sqrt(1 << MAX_PRECISION)
     if not finest <= relative_error < 1:
         raise UsageError(
-            f"relative_error must be at least {finest:.5f} (256 KiB a key) and below 1; found {relative_error}; "
-            "0.02 takes 4 KiB"
+            f"expected relative_error to be at least {finest:.5f} (256 KiB for each key) and below 1, found {relative_error}; "
+            "with 0.02 a key takes 4 KiB"
         )
     return next(p for p in range(MIN_PRECISION, MAX_PRECISION + 1) if 1.04 / math.sqrt(1 << p) <= relative_error)
 
@@ -113,7 +113,7 @@ class Sketches:
         offsets, data = binary_views(column.drop_null())
         offsets = offsets.astype(np.int64)
         sizes = np.diff(offsets)
-        _refuse((sizes < 2 * _WORD) | (sizes % _WORD != 0), owners, "its length is not that of a sketch")
+        _refuse((sizes < 2 * _WORD) | (sizes % _WORD != 0), owners, "no sketch has this length")
         words = data[offsets[0] : offsets[-1]].view("<u4")
         starts = (offsets[:-1] - offsets[0]) // _WORD
         is_dense = _forms(words[starts], sizes, owners, precision) == DENSE
@@ -142,8 +142,8 @@ class Sketches:
         ends = np.cumsum(body_words + present)
         if self.count and ends[-1] * _WORD >= 1 << 31:
             raise UsageError(
-                f"the distinct-value sketches of {self.count} keys take {ends[-1] * _WORD} bytes, 2 GiB or more; "
-                f"at precision {self.precision} one takes up to {1 << self.precision}; choose a larger relative_error"
+                f"the distinct-value sketches of {self.count} keys take {ends[-1] * _WORD} bytes; a batch must have less than 2 GiB\n"
+                f"One sketch of precision {self.precision} takes up to {1 << self.precision} bytes; choose a larger relative_error"
             )
         starts = ends - body_words - present
         words = np.empty(ends[-1] if self.count else 0, "<u4")
@@ -251,12 +251,12 @@ def _forms(headers: U32, sizes: I64, owners: I64, precision: int) -> U32:
     _refuse(
         ~known | (precisions < MIN_PRECISION) | (precisions > MAX_PRECISION),
         owners,
-        "its header is not that of a sketch",
+        "it does not begin with a sketch's header",
     )
     if (other := precisions != precision).any():
         raise StateSchemaError(
-            f"distinct values were counted with precision {precisions[other][0]} so far, and are now declared with "
-            f"{precision}; keep relative_error as it was, or give the aggregate a new name to count afresh"
+            f"recorded distinct values have precision {precisions[other][0]}, but the aggregate now asks for "
+            f"{precision}; set relative_error back, or give the aggregate a new name, which starts from zero"
         )
     sparse_end = _WORD + (1 << precision)
     _refuse(

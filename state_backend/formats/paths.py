@@ -124,7 +124,9 @@ def check_name(name: str) -> str:
             letter or digit, or is longer than 100 characters.
     """
     if not is_name(name):
-        raise UsageError(f"{name!r} can't be a name here: use letters, digits, '_', '-' and '.', at most 100")
+        raise UsageError(
+            f"{name!r} can't be a name here: use at most 100 letters, digits, '_', '-' and '.', with a letter or digit first"
+        )
     return name
 
 

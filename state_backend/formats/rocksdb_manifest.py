@@ -89,7 +89,7 @@ def store_of(log: bytes, name: str) -> Store:
                 else:
                     numbers[edit[0]] = edit[1]
     except (IndexError, ValueError, struct.error) as error:
-        raise CorruptFile(f"{name}: not a MANIFEST that can be followed: {error}") from error
+        raise CorruptFile(f"{name}: can't parse RocksDB's MANIFEST: {error}") from error
     return Store(
         spans=tuple(span for _, span in sorted(live.items())),
         next_file=max([numbers[_NEXT_FILE], *(number + 1 for number in live)]),
@@ -148,7 +148,7 @@ def _records(log: bytes) -> Iterator[bytes]:
         crc, size, kind = _HEADER.unpack_from(log, at)
         payload = log[at + _HEADER.size : at + _HEADER.size + size]
         if kind not in (_WHOLE, _FIRST, _MIDDLE, _LAST) or len(payload) < size or crc != _masked_crc(kind, payload):
-            raise ValueError(f"a record at {at} is damaged or of kind {kind}")
+            raise ValueError(f"the record at byte {at} is damaged, or its kind {kind} is unknown")
         at += _HEADER.size + size
         gathered = payload if kind in (_WHOLE, _FIRST) else gathered + payload
         if kind in (_WHOLE, _LAST):
@@ -223,7 +223,7 @@ def _edits(record: bytes) -> Iterator[SstSpan | tuple[int, int]]:
                 described=described,
             )
         else:
-            raise ValueError(f"a version edit has the tag {tag}")
+            raise ValueError(f"a version edit has the unknown tag {tag}")
 
 
 def _number(data: bytes, at: int) -> tuple[int, int]:

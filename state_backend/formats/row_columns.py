@@ -78,7 +78,7 @@ class RowColumns:
         names = self.schema.names
         if sorted(rows.schema.names) != sorted(names):
             raise StateTypeError(
-                f"state {self.state_name!r}: has the fields {', '.join(names)}; found {', '.join(rows.schema.names)}"
+                f"state {self.state_name!r}: expected the fields {', '.join(names)}; found {', '.join(rows.schema.names)}"
             )
         columns = [
             checked_column(rows.column(f.name), f, f"state {self.state_name!r} field {f.name!r}")
@@ -139,7 +139,7 @@ class RowColumns:
         for row in rows.to_pylist():
             self._codec.decode(row)
         raise InvariantViolated(
-            f"state {self.state_name!r}: RowCodec reads rows that RowColumns refuses: {error}"
+            f"state {self.state_name!r}: the rows can be decoded one by one, but not as columns: {error}"
         ) from error
 
     def _columns(self, rows: pa.BinaryArray) -> list[pa.Array]:
@@ -183,7 +183,7 @@ class RowColumns:
             return [None] * len(fields)
         bits = np.unpackbits(bitmaps, axis=1, bitorder="little").T.astype(np.bool_)
         if any(bits[i].any() and not (i < len(fields) and fields[i].nullable) for i in range(len(bits))):
-            raise ValueError("a bitmap says null where no null can be")
+            raise ValueError("a null bitmap marks a field that is missing or not nullable")
         return [mask if mask.any() else None for mask in bits[: len(fields)]]
 
     def _variable_column(self, i: int, data: pa.Buffer, begins: Array, ends: Array, nulls: Mask | None) -> pa.Array:
@@ -270,7 +270,7 @@ def _shortest(halves: Array, valid: Mask | None) -> pa.BinaryArray:
 
 
 def _from_shortest(column: pa.BinaryArray, nulls: Mask | None) -> Array:
-    """Decode the bytes of `_shortest` to (n, 2) uint64, the low half first.
+    """Decode big-endian two's complement integers of any length to (n, 2) uint64, the low half first.
 
     Raises:
         ValueError: A value has no bytes, too many bytes, or redundant bytes.

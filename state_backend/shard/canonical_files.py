@@ -222,7 +222,7 @@ class EntryWriter:
             raise CorruptFile(f"{where}: {error}") from error
         recorded = np.asarray(table["key_group"].combine_chunks())
         if same and (recorded != hashed).any():
-            raise CorruptFile(f"{where}: a key is not in the key group that its row says")
+            raise CorruptFile(f"{where}: a key belongs to another key group than its row says")
         last = check_ascending(recorded, located.rests, last, where)
         mine = (hashed >= self._owned.first) & (hashed <= self._owned.last)
         if descriptor is None:

@@ -61,7 +61,7 @@ class ChangelogOptions:
 
     def __post_init__(self) -> None:
         if self.max_bytes < 0 or self.max_segments < 0 or not self.max_share_of_state >= 0:
-            raise UsageError(f"thresholds of a changelog can't be less than nothing: {self}")
+            raise UsageError(f"changelog thresholds can't be negative: {self}")
 
 
 def changelog_limit(base: ShardManifest, options: ChangelogOptions) -> int:
@@ -174,7 +174,7 @@ class ShardChangelog:
         base, unchanged = self._base, replace(self._base, key_group_states=key_group_states)
         content_bytes = self._changes.content_bytes()
         if content_bytes is None:
-            raise InvariantViolated(f"shard {base.shard} changed more than its segments may hold")
+            raise InvariantViolated(f"shard {base.shard} has more changes than its segments may hold")
         ranges, entries = self._changes.changes()
         with self._segment.open("xb") as file:
             count = changelog.write_segment(file, ranges, entries)

@@ -1,7 +1,8 @@
 """Consolidation: merge a shard's files, so that their number and bytes stay constant over any number of intervals.
 
 Every interval adds one sorted run of files. The entries that it replaces stay in the older runs. Two rules limit this
-growth. Both are applied when the shard is captured, so that merged files are uploaded only once:
+growth. Both are applied at the end of an interval, before the checkpoint uploads the shard's new files. So the results
+of merges are uploaded, and not their inputs:
 
 1. More than `most_sorted_runs` runs: the newest runs are merged. The number of merged runs is the one with the lowest
    cost per removed run. Such a merge writes little, but the oldest run and its obsolete entries stay.

@@ -111,7 +111,7 @@ def _manifest_in(where: InSegment, handle: Handle, storage: Storage) -> ShardMan
     tail = storage.read(handle.path, offset=where.offset)
     if where.offset + len(tail) != handle.size_bytes:
         raise CorruptFile(
-            f"{handle.path}: {where.offset + len(tail)} bytes, expected {handle.size_bytes}; its manifest begins at {where.offset}"
+            f"{handle.path}: {where.offset + len(tail)} bytes, expected {handle.size_bytes} with a manifest at {where.offset}; put it back from a copy"
         )
     manifest = record_codec.decode(changelog.read_manifest(tail, handle.path), handle.path, ShardManifest)
     segment = Segment(handle=handle, data=None, changes=where.changes, content_bytes=where.content_bytes)

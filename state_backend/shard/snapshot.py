@@ -98,7 +98,7 @@ def plan_snapshot(
         if base is not None:
             if base.handle.size_bytes != size_bytes:
                 raise InvariantViolated(
-                    f"{name} has {size_bytes} bytes, but {base.handle.path} has {base.handle.size_bytes}"
+                    f"{name} has {size_bytes} bytes, but the base's file of that name, {base.handle.path}, has {base.handle.size_bytes}"
                 )
             shared.append(base)
         elif size_bytes <= INLINE_FILE_BYTES and size_bytes <= inline_budget_bytes:

@@ -98,4 +98,4 @@ def _undo(undo: Callable[[T], object], done: Sequence[T], cause: BaseException) 
         try:
             undo(item)
         except Exception as error:
-            cause.add_note(f"left behind: {item}: {error}")
+            cause.add_note(f"could not delete {item}: {error}")

@@ -134,7 +134,9 @@ class StateRows:
         marks = raw[offsets[:-1] + np.minimum(sizes, np.diff(offsets) - 1)]
         heads = (behind == 1) & (marks == layout.LIST_META[0])
         if not (heads | ((behind == 9) & (marks == layout.LIST_ELEMENT[0]))).all():
-            raise CorruptFile(f"list state {self._descriptor.name!r}: a stored key names no element")
+            raise CorruptFile(
+                f"list state {self._descriptor.name!r}: a stored key is neither an element nor the positions of a list"
+            )
         starts, entry_bytes = binary_views(entries)
         if (np.diff(starts)[heads] != 16).any():
             raise CorruptFile(f"list state {self._descriptor.name!r}: the positions of a list are not 16 bytes")
@@ -157,7 +159,7 @@ class StateRows:
     def _versions(self, rows: pa.Array) -> Array:
         offsets, raw = binary_views(rows)
         if (np.diff(offsets) < 2).any() or (raw[offsets[:-1]] != FORMAT).any():
-            raise CorruptFile(f"state {self._descriptor.name!r}: an entry does not begin as a row does")
+            raise CorruptFile(f"state {self._descriptor.name!r}: an entry does not begin with a row's header")
         return raw[offsets[:-1] + 1]
 
     # --- from rows to entries -------------------------------------------------------------------------------------------
@@ -199,7 +201,9 @@ class StateRows:
         else:
             rows = encoded
         if rows.null_count or (self._versions(rows) != _longs(table, "schema_version")).any():
-            raise CorruptFile(f"state {self._descriptor.name!r}: a row is not of the schema version that it says")
+            raise CorruptFile(
+                f"state {self._descriptor.name!r}: a row has another schema version than its column schema_version says"
+            )
         return _with_expiry(table["expires_at_ms"].combine_chunks(), rows)
 
 
@@ -257,7 +261,7 @@ def check_ascending(groups: Array, rests: pa.Array, before: tuple[int, bytes] | 
     risen = groups[1:] > groups[:-1]
     later = pc.greater(rests[1:], rests[:-1]).to_numpy(zero_copy_only=False)
     if not (risen | ((groups[1:] == groups[:-1]) & later)).all() or (before is not None and first <= before):
-        raise CorruptFile(f"{name}: its rows do not ascend by key group and key, each of them once")
+        raise CorruptFile(f"{name}: its rows do not ascend by key group and key, or a key occurs twice")
     return int(groups[-1]), rests[-1].as_py()
 
 
@@ -292,7 +296,7 @@ def _split(entries: pa.Array, name: str) -> tuple[pa.Array, pa.Array]:
     mask = pa.array(expiring)
     some = entries if expiring.all() else entries.filter(mask)
     if pc.min(pc.binary_length(some)).as_py() < 9:
-        raise CorruptFile(f"state {name!r}: an entry that expires is cut off")
+        raise CorruptFile(f"state {name!r}: an entry with an expiry time is truncated")
     times, rows = np.zeros(len(entries), np.int64), without_expiry(some)
     times[expiring] = expiries(some)
     if not expiring.all():

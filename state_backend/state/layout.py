@@ -113,7 +113,7 @@ def timers_in(rest: bytes, data: bytes) -> list[bytes]:
         CorruptFile: The entry has neither layout.
     """
     if len(data) % 8 or (not data and len(rest) < 8):
-        raise CorruptFile(f"the timers under {rest.hex()} are not times of 8 bytes each: {data[:16].hex()}")
+        raise CorruptFile(f"the timers stored under {rest.hex()} are not 8 bytes each: {data[:16].hex()}")
     return [rest + data[at : at + 8] for at in range(0, len(data), 8)] if data else [rest]
 
 

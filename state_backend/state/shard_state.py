@@ -214,7 +214,7 @@ class ShardState:
         descriptor = self._descriptors.get(name)
         if descriptor is None or descriptor.kind != kind:
             raise StateSchemaError(
-                f"{kind} state {name!r} was not declared when the pipeline was planned: init() must not vary"
+                f"init() did not declare {kind} state {name!r} on the driver; it must declare the same states every time"
             )
         return descriptor
 
@@ -286,7 +286,7 @@ class ShardState:
         size_bytes = 0
         for (state_id, suffix), name in self._prefetched.items():
             wanted = stored_keys(key_groups, state_id, keys, suffix)
-            # A state without entries is not read: the store has none of the wanted entries.
+            # If the state counts no entries, the store has none of the wanted ones, and no read is needed.
             if not self._totals.get(name):
                 self.cache.update(dict.fromkeys(wanted))
                 continue
@@ -467,7 +467,11 @@ class ShardState:
     def _account_columns(
         self, keys: list[bytes], old: list[bytes | None], new: list[bytes | None]
     ) -> dict[bytes, bytes | None]:
-        """Do what `_account_one_by_one` does, with all entries as Arrow columns."""
+        """Update digests, counts and sizes of the key groups, with all entries as Arrow columns.
+
+        Returns:
+            The keys of the timer index and the expiry index to write, with an empty value, or to delete, with None.
+        """
         groups, state_ids, rests = parts_of(pa.array(keys, pa.binary()))
         old_entries, new_entries = pa.array(old, pa.binary()), pa.array(new, pa.binary())
         for state_id in np.unique(state_ids).tolist():
@@ -549,7 +553,7 @@ class ShardState:
         counts: dict[int, dict[str, int]] = {}
         for (key_group, name), count in sorted(self._counts.items()):
             if count < 0:
-                raise InvariantViolated(f"state {name!r} counts {count} entries in key group {key_group}")
+                raise InvariantViolated(f"the entry count of state {name!r} in key group {key_group} is {count}")
             if count:
                 counts.setdefault(key_group, {})[name] = count
         for key_group, digest in self._digests.items():
@@ -795,7 +799,7 @@ class ShardState:
                 if stored_key in registered or stored_key in deleted:
                     continue
                 yield timer
-                # Delete the fired timer, with the code of `delete_timer` inlined.
+                # Delete the fired timer. For speed, this repeats the code of `delete_timer`.
                 held = cache.get(stored_key, UNREAD)
                 if held is not None:
                     before.setdefault(stored_key, held)

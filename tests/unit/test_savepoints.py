@@ -210,7 +210,7 @@ def tampered(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
         ("canonical", lambda b: b["content"]["states"][0].update(name="$timers"), "share a name or an id"),
         ("canonical", lambda b: b["content"]["states"][0].update(versions=[]), "no schema"),
         ("canonical", lambda b: b["content"].update(key_schema={"type": "long"}), "Spark struct type"),
-        ("native", lambda b: b["content"]["shards"].pop(), "lists shards [0] of 2"),
+        ("native", lambda b: b["content"]["shards"].pop(), "lists shards [0], expected each of 2 shards"),
         ("native", lambda b: b["content"]["shards"][0]["inline"].update(shard=1), "it is of shard 1"),
         (
             "native",
@@ -261,10 +261,10 @@ def column(table: pa.Table, name: str, values: Any) -> pa.Table:
     [
         (lambda t: t.take(list(range(t.num_rows))[::-1]), "do not ascend"),
         (lambda t: pa.concat_tables([t.slice(0, 1), t]), "do not ascend"),
-        (lambda t: column(t, "key_group", [0] * t.num_rows), "not in the key group"),
-        (lambda t: column(t, "schema_version", [2] * t.num_rows), "schema version that it says"),
-        (lambda t: t.drop_columns(["expires_at_ms"]), "its columns are"),
-        (lambda t: t.rename_columns([*t.column_names[:-1], "other"]), "its columns are"),
+        (lambda t: column(t, "key_group", [0] * t.num_rows), "another key group than"),
+        (lambda t: column(t, "schema_version", [2] * t.num_rows), "schema version than its column"),
+        (lambda t: t.drop_columns(["expires_at_ms"]), "found the columns"),
+        (lambda t: t.rename_columns([*t.column_names[:-1], "other"]), "found the columns"),
         (lambda t: t.slice(1), "digest"),
         (lambda t: column(t, "expires_at_ms", [5] * t.num_rows), "digest"),
     ],
