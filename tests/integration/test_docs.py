@@ -26,6 +26,7 @@ PAGES = [
     "docs/testing.md",
     "docs/concepts.md",
     "docs/operating.md",
+    "docs/upgrade.md",
     "docs/trying.md",
     "docs/from-structured-streaming.md",
     "docs/from-flink.md",

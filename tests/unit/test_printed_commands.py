@@ -42,6 +42,8 @@ PAGES_OF_TRIALS = "tests/unit/test_ui_trials.py::test_a_trial_is_listed_and_show
 PAGES_OF_UI = "tests/unit/test_ui_pages.py::"
 # docs/trying.md has them as they are printed.
 TRYING = "tests/integration/test_docs.py::test_every_block_of_the_page_runs as printed"
+ERRORS = "tests/unit/test_errors_page.py::test_the_commands_of_the_page_work_when_typed as printed"
+SINKS = "tests/unit/test_sinks_page.py::test_the_commands_that_publish as printed"
 BENCHMARK = "not run: minutes, and it measures; its options are parsed here"
 # A test whose text has every word of the command; "as printed" behind it: the test reads the command from what was said.
 # "not run" has a reason.
@@ -71,6 +73,7 @@ RUN = {
     "cairn backfill --dag clicks --from 2024-01-01T00:00 --to 2024-01-03T23:00": "tests/integration/test_first_hour.py::"
     "test_the_first_pipeline_in_airflow as printed",
     "cairn diff": CLI + "test_diff_counts_what_is_shared_and_which_key_groups_changed",
+    "cairn diff --exit-code": "tests/unit/test_state_diff.py::test_exit_codes_of_diff",
     "cairn diff --json": HERE + "test_what_docs_show_of_a_pipeline",
     "cairn diff 4 5 --state history": HERE + "test_what_docs_show_of_a_pipeline",
     "cairn diff --root … --pipeline … … …": PAGES_OF_UI + "test_the_commands_that_a_page_prints_are_right as printed",
@@ -81,6 +84,8 @@ RUN = {
     "cairn compare … --root … --pipeline …": PAGES_OF_TRIALS,
     "cairn compare … --root … --pipeline … --interval …": PAGES_OF_TRIALS,
     "cairn compare --interval": PAGES_OF_TRIALS,
+    "cairn compare --exit-code": "tests/unit/test_trial_commands.py::test_the_same_code_has_nothing_to_say",
+    "cairn trials remove": PAGES_OF_TRIALS,
     "cairn trials remove … --root … --pipeline …": PAGES_OF_TRIALS,
     "cairn deploy … --code … --past --root …": TRYING,
     "cairn compare": TRYING,
@@ -102,8 +107,14 @@ RUN = {
     "cairn new clicks": HERE + "test_a_new_pipeline_asks_what_it_needs",
     "cairn publish … --code module:NAME --retry …": CLI + "test_status_names_what_is_wrong_and_its_command_repairs_it as printed",
     "cairn publish … --skip …": CLI + "test_status_names_what_is_wrong_and_its_command_repairs_it as printed",
+    "cairn publish": SINKS,
+    "cairn publish --code MODULE:NAME": ERRORS,
+    "cairn publish --code pipelines.clicks:CLICKS": SINKS,
+    "cairn publish --code pipelines.clicks:CLICKS --retry 2024-01-01T00:00:00Z": SINKS,
+    "cairn publish --skip 2024-01-01T01:00:00Z": SINKS,
     "cairn publish --root … --pipeline …": CLI + "test_what_a_failing_sink_prints_publishes_or_gives_up as printed",
     "cairn restore": CLI + "test_going_back_says_what_it_discards_and_waits_for_a_yes",
+    "cairn restore --checkpoint ID --dry-run": ERRORS,
     "cairn restore --claim": "tests/integration/test_savepoints.py::test_the_command_line_takes_and_restores",
     "cairn run": "tests/integration/test_docs.py::test_every_block_of_the_page_runs as printed",
     "cairn run …": "not run: the name of the Spark application",
@@ -138,7 +149,8 @@ RUN = {
     "make spark": "tests/integration/test_first_hour.py::test_the_first_pipeline_in_airflow",
     "make test": "not run: these are the tests",
     "make test-fast": "not run: it would run this test",
-    "make test PYTEST_ARGS=tests/integration/test_wheel.py": "not run: minutes; it is the suite's own command, with a file",
+    "make test-all": "not run: these are the tests",
+    "python -m pytest tests/integration/test_wheel.py": "not run: minutes; it is the suite's own command, with a file",
     "python -m pytest tests/unit/test_retention.py -k day": "not run: it is the suite's own command, with a file",
     "make wheel": HERE + "test_the_wheel_has_its_own_name_and_every_package",
     "make ui": "tests/integration/test_first_hour.py::test_the_first_pipeline_in_airflow",
@@ -175,6 +187,7 @@ RUN = {
     (f"pip install './cairn_state-0.1.0-py3-none-any.whl[{extras}]'" for extras in ("airflow,spark", "airflow,spark,gcs", "gcs", "spark,gcs", "validation")),
     "not run: needs an index that has it; the extras exist, and tests/integration/test_wheel.py installs two of them",
 ) | {"pip install './cairn_state-0.1.0-py3-none-any.whl[spark,gcs]' venv-pack": "not run: needs an index; venv-pack is another project's",
+    "pip install 'cairn-state[airflow,spark] @ git+https://git.example.com/you/cairn.git@COMMIT'": "not run: address and commit are the reader's; the wheel that pip builds is that of make wheel",
     "pip install './cairn_state-0.1.0-py3-none-any.whl[airflow,spark,gcs]' apache-airflow-providers-celery": "not run: needs an index; test_celery.py installs Celery by its lock",
 }  # fmt: skip
 
@@ -230,11 +243,13 @@ def test_a_documented_command_exists_with_its_options(command: str) -> None:
             assert importlib.util.find_spec(module) is not None
         case "pip", ["install", what, *_] if "cairn" in what:
             project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-            # The package index has another project's cairn. Until Cairn is there, the wheel of a clone is installed.
+            # The package index has another project's cairn. Until Cairn is there, a clone's wheel or git repository is installed.
             wheel = f"./{project['name'].replace('-', '_')}-{project['version']}-py3-none-any.whl"
-            assert what.partition("[")[0] == wheel
+            named, _, url = what.partition(" @ ")
+            assert named.partition("[")[0] == (project["name"] if url else wheel)
+            assert not url or url.startswith("git+https://")
             extras = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-            assert set(what.partition("[")[2].removesuffix("]").split(",")) <= set(extras)
+            assert set(named.partition("[")[2].removesuffix("]").split(",")) <= set(extras)
 
 
 def test_the_version_of_the_flights_that_messages_name_is_the_one_in_the_lock() -> None:
