@@ -110,9 +110,9 @@ def test_what_may_follow_and_how_older_rows_are_read(
 REFUSED: list[tuple[Columns, Columns, str]] = [
     ({"a": "integer"}, {"a": "string"}, "field 'a': recorded as int, declared as string"),
     ({"a": "long"}, {"a": "integer"}, "recorded values may not fit"),
-    ({"a": "long"}, {"a": "double"}, "not every recorded value has an equal there"),
-    ({"a": "integer"}, {"a!": "integer"}, "nulls may be recorded: make it nullable"),
-    ({"a": "integer"}, {"a": "integer", "b!": "long"}, "entries without it exist: make it nullable"),
+    ({"a": "long"}, {"a": "double"}, "some recorded values have no equal in the new type"),
+    ({"a": "integer"}, {"a!": "integer"}, "older rows may be null there: make it nullable"),
+    ({"a": "integer"}, {"a": "integer", "b!": "long"}, "older rows lack it: make it nullable"),
     ({"s": schema({"x": "date"})}, {"s": schema({"x": "timestamp"})}, "field 's.x'"),
     ({"m": map_("integer", "long")}, {"m": map_("long", "long")}, "keys of maps can't change"),
     ({"t": "timestamp"}, {"t": "timestamp_ntz"}, "field 't'"),

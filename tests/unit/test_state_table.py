@@ -424,9 +424,9 @@ ROW = RowColumns("value", parse_struct(VALUE.versions[-1].value), 1).encode(pa.t
 @pytest.mark.parametrize(
     ("state", "entries", "says"),
     [
-        (VALUE, {b"": b"\x02short"}, "an entry that expires is cut off"),
-        (VALUE, {b"": b"\x09\x01"}, "an entry does not begin as a row does"),
-        (LIST, {b"\x07": b""}, "a stored key names no element"),
+        (VALUE, {b"": b"\x02short"}, "an entry with an expiry time is truncated"),
+        (VALUE, {b"": b"\x09\x01"}, "an entry does not begin with a row's header"),
+        (LIST, {b"\x07": b""}, "a stored key is neither an element nor the positions of a list"),
         (LIST, {layout.LIST_META: b"\0" * 9}, "the positions of a list are not 16 bytes"),
         (LIST, {layout.LIST_META: b"\0" * 16, ELEMENT: ROW}, "an element lies behind the end of its list"),
     ],
@@ -440,15 +440,20 @@ def test_entries_that_no_state_writes_are_told(state: StateDescriptor, entries: 
 
 def test_an_entry_that_ends_within_its_expiry_is_told() -> None:
     """To who reads or writes many keys at a time."""
-    with pytest.raises(CorruptFile, match="an entry with an expiry is cut off"):
+    with pytest.raises(CorruptFile, match="an entry with an expiry time is truncated"):
         expiries(pa.array([b"\x02" + bytes(8), b"\x02short"], pa.binary()))
 
 
 @pytest.mark.parametrize(
     ("state", "rest", "entry", "says"),
     [
-        (LIST, b"\x07", ROW, r"list state 'list', key \('a',\): 07 names no element"),
-        (VALUE, b"more", ROW, r"value state 'value', key \('a',\): 4 bytes follow the key"),
+        (
+            LIST,
+            b"\x07",
+            ROW,
+            r"list state 'list', key \('a',\): the stored key ends with 07, which is neither an element",
+        ),
+        (VALUE, b"more", ROW, r"value state 'value', key \('a',\): 4 extra bytes follow the key"),
         (VALUE, b"", b"\x09", r"state 'value', key \('a',\): an entry begins with 09"),
         (VALUE, b"", b"", r"state 'value', key \('a',\): an entry begins with nothing"),
     ],
@@ -460,7 +465,7 @@ def test_one_entry_that_no_state_writes_is_told(state: StateDescriptor, rest: by
 
 
 def test_timers_that_are_no_times_are_told() -> None:
-    with pytest.raises(CorruptFile, match="the timers under 6162 are not times of 8 bytes each: 010203"):
+    with pytest.raises(CorruptFile, match="the timers stored under 6162 are not 8 bytes each: 010203"):
         layout.timers_in(b"ab", b"\x01\x02\x03")
 
 
