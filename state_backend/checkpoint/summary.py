@@ -32,8 +32,8 @@ def next_summary(
     Args:
         log: The log that `new` follows.
         new: The record without its summary.
-        published: The unpublished intervals whose published mark exists by now.
-        done: The ids in `Summary.dropping` that are tombstones without files by now.
+        published: Those of the last summary's unpublished intervals whose published mark exists by now.
+        done: Those ids of the last summary's `dropping` whose records are tombstones and whose files are deleted.
     """
     before, kept = log.summary, {r.id for r in new.retained}
     dropping = {n for n in before.dropping if n not in done} | (log.retained.keys() - kept)
@@ -75,7 +75,7 @@ def next_summary(
 def is_replaced(log: Log, entry: Record | SweepRecord | Tombstone) -> bool:
     """Return True if the commit's output is no longer current.
 
-    The commit must be retained or in `Summary.dropping`. Of a sweep's record the result is False.
+    The commit must be retained or in `Summary.dropping`. For a sweep's record the function returns False.
     """
     return (
         kind_of(entry) == "interval" and entry.id in log.summary.replaced_outputs
