@@ -25,7 +25,7 @@ from state_backend.ports.storage import DeletesMany, Storage
 from state_backend.shard.manifest import manifest_of
 from state_backend.values.errors import BehindLink, CorruptFile, CorruptRecord, NotFound, PreconditionFailed
 from state_backend.values.handles import FileInfo, Handle
-from state_backend.values.records import AttemptEnd, Content, Record, ShardRef, SweepRecord, Tombstone
+from state_backend.values.records import AttemptEnd, Content, OutputFile, Record, ShardRef, SweepRecord, Tombstone
 
 logger = logging.getLogger("cairn")
 
@@ -143,7 +143,13 @@ def files_of(content: Content, storage: Storage, *, gone_before: bool = False) -
     Raises: CorruptFile if a manifest can't be read, since it hides what is needed, unless ``gone_before``.
     """
     yield from _state_files(content, storage, gone_before=gone_before)
-    yield from (o.handle for o in content.outputs)
+    yield from (o.handle for o in (*content.outputs, *rewritten_outputs(content)))
+
+
+def rewritten_outputs(content: Content) -> tuple[OutputFile, ...]:
+    """Return the output files that a forget replaces those of other commits by."""
+    rewritten = content.forget.rewritten if content.forget is not None else ()
+    return tuple(output for one in rewritten for output in one.outputs)
 
 
 def _state_files(content: Content, storage: Storage, *, gone_before: bool = False) -> Iterable[Handle]:

@@ -31,6 +31,7 @@ from state_backend.checkpoint.clean_up_dropped import (
     needed_by_retained,
 )
 from state_backend.checkpoint.decide_commit import Adopted, AlreadyCommitted, Create, plan_commit
+from state_backend.checkpoint.forgotten_keys import Returning, check_restored, returning_keys
 from state_backend.checkpoint.fresh_listing import note_names
 from state_backend.checkpoint.lineage import choose_base
 from state_backend.checkpoint.log import (
@@ -92,12 +93,13 @@ _FEW_DROPPED = 2
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
     """An attempt: the highest id when it began, and the checkpoint that it starts from (None: empty state). ``output``: the
-    newest output schema."""
+    newest output schema. ``returning``: the forgotten keys that the attempt's shards have to leave out."""
 
     attempt: str
     h0: int
     base: Record | None
     output: dict[str, Any] | None = None
+    returning: tuple[Returning, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +192,13 @@ class Coordinator:
                 if further is log or tried == _READ_ROUNDS - 1:
                     raise
                 log = further
-        return Begun(attempt=attempt, h0=log.head_id, base=base, output=output_so_far(log))
+        return Begun(
+            attempt=attempt,
+            h0=log.head_id,
+            base=base,
+            output=output_so_far(log),
+            returning=returning_keys(log, interval.start_ms, base.id if base is not None else None),
+        )
 
     def begin_restore(self, content: Content, *, pipeline_start_ms: int, attempt: str) -> Begun:
         """Begins to restore state with this content, a savepoint's or another pipeline's, as that at its interval's end. Nothing
@@ -200,6 +208,7 @@ class Coordinator:
         """
         log = self.log()
         self._check_start(log, pipeline_start_ms)
+        check_restored(log, self._pipeline, content)
         if pipeline_start_ms >= content.interval.end_ms:
             raise UsageError(
                 f"pipeline {self._pipeline!r} starts at {format_instant(from_ms(pipeline_start_ms))}, and the interval that starts "

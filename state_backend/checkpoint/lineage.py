@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from state_backend.checkpoint.forgotten_keys import check_rerun
 from state_backend.checkpoint.log import Log, interval_of, kind_of, left_same_state
 from state_backend.values.errors import Rerun, StaleStateError, StateGapError, StateUnusable, UsageError
 from state_backend.values.intervals import Interval, format_instant, from_ms
@@ -42,12 +43,13 @@ def choose_base(
 
     ``as_of``: for ``allow_stale_base`` and ``replace_overlapping``, the id up to which marks are forgiven and output is replaced;
     what a later id did is not (None: all).
-    Raises: UsageError for an interval before the pipeline's start, or one that overlaps current output of another cut (without
-    ``replace_overlapping``); StateGapError, StaleStateError, or StateUnusable if all
+    Raises: UsageError for an interval before the pipeline's start, one that overlaps current output of another cut (without
+    ``replace_overlapping``), or one that would bring a forgotten key back (`forgotten_keys.check_rerun`); StateGapError, StaleStateError, or StateUnusable if all
     that there is descends from a quarantined checkpoint.
     """
     _check_start_and_output(log, pipeline, interval, permissions, pipeline_start_ms, as_of)
     if interval.start_ms == pipeline_start_ms:
+        check_rerun(log, pipeline, interval, None)
         return None
     completed = [c for c in log.kept if not is_superseded(log, c)]
     candidates = [c for c in completed if c.interval.end == interval.start]
@@ -75,7 +77,9 @@ def choose_base(
     if not fresh:
         text, again = _stale(log, pipeline, interval, max(usable, key=lambda c: c.id))
         raise StaleStateError(text, rerun=again)
-    return max(fresh, key=lambda c: (c.interval.end, c.id))
+    chosen = max(fresh, key=lambda c: (c.interval.end, c.id))
+    check_rerun(log, pipeline, interval, chosen.id)
+    return chosen
 
 
 def _check_start_and_output(
@@ -123,7 +127,7 @@ def reproduces(log: Log, content: Content) -> int | None:
     if content.kind == "consolidate":
         return content.base_id
     near = log.commits_near(content.interval)
-    before = [e for e in near if interval_of(e) == content.interval and kind_of(e) in ("interval", "restore")]
+    before = [e for e in near if interval_of(e) == content.interval and kind_of(e) in ("interval", "restore", "forget")]
     if content.kind != "interval" or not before or overlapping_outputs(log, content.interval):
         return None
     superseded = before[-1]

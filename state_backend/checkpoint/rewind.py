@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from state_backend.checkpoint.coordinator import Begun, CommitResult, Coordinator
+from state_backend.checkpoint.forgotten_keys import check_target, forgets_of
 from state_backend.checkpoint.leases import holding
 from state_backend.checkpoint.lineage import Discarded, discarded_by, intervals_of, kept, lines_of
 from state_backend.checkpoint.log import Log, interval_of, read_log
@@ -88,6 +89,8 @@ def _committed_after(log: Log, end: datetime) -> Rerun | None:
 def restorable(log: Log, target: int, permissions: Permissions) -> Record:
     """The completed checkpoint ``target``, if it may be used. Raises as ``plan_rewind``."""
     entry = log.entry(target)
+    if entry is not None:
+        check_target(log, target)
     usable = [c.id for c in log.completed() if log.quarantine_above(c.id) is None]
     there = f"usable are {_ranges(usable) or 'none'}"
     if entry is None or isinstance(entry, SweepRecord):
@@ -279,6 +282,8 @@ def as_restored(
         output_schema=None,
         durations_us={},
         worker_pids=(),
+        forget=content.forget if base_id is None else None,
+        filtered=(),
     )
 
 
@@ -327,7 +332,9 @@ def _source(
 ) -> tuple[Content, Callable[[], Iterator[ShardManifest]]]:
     """What is forked, and the manifests of its shards, read one by one."""
     if isinstance(target, int):
-        content = restorable(read_log(source), target, permissions).content
+        log = read_log(source)
+        content = restorable(log, target, permissions).content
+        content = replace(content, forget=forgets_of(log, target))
         return content, lambda: (manifest_of(ref, source) for ref in content.shards)
     if target.format != "native":
         raise UsageError(

@@ -84,7 +84,15 @@ _NAMES = {cls: name for name, cls in _TYPES.items()}
 _CONFIG = ConfigDict(strict=True, extra="forbid", ser_json_bytes="base64", val_json_bytes="base64")
 
 # Integers are 0 .. 2^63 - 1, but those of these names may be negative, and those of _BITS have another width.
-_SIGNED = {"latest_end_ms", "watermark_ms", "late_watermark_ms", "pipeline_start_ms", "processing_time_ms", "ttl_ms"}
+_SIGNED = {
+    "until_ms",
+    "latest_end_ms",
+    "watermark_ms",
+    "late_watermark_ms",
+    "pipeline_start_ms",
+    "processing_time_ms",
+    "ttl_ms",
+}
 _BITS = {"digest": 64, "crc32c": 32}
 _LOCAL_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
 

@@ -16,8 +16,9 @@ from state_backend.values.intervals import Interval
 from state_backend.values.key_groups import KeyGroupRange
 from state_backend.values.retention import RetentionPolicy
 
-Kind = Literal["interval", "consolidate", "restore", "sweep"]
+Kind = Literal["interval", "consolidate", "restore", "forget", "sweep"]
 StateKind = Literal["value", "list", "map", "timers"]
+OnRerun = Literal["refuse", "filter"]
 TimeMode = Literal["none", "processing", "event"]
 ValidationMode = Literal["fast", "full"]
 
@@ -276,6 +277,56 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ForgottenKey:
+    """A key that `cairn forget` removed, without the key itself.
+
+    Attributes:
+        forget: The uuid of the attempt that removed the key.
+        salt: Random bytes as hex digits, new for each record.
+        key_hash: SHA-256, as hex digits, of the salt's bytes and the encoded key.
+        key_group: The key's group among ``max_parallelism`` groups.
+        until_ms: The latest end of an interval that was committed before, in milliseconds since the epoch. Rows of earlier time may
+            bring the key back.
+        on_rerun: What happens to an attempt that would bring the key back: it is refused, or its shards leave the key out.
+    """
+
+    forget: str
+    salt: str
+    key_hash: str
+    key_group: int
+    max_parallelism: int
+    until_ms: int
+    on_rerun: OnRerun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewrittenOutput:
+    """All output files of commit ``id`` of ``interval`` once the rows of forgotten keys are left out. ``replaces``: the paths of the files
+    with such rows."""
+
+    id: int
+    interval: Interval
+    outputs: tuple[OutputFile, ...]
+    replaces: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forget:
+    """The part of a content about forgotten keys.
+
+    Attributes:
+        keys: The keys that a ``forget`` record removes. Of a ``restore`` record or savepoint: the keys that its state never holds, since
+            they were removed where the state comes from.
+        drops: The checkpoints that the commit drops, whatever the retention policy says, because their files may hold the keys.
+        rewritten: The output files that replace those of earlier commits.
+    """
+
+    keys: tuple[ForgottenKey, ...]
+    drops: tuple[int, ...] = ()
+    rewritten: tuple[RewrittenOutput, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
     """What an attempt made, before and after it is committed. ``base_id`` is None for a start from empty.
 
@@ -288,6 +339,8 @@ class Content:
     ``output_schemas`` have it. ``input_hash``: 32 hex digits over code, settings and input (`cairn.operations.plan_reuse.input_hash`): an
     interval with equal ones from an equal base has the same result; None: that can't be told.
     ``code_version``: what people call that code: the pipeline's ``version``, else what git says of its folder; None: neither.
+    ``forget``: forgotten keys; None: the content says nothing of any. ``filtered``: the uuids of the forgets whose keys the shards of
+    this attempt left out.
     """
 
     kind: Kind
@@ -316,6 +369,8 @@ class Content:
     output_schema: dict[str, Any] | None = None
     input_hash: str | None = None
     code_version: str | None = None
+    forget: Forget | None = None
+    filtered: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -381,6 +436,14 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Forgotten:
+    """A forgotten key, and the id of the record from which on no checkpoint holds the key's entries of before ``key.until_ms``."""
+
+    id: int
+    key: ForgottenKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """What a reader of the newest record still has to know of all records below it, so that it reads none of them.
 
@@ -392,7 +455,7 @@ class Summary:
     ``kept``: all that are retained, the record itself included, by id. ``latest_end_ms``: the latest end of an interval that was ever committed, this commit's included, so that
     nothing overlaps an interval that starts there. ``replaced_outputs``: of the retained and the dropping ids those whose output is no
     longer current. ``settled``: how many files in ``settled/commits/`` this commit and all below have, so that a listing of all tells
-    whether one is lost.
+    whether one is lost. ``forgotten``: every forgotten key, the record's own included.
     """
 
     dropping: tuple[int, ...] = ()
@@ -405,6 +468,7 @@ class Summary:
     latest_end_ms: int = -(2**62)
     replaced_outputs: tuple[int, ...] = ()
     settled: int = 0
+    forgotten: tuple[Forgotten, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

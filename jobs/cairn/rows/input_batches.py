@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cairn.rows.forgotten_rows import ForgottenRows
 from cairn.rows.output_file import LocalParquet
 from cairn.rows.routing import INPUT, TICK
 from cairn.rows.watermark import EventTime
@@ -22,7 +23,7 @@ class InputBatches:
 
     Attributes:
         ticks: Ticks so far.
-        input_rows: Input rows so far, late rows included.
+        input_rows: Input rows so far, late rows and rows of forgotten keys included.
         newest_event_us: The latest event time so far, late rows included; None before the first.
     """
 
@@ -32,6 +33,7 @@ class InputBatches:
         owned: KeyGroupRange,
         event_time: EventTime | None,
         late: LocalParquet,
+        forgotten: ForgottenRows | None = None,
     ) -> None:
         self.ticks = 0
         self.input_rows = 0
@@ -40,6 +42,7 @@ class InputBatches:
         self._owned = owned
         self._event_time = event_time
         self._late = late
+        self._forgotten = forgotten
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         for batch in self._batches:
@@ -48,6 +51,8 @@ class InputBatches:
             self.ticks += ticks
             self.input_rows += int((kinds == INPUT).sum())
             rows = batch.filter(pa.array(kinds != TICK)) if ticks else batch
+            if self._forgotten is not None and rows.num_rows:
+                rows = self._forgotten.without(rows)
             if self._event_time is not None and rows.num_rows:
                 rows = self._on_time(rows, self._event_time)
             if rows.num_rows:
