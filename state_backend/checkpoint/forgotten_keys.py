@@ -52,6 +52,7 @@ def returning_keys(log: Log, start_ms: int | None, base_id: int | None) -> tuple
     """Return the forgotten keys that an attempt would bring back.
 
     Args:
+        log: The log.
         start_ms: The start of the attempt's interval, in milliseconds since the epoch; None for an attempt that reads no rows.
         base_id: The checkpoint that the attempt starts from; None for empty state.
     """
@@ -120,10 +121,13 @@ def check_restored(log: Log, pipeline: str, content: Content) -> None:
 
 
 def check_commit(log: Log, prepared: Prepared, who: str) -> None:
-    """Refuse an attempt that would bring back a key that was forgotten since it began, and a forget whose base is no longer the newest
-    state.
+    """Refuse an attempt that would bring back a key that was forgotten since its begin, and a forget that is too late.
+
+    A forget is too late once another checkpoint was committed: its base is no longer the newest state.
 
     Args:
+        log: The log as it is now.
+        prepared: The attempt.
         who: The attempt, for the message.
 
     Raises:
