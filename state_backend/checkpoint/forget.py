@@ -24,8 +24,8 @@ from pathlib import Path
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.dropped_checkpoint import telling_drops
 from state_backend.checkpoint.forgotten_keys import is_key, key_hash, newest_state
-from state_backend.checkpoint.leases import holding
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.prepare_content import ShardAck, prepare, summary_of
 from state_backend.checkpoint.rewind import as_restored
@@ -42,7 +42,7 @@ from state_backend.shard.snapshot import inline_budget_bytes, take_snapshot
 from state_backend.state import layout
 from state_backend.state.check_shard import verify_shard
 from state_backend.state.forget_keys import remove_keys
-from state_backend.values.errors import AttemptLost, CorruptFile, UsageError
+from state_backend.values.errors import AttemptLost, CheckpointDropped, CorruptFile, NotFound, UsageError
 from state_backend.values.intervals import format_instant, from_ms
 from state_backend.values.records import (
     Content,
@@ -184,8 +184,12 @@ def forget(
         if done is None:
             try:
                 done = _attempt(coordinator, log, encoded, options, engine, new_attempt(), new_salt())
-            except AttemptLost:
-                if tried == _TRIES - 1:
+            except (
+                AttemptLost,
+                CheckpointDropped,
+                NotFound,
+            ):  # also a file of a checkpoint or output that a commit has replaced
+                if tried == _TRIES - 1 or coordinator.log().head_id == log.head_id:
                     raise
                 continue
             exchange_outputs(storage, coordinator.log())
@@ -224,7 +228,8 @@ def _attempt(
     _check_policy(log, record, options)
     content, keys = record.content, located(encoded, record.content)
     outputs = _NO_OUTPUTS
-    with holding(storage, record.id, "cairn forget"):
+    # Without a lease: a commit that drops the base meanwhile would make this attempt void anyway.
+    with telling_drops(storage, record.id):
         rewritten = {m.shard for m in _shards_with(content, keys, storage)}
         acks, entries = [], Counter[str]()
         for ref in content.shards:
@@ -428,16 +433,24 @@ def suspected(log: Log, encoded: Collection[bytes], storage: Storage, engine: En
     known: dict[bytes, bool] = {}
     found = []
     for record in log.completed():
-        keys = located(encoded, record.content)
-        for ref in record.content.shards:
-            manifest = needed_manifest(ref, storage)
-            name = repr((manifest.files, manifest.segments, manifest.inline_files)).encode()
-            if name not in known:
-                known[name] = _concerns(manifest, keys) and _may_hold(manifest, keys, record.content, storage, engine)
-            if known[name]:
+        with telling_drops(storage, record.id):
+            if _is_suspected(record, located(encoded, record.content), storage, engine, known):
                 found.append(record.id)
-                break
     return tuple(found)
+
+
+def _is_suspected(
+    record: Record, keys: Keys, storage: Storage, engine: EngineOptions, known: dict[bytes, bool]
+) -> bool:
+    """Return True if a shard's files may hold a key. ``known``: the answers for shards of other checkpoints with the same files."""
+    for ref in record.content.shards:
+        manifest = needed_manifest(ref, storage)
+        files = repr((manifest.files, manifest.segments, manifest.inline_files)).encode()
+        if files not in known:
+            known[files] = _concerns(manifest, keys) and _may_hold(manifest, keys, record.content, storage, engine)
+        if known[files]:
+            return True
+    return False
 
 
 def _may_hold(manifest: ShardManifest, keys: Keys, content: Content, storage: Storage, engine: EngineOptions) -> bool:
