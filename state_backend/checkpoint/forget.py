@@ -25,7 +25,7 @@ from state_backend.adapters.rocks import EngineOptions
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.dropped_checkpoint import telling_drops
-from state_backend.checkpoint.forgotten_keys import is_key, key_hash, newest_state
+from state_backend.checkpoint.forgotten_keys import is_free_of, is_key, key_hash, newest_state
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.prepare_content import ShardAck, prepare, summary_of
 from state_backend.checkpoint.rewind import as_restored
@@ -428,13 +428,15 @@ def _rewritten(
 def suspected(log: Log, encoded: Collection[bytes], storage: Storage, engine: EngineOptions) -> tuple[int, ...]:
     """Return the retained checkpoints whose files may hold one of the keys.
 
-    Files with deleted or replaced entries can't be told free of a key, and count. The new checkpoint of a forget is free of its keys.
+    Files with deleted or replaced entries can't be told free of a key, and count. A checkpoint is free of a key that was forgotten
+    before, if all its rows are of before the forget (`forgotten_keys`).
     """
     known: dict[bytes, bool] = {}
     found = []
     for record in log.completed():
+        keys = located([key for key in encoded if not is_free_of(log, record, key)], record.content)
         with telling_drops(storage, record.id):
-            if _is_suspected(record, located(encoded, record.content), storage, engine, known):
+            if keys and _is_suspected(record, keys, storage, engine, known):
                 found.append(record.id)
     return tuple(found)
 
@@ -445,7 +447,7 @@ def _is_suspected(
     """Return True if a shard's files may hold a key. ``known``: the answers for shards of other checkpoints with the same files."""
     for ref in record.content.shards:
         manifest = needed_manifest(ref, storage)
-        files = repr((manifest.files, manifest.segments, manifest.inline_files)).encode()
+        files = repr((keys, manifest.files, manifest.segments, manifest.inline_files)).encode()
         if files not in known:
             known[files] = _concerns(manifest, keys) and _may_hold(manifest, keys, record.content, storage, engine)
         if known[files]:

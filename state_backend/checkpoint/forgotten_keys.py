@@ -166,6 +166,15 @@ def newest_state(log: Log) -> Kept | None:
     return max(usable, key=lambda kept: (kept.interval.end, kept.id), default=None)
 
 
+def is_free_of(log: Log, record: Record, encoded_key: bytes) -> bool:
+    """Return True if a checkpoint can't hold a key, because it was committed since the forget and all its rows are of before."""
+    return any(
+        record.id >= forgotten.id and record.content.interval.end_ms <= forgotten.key.until_ms
+        for forgotten in log.summary.forgotten
+        if is_key(forgotten.key, encoded_key)
+    )
+
+
 def next_forgotten(before: Summary, new: Record) -> tuple[Forgotten, ...]:
     """Return the forgotten keys as of a new record. A key that is forgotten again counts from the new record on."""
     if new.content.kind not in ("forget", "restore") or new.content.forget is None:

@@ -5,27 +5,39 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from cairn.command.cli import app
 from cairn.operations.coordinator_of import coordinator_of
+from cairn.operations.take_savepoint import take_savepoint
 from cairn.pipeline import Interval
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.forgotten_keys import is_key
 from state_backend.checkpoint.log import read_log
-from state_backend.values.records import Record
-from tests.support.counting import DAYS, day
-from tests.support.key_search import files_with
+from state_backend.checkpoint.rewind import fork, rewind
+from state_backend.checkpoint.savepoints import read_savepoint
+from state_backend.checkpoint.trials import root_of_trial
+from state_backend.formats.key_codec import KeyCodec
+from state_backend.formats.types import parse_struct
+from state_backend.values.errors import BaseMoved, UsageError
+from state_backend.values.records import Record, RunRef
 from tests.support import trials
+from tests.support.counting import DAYS, day
+from tests.support.in_process import run_here
+from tests.support.key_search import files_with
 from tests.support.trials import SESSION, Averaging, bytes_of, run, try_days
 
 NAME = "counting"
 SECRET = "zaphod-beeblebrox"
+RUN = RunRef(run_id="by-hand", clear_number=0, try_number=1)
 NEEDLE = SECRET.encode()
 KEY = json.dumps({"user": SECRET})
 OTHERS = [f"user-{n}" for n in range(40)]
@@ -150,3 +162,209 @@ def take_savepoint_of(root: Path, to: Path) -> None:
     log = read_log(storage_of(root))
     assert log.newest is not None
     take(str(root / NAME), log.newest, to, "native")
+
+
+def clean(root: Path, tmp_path: Path) -> bool:
+    """Return True if the pipeline's own folder has no byte of the key, and its files are whole."""
+    left = search(root, tmp_path / f"search-{len(list(tmp_path.iterdir()))}")
+    assert cairn(root, "verify").exit_code == 0
+    return not any(path.startswith(f"{NAME}/") for path in left)
+
+
+def refusal(act: Callable[[], object]) -> str:
+    with pytest.raises(UsageError) as refused:
+        act()
+    return str(refused.value)
+
+
+def test_what_would_bring_the_key_back_is_refused(root: Path, tmp_path: Path) -> None:
+    """A re-run, a range from the start, a rewind, a fork, a trial, and a savepoint of before; each says what to do instead."""
+    take_savepoint_of(root, tmp_path / "saved")
+    forget(root)
+    before = bytes_of(root / NAME)
+    again = refusal(lambda: run(PIPELINE, root, [2], reprocess="all"))
+    assert "checkpoint 2, which is older, may still hold the key" in again
+    assert "cairn forget --pipeline counting --key JSON --on-rerun filter" in again
+    first = refusal(lambda: run(PIPELINE, root, [0], reprocess="all"))
+    assert "rows of before 2024-01-06T00:00:00Z may bring the key back" in first
+    target = refusal(lambda: rewind(coordinator(root), 3, run=RUN, attempt="back"))
+    assert "checkpoint 3 may hold a key" in target and "Take one of 6." in target
+    into = Coordinator(LocalStorage(root / "fork"), "fork")
+    assert "may hold a key" in refusal(lambda: fork(storage_of(root), 3, into, run=RUN, attempt="fork"))
+    assert "may bring the key back" in refusal(lambda: try_days(PIPELINE, root, [0, 1], name="tried"))
+    saved = read_savepoint(LocalStorage(tmp_path / "saved")).content
+    begin = coordinator(root).begin_restore
+    restored = refusal(lambda: begin(saved, pipeline_start_ms=saved.pipeline_start_ms, attempt="restore"))
+    assert "restore it under another name, and run `cairn forget` there" in restored
+    assert bytes_of(root / NAME) == before
+    # What starts from the state without the key goes on: a rewind, a fork, a trial, the next interval.
+    rewind(coordinator(root), 6, run=RUN, attempt="to the forget")
+    fork(storage_of(root), 6, into, run=RUN, attempt="fork")
+    try_days(PIPELINE, root, [5], name="later")
+    run(PIPELINE, root, [5])
+    assert newest(root).content.kind == "interval"
+
+
+def test_a_fork_and_a_savepoint_keep_the_key_away(root: Path, tmp_path: Path) -> None:
+    """Their logs begin with what was forgotten, so that an earlier savepoint can't bring the key back there either."""
+    take_savepoint_of(root, tmp_path / "before")
+    forget(root)
+    into = Coordinator(LocalStorage(root / "fork"), "fork")
+    fork(storage_of(root), 6, into, run=RUN, attempt="fork")
+    (of_fork,) = into.log().summary.forgotten
+    (of_root,) = coordinator(root).log().summary.forgotten
+    assert of_fork.key == of_root.key and of_fork.id == 1
+    with mock.patch("cairn.operations.take_savepoint.run_on_shards", run_here):
+        take_savepoint(SESSION, PIPELINE, str(root / NAME), newest(root), str(tmp_path / "after"))
+    after, before = (read_savepoint(LocalStorage(tmp_path / name)).content for name in ("after", "before"))
+    begin = coordinator(root).begin_restore
+    begin(after, pipeline_start_ms=after.pipeline_start_ms, attempt="restore")
+    with pytest.raises(UsageError, match="may hold a key"):
+        begin(before, pipeline_start_ms=after.pipeline_start_ms, attempt="restore")
+
+
+@pytest.mark.parametrize("mode", ["incremental", "changelog", "full"])
+def test_a_filtered_re_run_is_as_if_the_user_had_never_come(root: Path, tmp_path: Path, mode: Any) -> None:
+    """All days are run again: state, output and digest of a pipeline that never saw the user, and no byte of the key."""
+    forget(root, "--on-rerun", "filter", "--drop-checkpoints", "--rewrite-output")
+    run(PIPELINE, root, range(5), reprocess="all", mode=mode)
+    made = newest(root).content
+    for rows in DAYS.values():
+        rows[:] = [row for row in rows if row[0] != SECRET]
+    run(PIPELINE, tmp_path / "never", range(5), mode=mode)
+    never = newest(tmp_path / "never").content
+    assert made.digest == never.digest and made.totals.entries == never.totals.entries
+    assert made.totals.input_rows == never.totals.input_rows + 2 and len(made.filtered) == 1
+    assert clean(root, tmp_path)
+
+
+def test_a_filtered_re_run_of_one_day_removes_the_key_from_an_older_base(root: Path, tmp_path: Path) -> None:
+    """Day 4 again, from checkpoint 4, which holds the key: entries go, rows are left out; the same again is reproduced."""
+    forget(root, "--on-rerun", "filter")
+    forgotten = newest(root)
+    run(PIPELINE, root, [4], reprocess="all", mode="changelog")
+    again = newest(root)
+    assert (again.content.base_id, again.content.digest) == (4, forgotten.content.digest)
+    assert again.reproduces == forgotten.id
+    assert SECRET not in users_of(root, tmp_path)
+    said = forget(root, "--on-rerun", "filter", "--drop-checkpoints", "--rewrite-output")
+    assert said["dropped"] == [2, 3, 4, 5] and clean(root, tmp_path)
+
+
+def test_a_trial_of_before_is_refused_also_where_re_runs_are_filtered(root: Path) -> None:
+    """Its root has a log of its own, which knows of nothing that was forgotten."""
+    forget(root, "--on-rerun", "filter")
+    for first in (0, 3):
+        said = refusal(lambda first=first: try_days(PIPELINE, root, [first], name="tried"))  # type: ignore[misc]
+        assert f"a trial from 2024-01-0{first + 1}" in said and "Begin the trial at the end of a checkpoint" in said
+    run(PIPELINE, root, range(5), reprocess="all")
+    try_days(PIPELINE, root, [3], name="tried")
+    own = coordinator_of(PIPELINE, root_of_trial(str(root), NAME, "tried")).log()
+    assert own.newest is not None and len(own.newest.content.filtered) == 1
+
+
+def test_an_attempt_from_the_old_base_is_not_committed(root: Path) -> None:
+    """It was prepared when the key was forgotten; begun again it starts from the state without the key."""
+    lost: list[str] = []
+
+    def meanwhile(content: Any) -> None:
+        if not lost:
+            lost.append(content.attempt)
+            forget(root)
+
+    with pytest.raises(BaseMoved, match="started from checkpoint 5, but the interval starts from checkpoint 6 now"):
+        run(PIPELINE, root, [5], before_commit=meanwhile)
+    run(PIPELINE, root, [5])
+    assert newest(root).content.base_id == 6
+
+
+def test_a_re_run_that_was_prepared_before_is_refused_at_its_commit(root: Path) -> None:
+    """Of an earlier day: nothing fences it, and its base is the same; also if re-runs are filtered, since it was not."""
+
+    def meanwhile(content: Any) -> None:
+        if not content.filtered:
+            forget(root, "--on-rerun", "filter")
+
+    with pytest.raises(BaseMoved, match="checkpoint 2, which is older, may still hold the key"):
+        run(PIPELINE, root, [2], reprocess="all", before_commit=meanwhile)
+    run(PIPELINE, root, [2], reprocess="all", before_commit=meanwhile)
+
+
+def test_a_dry_run_and_a_call_without_agreement_change_nothing(root: Path) -> None:
+    before = bytes_of(root / NAME)
+    dry = cairn(root, "forget", "--key", KEY, "--drop-checkpoints", "--rewrite-output", "--dry-run")
+    assert dry.exit_code == 0
+    lines = dry.stdout.splitlines()
+    assert (
+        lines[0]
+        == "15 entries would be removed: 8 in amounts, 4 in items, 1 in seen_at, 1 in timers, 1 in total; 1 shards would be rewritten"
+    )
+    assert lines[1:3] == [
+        "checkpoints would be dropped: 2, 3, 4, 5",
+        "output files would be rewritten: 4, 4 rows of the key",
+    ]
+    asked = cairn(root, "forget", "--key", KEY)
+    assert asked.exit_code == 2 and "Nothing was done: agree to that with --yes" in asked.stderr
+    assert bytes_of(root / NAME) == before
+
+
+def test_a_second_call_has_nothing_to_commit(root: Path) -> None:
+    first = forget(root, "--drop-checkpoints", "--rewrite-output")
+    before = bytes_of(root / NAME)
+    second = forget(root, "--drop-checkpoints", "--rewrite-output")
+    assert (second["checkpoint"], second["dropped"]) == (first["checkpoint"], first["dropped"])
+    assert bytes_of(root / NAME) == before
+    other = forget(root, "--on-rerun", "filter")  # another policy is a record of its own
+    assert other["checkpoint"] == first["checkpoint"] + 1
+    (known,) = coordinator(root).log().summary.forgotten
+    assert (known.id, known.key.on_rerun) == (other["checkpoint"], "filter")
+
+
+def test_the_record_says_a_hash_and_not_the_key(root: Path) -> None:
+    forget(root)
+    (key,) = newest(root).content.forget.keys  # type: ignore[union-attr]
+    encoded = KeyCodec(parse_struct(newest(root).content.key_schema)).encode((SECRET,))
+    assert is_key(key, encoded) and not is_key(key, encoded + b"x")
+    assert key.key_hash == hashlib.sha256(bytes.fromhex(key.salt) + encoded).hexdigest()
+    listed = cairn(root, "list").stdout.splitlines()
+    assert [line.split()[4] for line in listed[1:3]] == ["forget", "interval"]
+    assert "replaced by 6" in listed[2]
+    assert cairn(root, "status").exit_code == 0
+    shown = cairn(root, "show")
+    assert shown.exit_code == 0 and SECRET not in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        ('{"user": 1}', "1 is no text; write it in quotes"),
+        ('{"name": "u1"}', 'does not name the key\'s columns; expected {"user": string}'),
+        ("u1", "is not JSON"),
+    ],
+)
+def test_a_key_that_does_not_fit_is_refused(root: Path, key: str, says: str) -> None:
+    done = cairn(root, "forget", "--key", key, "--yes")
+    assert done.exit_code == 2 and says in done.stderr
+
+
+def test_a_user_who_is_not_there_is_forgotten_too(root: Path) -> None:
+    """Nothing is removed, and the promise for re-runs holds."""
+    said = forget(root, key='{"user": "nobody"}')
+    assert said["entries"] == {} and newest(root).content.digest == coordinator(root).log().whole(5).content.digest
+
+
+def test_shards_that_a_split_left_the_key_in_are_rewritten(root: Path, tmp_path: Path) -> None:
+    """After a change of the parallelism a file may lie in several shards; each of them that has it writes its own."""
+    run(replace(PIPELINE, parallelism=5), root, [5])
+    said = forget(root, "--drop-checkpoints", "--rewrite-output")
+    assert said["shards"] > 1
+    assert clean(root, tmp_path)
+
+
+def test_intervals_that_wait_for_their_re_run_need_the_filter(root: Path) -> None:
+    rewind(coordinator(root), 2, run=RUN, attempt="back")
+    refused = cairn(root, "forget", "--key", KEY, "--yes")
+    assert refused.exit_code == 2 and "add --on-rerun filter" in refused.stderr
+    forget(root, "--on-rerun", "filter")
+    run(PIPELINE, root, range(2, 5))
+    assert len(newest(root).content.filtered) == 1

@@ -96,9 +96,8 @@ def _lines(found: Forgot, options: ForgetOptions, *, done: bool) -> str:
     lines = []
     if done:
         lines.append(f"checkpoint {found.checkpoint} is checkpoint {found.base} without the key")
-    entries = ", ".join(
-        f"{count} in {'timers' if name == TIMERS_NAME else name}" for name, count in sorted(found.entries.items())
-    )
+    named = {("timers" if name == TIMERS_NAME else name): count for name, count in found.entries.items()}
+    entries = ", ".join(f"{count} in {name}" for name, count in sorted(named.items()))
     total = sum(found.entries.values())
     lines.append(
         f"{total} entries {would('removed')}{f': {entries}' if entries else ''}; {found.shards} shards {would('rewritten')}"
