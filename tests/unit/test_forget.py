@@ -5,11 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from dataclasses import replace
+from datetime import timedelta
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from unittest import mock
+from uuid import uuid4
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -19,18 +24,24 @@ from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.take_savepoint import take_savepoint
 from cairn.pipeline import Interval
 from state_backend.adapters.local_storage import LocalStorage
+from state_backend.adapters.rocks import EngineOptions
 from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.forget import ForgetOptions, newest_content
+from state_backend.checkpoint.forget import forget as forget_keys
 from state_backend.checkpoint.forgotten_keys import is_key
 from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.rewind import fork, rewind
 from state_backend.checkpoint.savepoints import read_savepoint
+from state_backend.checkpoint.sweep import sweep
 from state_backend.checkpoint.trials import root_of_trial
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.types import parse_struct
+from state_backend.ports.storage import Storage
 from state_backend.values.errors import BaseMoved, UsageError
 from state_backend.values.records import Record, RunRef
 from tests.support import trials
 from tests.support.counting import DAYS, day
+from tests.support.faulty_storage import FaultyStorage, StopHere, stop_at
 from tests.support.in_process import run_here
 from tests.support.key_search import files_with
 from tests.support.trials import SESSION, Averaging, bytes_of, run, try_days
@@ -368,3 +379,78 @@ def test_intervals_that_wait_for_their_re_run_need_the_filter(root: Path) -> Non
     forget(root, "--on-rerun", "filter")
     run(PIPELINE, root, range(2, 5))
     assert len(newest(root).content.filtered) == 1
+
+
+# --- killed ----------------------------------------------------------------------------------------------------------------------
+
+WRITES = ("create", "replace", "upload", "delete")
+EVERYTHING = ForgetOptions(drop_checkpoints=True, rewrite_output=True, on_rerun="filter")
+
+
+def forget_over(storage: Storage) -> None:
+    """Forget the secret user as one process that sees this storage."""
+    numbers, schema = count(), parse_struct(newest_content(Coordinator(storage, NAME)).key_schema)
+    forget_keys(
+        Coordinator(storage, NAME),
+        [KeyCodec(schema).encode((SECRET,))],
+        EVERYTHING,
+        EngineOptions(cache_dir=None),
+        new_attempt=lambda: f"{uuid4()}-{next(numbers)}",
+        new_salt=lambda: "5a" * 16,
+    )
+
+
+def calls_of_a_forget(production: Path, work: Path) -> list[tuple[str, str]]:
+    counting = FaultyStorage(LocalStorage(Path(shutil.copytree(production, work)) / NAME), {})
+    forget_over(counting)
+    return counting.calls
+
+
+def killed(production: Path, work: Path, at: int, when: Literal["before", "after"]) -> bool:
+    """Kill a forget at one call, and forget again. Return True if the dead process had committed."""
+    root = Path(shutil.copytree(production, work / "state"))
+    with suppress(StopHere):
+        forget_over(FaultyStorage(storage_of(root), stop_at(at, when)))
+    state = newest(root).content
+    committed = state.kind == "forget"
+    assert cairn(root, "verify").exit_code == 0, "what the dead process left is whole"
+    assert {i for i, _ in read_log(storage_of(root)).outputs_near(Interval(day(0).start, day(4).end))} == set(
+        map(day, range(5))
+    )
+    forget_over(storage_of(root))
+    log = read_log(storage_of(root))
+    assert log.head_id == 6 and sorted(log.retained) == [1, 6]
+    sweep(storage_of(root), NAME, now_ms=4_102_444_800_000, min_age=timedelta(hours=1))
+    assert clean(root, work)
+    return committed
+
+
+def killed_at_some(production: Path, work: Path, step: int, only: Collection[str]) -> list[bool]:
+    calls, ends = calls_of_a_forget(production, work / "counted"), []
+    for at in [n for n, (method, _) in enumerate(calls) if method in only][::step]:
+        for when in ("before", "after"):
+            (place := work / f"{at}-{when}").mkdir()
+            ends.append(killed(production, place, at, when))  # type: ignore[arg-type]
+            shutil.rmtree(place)
+    return ends
+
+
+def test_killed_at_any_write_the_next_call_ends_it(production: Path, tmp_path: Path) -> None:
+    """Every fifth write; `python -m tests.unit.test_forget` kills at all calls. State, output and records are whole all the while."""
+    ends = killed_at_some(production, tmp_path, 5, WRITES)
+    assert {*ends} == {False, True}
+
+
+def main() -> None:
+    """Kill a forget at each of its calls, and print how many there were."""
+    with tempfile.TemporaryDirectory() as folder:
+        fill()
+        run(PIPELINE, Path(folder, "production"), range(3))
+        run(PIPELINE, Path(folder, "production"), range(3, 5), mode="changelog")
+        (work := Path(folder, "work")).mkdir()
+        ends = killed_at_some(Path(folder, "production"), work, 1, [*WRITES, "read", "stat", "list", "download"])
+        print(f"killed {len(ends)} times: {ends.count(True)} had committed, {ends.count(False)} had not")
+
+
+if __name__ == "__main__":
+    main()
