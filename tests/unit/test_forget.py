@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal
@@ -17,12 +17,15 @@ from unittest import mock
 from uuid import uuid4
 
 import pytest
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from typer.testing import CliRunner, Result
 
 from cairn.command.cli import app
 from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.take_savepoint import take_savepoint
-from cairn.pipeline import Interval
+from cairn.pipeline import Interval, Pipeline
+from cairn.testing import PipelineTester
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.checkpoint.coordinator import Coordinator
@@ -379,6 +382,60 @@ def test_intervals_that_wait_for_their_re_run_need_the_filter(root: Path) -> Non
     forget(root, "--on-rerun", "filter")
     run(PIPELINE, root, range(2, 5))
     assert len(newest(root).content.filtered) == 1
+
+
+class Latest(StatefulProcessor):
+    """Per user: the number of rows, and an event-time timer."""
+
+    def init(self, handle: Any) -> None:
+        self._handle = handle
+        self._count = handle.getValueState("count", "rows long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+        total = (self._count.get() or (0,))[0] + len(list(rows))
+        self._count.update((total,))
+        self._handle.registerTimer(timerValues.getCurrentWatermarkInMs() + 86_400_000)
+        yield Row(user=key[0], rows=total)
+
+
+def no_source(spark: Any, interval: Any) -> Any:
+    raise AssertionError("the tester never reads the source")
+
+
+def test_late_rows_are_rewritten_and_left_out_of_a_re_run(tmp_path: Path) -> None:
+    """Of event time: a late row of the user lies in a file of its own."""
+    declared = Pipeline(
+        name=NAME,
+        start=day(0).start,
+        source=no_source,
+        key=["user"],
+        processor=Latest,
+        output_schema="user string, rows long",
+        time_mode="event",
+        event_time="at",
+        watermark_delay=timedelta(0),
+        watermark="interval",
+        parallelism=2,
+    )
+    root = tmp_path / "state"
+    tester = PipelineTester(declared, input_schema="user string, at timestamp", root=str(root), every=timedelta(days=1))
+
+    def rows(n: int) -> list[tuple[str, datetime]]:
+        now = day(n).start.replace(tzinfo=None) + timedelta(hours=6)
+        return [("ann", now), (SECRET, now), (SECRET, now - timedelta(days=1)), ("ann", now - timedelta(days=1))]
+
+    for n in (0, 1):
+        made = tester.run(rows(n))
+    assert sorted(row["user"] for row in made.late) == ["ann", SECRET]
+    said = forget(root, "--drop-checkpoints", "--rewrite-output", "--on-rerun", "filter")
+    assert said["output_files"] == 3 and said["output_rows"] == 3
+    assert clean(root, tmp_path)
+    kept = [row for files in coordinator_of(declared, str(root)).log().current_outputs().values() for row in files[1]]
+    assert sorted((file.rows, file.late) for file in kept) == [(1, False), (1, False), (1, True)]
+    for n in (0, 1):
+        again = tester.run(rows(n), day(n))
+    assert [row["user"] for row in again.late] == ["ann"] and again.input_rows == 4
+    assert clean(root, tmp_path)
 
 
 # --- killed ----------------------------------------------------------------------------------------------------------------------
