@@ -11,7 +11,7 @@ from datetime import timedelta
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.forgotten_keys import is_key
 from state_backend.checkpoint.log import read_log
-from state_backend.checkpoint.record_reader import RecordReader
+from state_backend.checkpoint.record_reader import RecordReader, sweep_command
 from state_backend.checkpoint.savepoints import read_savepoint
 from state_backend.checkpoint.sweep import sweep
 from state_backend.checkpoint.trials import list_trials, root_of_trial
@@ -69,10 +69,9 @@ def places_of(root: str, pipeline: str, encoded: Collection[bytes], texts: Colle
         left: What the forget left.
     """
     storage = open_storage(join_url(root, pipeline))
-    where = f"--root {shlex.quote(root)} --pipeline {pipeline}"
-    found = [*_own(storage, pipeline, where, texts, left)]
+    found = [*_own(storage, pipeline, texts, left)]
     for trial in list_trials(root, pipeline):
-        then = f"cairn trials remove {where} {trial.name}"
+        then = f"cairn trials remove {trial.name} --root {shlex.quote(root)} --pipeline {pipeline}"
         found.append(Place(what="trial", where=root_of_trial(root, pipeline, trial.name), then=then))
     found += _below_root(root, pipeline, encoded)
     content = _newest(storage)
@@ -103,7 +102,7 @@ _ELSEWHERE = (
 )
 
 
-def _own(storage: Storage, pipeline: str, where: str, texts: Collection[str], left: Left) -> Iterator[Place]:
+def _own(storage: Storage, pipeline: str, texts: Collection[str], left: Left) -> Iterator[Place]:
     for checkpoint_id in left.holding:
         then = "add --drop-checkpoints, or wait until retention drops it"
         yield Place(what=f"checkpoint {checkpoint_id}", where=f"{storage.url}/{paths.record(checkpoint_id)}", then=then)
@@ -127,7 +126,9 @@ def _own(storage: Storage, pipeline: str, where: str, texts: Collection[str], le
     if waiting:
         what = "files of attempts that were never committed, or whose output was replaced"
         yield Place(
-            what=what, where=storage.url, then=f"cairn sweep {where} deletes them three days after their last write"
+            what=what,
+            where=storage.url,
+            then=f"{sweep_command(storage)} deletes them three days after their last write",
         )
     for record in read_log(storage).completed():
         if _quotes(json.dumps(record.content.source_position, ensure_ascii=False), texts):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterator
@@ -159,7 +160,7 @@ def test_no_file_has_the_key_afterwards(root: Path, tmp_path: Path) -> None:
     assert {path.split("/")[0] for path in left} == {"saved", ".trials", "exported"}
     places = {place["what"]: place for place in said["places"]}
     assert places["savepoint"]["where"].endswith("/saved") and places["export"]["where"].endswith("/exported")
-    assert places["trial"]["then"] == f"cairn trials remove --root {root} --pipeline {NAME} tried"
+    assert places["trial"]["then"] == f"cairn trials remove tried --root {root} --pipeline {NAME}"
     assert now.content.kind == "forget" and now.content.base_id == was.id
     assert now.content.digest != was.content.digest
     assert now.content.totals.entries == was.content.totals.entries - 17
@@ -217,6 +218,22 @@ def test_what_would_bring_the_key_back_is_refused(root: Path, tmp_path: Path) ->
     try_days(PIPELINE, root, [5], name="later")
     run(PIPELINE, root, [5])
     assert newest(root).content.kind == "interval"
+
+
+def test_the_commands_that_are_printed_forget_the_key(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refusal names the command that filters; the list of places names the one for a pipeline with the same key."""
+    fork(storage_of(root), 5, Coordinator(LocalStorage(root / "twin"), "twin"), run=RUN, attempt="fork")
+    said = forget(root)
+    (twin,) = [place["then"] for place in said["places"] if place["what"] == "pipeline with the same key"]
+    done = CliRunner().invoke(app, [*shlex.split(twin)[1:], "--key", KEY, "--yes"])
+    assert done.exit_code == 0 and done.stdout.startswith(
+        "checkpoint 2 is checkpoint 1 without the key\n15 entries removed"
+    )
+    refused = refusal(lambda: run(PIPELINE, root, [4], reprocess="all"))
+    command = refused.partition("once more: ")[2].replace("JSON", shlex.quote(KEY))
+    monkeypatch.setenv("CAIRN_ROOT", str(root))
+    assert CliRunner().invoke(app, [*shlex.split(command)[1:], "--yes"]).exit_code == 0
+    run(PIPELINE, root, [4], reprocess="all")
 
 
 def test_a_fork_and_a_savepoint_keep_the_key_away(root: Path, tmp_path: Path) -> None:
