@@ -25,7 +25,7 @@ from state_backend.adapters.rocks import EngineOptions
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.dropped_checkpoint import telling_drops
-from state_backend.checkpoint.forgotten_keys import is_free_of, is_key, key_hash, newest_state
+from state_backend.checkpoint.forgotten_keys import is_free_of, is_key, key_hash, newest_state, returning_keys
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.prepare_content import ShardAck, prepare, summary_of
 from state_backend.checkpoint.rewind import as_restored
@@ -126,6 +126,7 @@ def plan_forget(
     storage, log = coordinator.storage, coordinator.log()
     record = _newest(log, coordinator.pipeline)
     _check_policy(log, record, options)
+    _left_out(log, record, encoded)
     content, entries = record.content, Counter[str]()
     keys = located(encoded, content)
     shards = _shards_with(content, keys, storage)
@@ -215,6 +216,23 @@ def _check_policy(log: Log, record: Record, options: ForgetOptions) -> None:
         )
 
 
+def _left_out(log: Log, record: Record, encoded: Collection[bytes]) -> tuple[str, ...]:
+    """Return the forgets whose keys this one removes again, since its base is older: the checkpoint that they made is quarantined.
+
+    Raises:
+        UsageError: The base may hold a key that was forgotten and is not named now.
+    """
+    found = []
+    for forgotten in returning_keys(log, None, record.id):
+        if not any(is_key(forgotten.key, key) for key in encoded):
+            raise UsageError(
+                f"the newest usable state is checkpoint {record.id}, and checkpoint {forgotten.id}, which is not usable, forgot another "
+                "key\nName that key too, with a --key of its own"
+            )
+        found.append(forgotten.key.forget)
+    return tuple(sorted({*found}))
+
+
 def _attempt(
     coordinator: Coordinator,
     log: Log,
@@ -227,6 +245,7 @@ def _attempt(
     storage, record = coordinator.storage, _newest(log, coordinator.pipeline)
     _check_policy(log, record, options)
     content, keys = record.content, located(encoded, record.content)
+    left_out = _left_out(log, record, encoded)
     outputs = _NO_OUTPUTS
     # Without a lease: a commit that drops the base meanwhile would make this attempt void anyway.
     with telling_drops(storage, record.id):
@@ -266,6 +285,7 @@ def _attempt(
             restored,
             kind="forget",
             input_hash=None,
+            filtered=left_out,
             forget=Forget(
                 keys=_forgotten_keys(log, keys, content, options, attempt, salt),
                 drops=drops,

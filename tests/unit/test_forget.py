@@ -339,6 +339,20 @@ def test_a_dry_run_and_a_call_without_agreement_change_nothing(root: Path) -> No
     assert bytes_of(root / NAME) == before
 
 
+def test_a_forget_that_validation_refused_is_made_again(root: Path, tmp_path: Path) -> None:
+    """The state before it is the newest then, and holds the key: it may not be gone on from, and the same call mends that."""
+    forget(root)
+    coordinator(root).quarantine(6, "a test says so")
+    assert "checkpoint 5, which is older, may still hold the key" in refusal(lambda: run(PIPELINE, root, [5]))
+    other = cairn(root, "forget", "--key", '{"user": "user-1"}', "--yes")
+    assert other.exit_code == 2 and "Name that key too, with a --key of its own" in other.stderr
+    said = forget(root, "--key", '{"user": "user-1"}')
+    assert said["checkpoint"] == 7 and newest(root).content.base_id == 5
+    run(PIPELINE, root, [5])
+    assert newest(root).content.base_id == 7
+    assert not {SECRET, "user-1"} & users_of(root, tmp_path) - {row[0] for row in DAYS[day(5).start]}
+
+
 def test_a_second_call_has_nothing_to_commit(root: Path) -> None:
     first = forget(root, "--drop-checkpoints", "--rewrite-output")
     before = bytes_of(root / NAME)
