@@ -24,6 +24,7 @@ from unittest import mock
 
 import google_crc32c
 
+from cairn.operations.forget_keys import ForgetOptions, forget
 from cairn.operations.restore_savepoint import restore_savepoint
 from cairn.operations.take_savepoint import take_savepoint
 from cairn.pipeline import Pipeline
@@ -31,7 +32,6 @@ from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.checkpoint.coordinator import Coordinator
-from state_backend.checkpoint.forget import ForgetOptions, forget
 from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.savepoints import read_savepoint
 from state_backend.checkpoint.sweep import sweep

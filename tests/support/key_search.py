@@ -9,6 +9,7 @@ import json
 import re
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -100,10 +101,8 @@ def _manifests(path: Path, data: bytes) -> Iterator[tuple[Path, ShardManifest]]:
         return
     folder = path.parent if isinstance(value, Savepoint) else path.parents[2 if isinstance(value, Prepared) else 1]
     for ref in value.content.shards:
-        try:
+        with suppress(CairnError):
             yield folder, manifest_of(ref, LocalStorage(folder))
-        except CairnError:
-            pass
 
 
 def _ssts_with(folder: Path, manifest: ShardManifest, needle: bytes, work: Path) -> Iterator[str]:

@@ -24,14 +24,14 @@ from typer.testing import CliRunner, Result
 
 from cairn.command.cli import app
 from cairn.operations.coordinator_of import coordinator_of
+from cairn.operations.forget_keys import ForgetOptions, newest_content
+from cairn.operations.forget_keys import forget as forget_keys
 from cairn.operations.take_savepoint import take_savepoint
 from cairn.pipeline import Interval, Pipeline
 from cairn.testing import PipelineTester
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.checkpoint.coordinator import Coordinator
-from state_backend.checkpoint.forget import ForgetOptions, newest_content
-from state_backend.checkpoint.forget import forget as forget_keys
 from state_backend.checkpoint.forgotten_keys import is_key
 from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.rewind import fork, rewind

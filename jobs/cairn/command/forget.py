@@ -11,11 +11,11 @@ from typing import Annotated, Any
 
 import typer
 
+from cairn.operations.forget_keys import ForgetOptions, Forgot, newest_content, plan_forget
+from cairn.operations.forget_keys import forget as forget_keys
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.checkpoint.coordinator import Coordinator
-from state_backend.checkpoint.forget import ForgetOptions, Forgot, newest_content, plan_forget
-from state_backend.checkpoint.forget import forget as forget_keys
 from state_backend.checkpoint.trials import check_no_trial
 from state_backend.formats.json_keys import encode_json_key
 from state_backend.formats.types import parse_struct
