@@ -186,9 +186,9 @@ def next_forgotten(before: Summary, new: Record) -> tuple[Forgotten, ...]:
     return tuple(sorted(known.values(), key=lambda f: (f.id, f.key.key_hash)))
 
 
-def forgets_of(log: Log, checkpoint_id: int) -> Forget | None:
+def forgets_of(record: Record) -> Forget | None:
     """Return what a copy of the checkpoint outside the log has to say of forgotten keys; None for nothing."""
-    keys = tuple(f.key for f in log.summary.forgotten if f.id <= checkpoint_id)
+    keys = tuple(forgotten.key for forgotten in record.summary.forgotten)
     return Forget(keys=keys) if keys else None
 
 

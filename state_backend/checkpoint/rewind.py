@@ -332,9 +332,8 @@ def _source(
 ) -> tuple[Content, Callable[[], Iterator[ShardManifest]]]:
     """What is forked, and the manifests of its shards, read one by one."""
     if isinstance(target, int):
-        log = read_log(source)
-        content = restorable(log, target, permissions).content
-        content = replace(content, forget=forgets_of(log, target))
+        record = restorable(read_log(source), target, permissions)
+        content = replace(record.content, forget=forgets_of(record))
         return content, lambda: (manifest_of(ref, source) for ref in content.shards)
     if target.format != "native":
         raise UsageError(

@@ -301,8 +301,10 @@ class ForgottenKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewrittenOutput:
-    """All output files of commit ``id`` of ``interval`` once the rows of forgotten keys are left out. ``replaces``: the paths of the files
-    with such rows."""
+    """All output files of commit ``id`` of ``interval`` without the rows of forgotten keys.
+
+    ``replaces``: the paths of the earlier files that have such rows.
+    """
 
     id: int
     interval: Interval

@@ -227,14 +227,14 @@ class Model:
             return "adopted" if same_try else "Fenced"
         if made.base is not None and made.base not in self.kept:
             return "BaseMoved"
+        if made.kind == "forget" and (self.newest() != made.base or max(self.kept) > made.h0):
+            return "BaseMoved"
+        if made.kind != "interval" and made.base is not None and self.returning(None, made.base):
+            return "BaseMoved"
         if made.kind == "interval":
             now = self.base(made.interval, gap=made.gap, stale=made.stale, replace=made.replace, as_of=made.h0)
             if now != made.base or {f.name for f in self.returning(made.interval.start, now)} - made.filtered:
                 return "BaseMoved"
-        elif made.kind == "forget" and (self.newest() != made.base or max(self.kept) > made.h0):
-            return "BaseMoved"
-        elif made.base is not None and self.returning(None, made.base):
-            return "BaseMoved"
         elif (made.base is not None and not (made.quarantine_allowed or self.good(made.base))) or (
             made.base is not None and not self.forgiven(made.base, made.stale, made.h0)
         ):
@@ -817,8 +817,7 @@ class Pipelines(RuleBasedStateMachine):
             house.storage, folder, [(h, paths.shared(name, 0, 0, n, "sst")) for n, h in enumerate(made.handles)]
         )
         ref = InlineShard(shard=0, inline=manifest(handles))
-        said = forgets_of(house.coordinator().log(), record.id)
-        saved = replace(record.content, shards=(ref,), outputs=(), forget=said)
+        saved = replace(record.content, shards=(ref,), outputs=(), forget=forgets_of(record))
         savepoint = Savepoint(savepoint=name, format="native", checkpoint_id=record.id, content=saved)
         known = tuple(f for e in house.model.entries() if e.id <= record.id for f in e.made.forgets)
         self.savepoints.append((folder, savepoint, house.model.entry(record.id).made, known))

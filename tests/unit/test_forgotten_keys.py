@@ -178,8 +178,10 @@ def test_a_key_that_is_forgotten_again_counts_from_then_on() -> None:
 
 
 def test_a_copy_says_what_was_forgotten_before_it() -> None:
-    assert forgets_of(REFUSED, 3) is None
-    assert forgets_of(REFUSED, 4) == Forget(keys=(key(),))
+    assert forgets_of(DAYS[2]) is None
+    later = record(5, day(4), 4)
+    later = replace(later, summary=replace(later.summary, forgotten=next_forgotten(Summary(), FORGET)))
+    assert forgets_of(later) == Forget(keys=(key(),))
 
 
 def test_a_checkpoint_of_since_is_free_of_the_key() -> None:

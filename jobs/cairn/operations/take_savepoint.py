@@ -12,7 +12,6 @@ from cairn.shard_jobs.consolidate import ConsolidationJob
 from cairn.shard_jobs.run_on_shards import run_on_shards
 from cairn.shard_jobs.take_savepoint import SavepointJob
 from state_backend.adapters.open_storage import join_url, open_storage
-from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.dropped_checkpoint import telling_drops
 from state_backend.checkpoint.forgotten_keys import forgets_of
 from state_backend.checkpoint.leases import holding
@@ -61,9 +60,7 @@ def take_savepoint(
         savepoint=str(uuid.uuid4()),
         format=format,
         checkpoint_id=record.id,
-        content=replace(
-            content, forget=forgets_of(Coordinator(open_storage(pipeline_root), content.pipeline).log(), record.id)
-        ),
+        content=replace(content, forget=forgets_of(record)),
         engine=pipeline.engine,
     )
     try:
