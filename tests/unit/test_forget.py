@@ -38,11 +38,13 @@ from state_backend.checkpoint.rewind import fork, rewind
 from state_backend.checkpoint.savepoints import read_savepoint
 from state_backend.checkpoint.sweep import sweep
 from state_backend.checkpoint.trials import root_of_trial
+from state_backend.formats import paths
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.types import parse_struct
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import BaseMoved, UsageError
 from state_backend.values.records import Record, RunRef
+from state_backend.values.retention import KeepLast
 from tests.support import trials
 from tests.support.counting import DAYS, day
 from tests.support.faulty_storage import FaultyStorage, StopHere, stop_at
@@ -467,6 +469,28 @@ def test_late_rows_are_rewritten_and_left_out_of_a_re_run(tmp_path: Path) -> Non
         again = tester.run(rows(n), day(n))
     assert [row["user"] for row in again.late] == ["ann"] and again.input_rows == 4
     assert clean(root, tmp_path)
+
+
+def test_output_whose_record_is_a_tombstone_is_rewritten_too(tmp_path: Path) -> None:
+    """Of all days but the last two only tombstones are there. A settled file that is lost later is written anew with the new files."""
+    short, root = replace(PIPELINE, retention=KeepLast(2)), tmp_path / "state"
+    run(short, root, range(5))
+    said = forget(root, "--drop-checkpoints", "--rewrite-output")
+    assert said["output_files"] == 4 and clean(root, tmp_path)
+    before = coordinator(root).log().current_outputs()
+    settled = root / NAME / paths.settled(day(1), 2, "interval")
+    settled.unlink()
+    assert cairn(root, "sweep").exit_code == 0
+    assert coordinator(root).log().current_outputs() == before and settled.exists()
+    assert clean(root, tmp_path)
+
+
+def test_several_keys_are_one_commit(root: Path, tmp_path: Path) -> None:
+    said = forget(root, "--key", '{"user": "user-1"}', "--key", '{"user": "user-2"}')
+    assert said["checkpoint"] == 6
+    keys = newest(root).content.forget.keys  # type: ignore[union-attr]
+    assert len(keys) == 3 and len({key.salt for key in keys}) == 1
+    assert not {SECRET, "user-1", "user-2"} & users_of(root, tmp_path)
 
 
 # --- killed ----------------------------------------------------------------------------------------------------------------------
