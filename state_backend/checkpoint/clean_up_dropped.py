@@ -26,7 +26,7 @@ from state_backend.ports.storage import DeletesMany, Storage
 from state_backend.shard.manifest import manifest_of
 from state_backend.values.errors import BehindLink, CorruptFile, CorruptRecord, NotFound, PreconditionFailed
 from state_backend.values.handles import FileInfo, Handle
-from state_backend.values.records import AttemptEnd, Content, Record, ShardRef, SweepRecord, Tombstone
+from state_backend.values.records import AttemptEnd, Content, OutputFile, Record, ShardRef, SweepRecord, Tombstone
 
 logger = logging.getLogger("cairn")
 
@@ -186,7 +186,13 @@ def files_of(content: Content, storage: Storage, *, gone_before: bool = False) -
         CorruptFile: A manifest can't be read, and `gone_before` is False.
     """
     yield from _state_files(content, storage, gone_before=gone_before)
-    yield from (o.handle for o in content.outputs)
+    yield from (o.handle for o in (*content.outputs, *rewritten_outputs(content)))
+
+
+def rewritten_outputs(content: Content) -> tuple[OutputFile, ...]:
+    """Return the output files that a forget replaces those of other commits by."""
+    rewritten = content.forget.rewritten if content.forget is not None else ()
+    return tuple(output for one in rewritten for output in one.outputs)
 
 
 def _state_files(content: Content, storage: Storage, *, gone_before: bool = False) -> Iterable[Handle]:

@@ -31,6 +31,7 @@ from state_backend.checkpoint.clean_up_dropped import (
     needed_by_retained,
 )
 from state_backend.checkpoint.decide_commit import Adopted, AlreadyCommitted, Create, plan_commit
+from state_backend.checkpoint.forgotten_keys import Returning, check_restored, returning_keys
 from state_backend.checkpoint.fresh_listing import note_names
 from state_backend.checkpoint.lineage import choose_base
 from state_backend.checkpoint.log import (
@@ -98,12 +99,14 @@ class Begun:
         h0: The highest id in the log at begin; 0 for an empty log.
         base: Record of the checkpoint that the attempt starts from; None for empty state.
         output: The newest output schema; None if no interval was committed, or for a restore.
+        returning: The forgotten keys that the shards of the attempt leave out.
     """
 
     attempt: str
     h0: int
     base: Record | None
     output: dict[str, Any] | None = None
+    returning: tuple[Returning, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,7 +222,13 @@ class Coordinator:
                 if further is log or tried == _READ_ROUNDS - 1:
                     raise
                 log = further
-        return Begun(attempt=attempt, h0=log.head_id, base=base, output=output_so_far(log))
+        return Begun(
+            attempt=attempt,
+            h0=log.head_id,
+            base=base,
+            output=output_so_far(log),
+            returning=returning_keys(log, interval.start_ms, base.id if base is not None else None),
+        )
 
     def begin_restore(self, content: Content, *, pipeline_start_ms: int, attempt: str) -> Begun:
         """Begin an attempt that restores `content` as the state at the end of its interval. The method writes nothing.
@@ -235,6 +244,7 @@ class Coordinator:
         """
         log = self.log()
         self._check_start(log, pipeline_start_ms)
+        check_restored(log, self._pipeline, content)
         if pipeline_start_ms >= content.interval.end_ms:
             raise UsageError(
                 f"pipeline {self._pipeline!r} starts with empty state at {format_instant(from_ms(pipeline_start_ms))}. "

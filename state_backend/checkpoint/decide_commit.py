@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from state_backend.checkpoint.forgotten_keys import check_commit
 from state_backend.checkpoint.lineage import choose_base, is_forgiven, overlapping_outputs, reproduces, stale_marks
 from state_backend.checkpoint.log import Log, attempt_of, base_of, interval_of, kind_of, run_of
 from state_backend.checkpoint.output_schemas import next_schemas
@@ -99,6 +100,7 @@ def plan_commit(
             "so this attempt does not count\nClear the task to process the interval again"
         )
     _check_base(log, prepared)
+    check_commit(log, prepared, _who(content))
     new_id = log.head_id + 1
     reproduced = reproduces(log, content)
     new = _with_schemas(
@@ -111,17 +113,16 @@ def plan_commit(
             replaced=_replaced(log, content),
         ),
     )
-    marks = {} if reproduced is not None else stale_marks(log, content, new_id)
+    # A forget changes no other key: what was computed for later intervals stays right, but for the forgotten keys.
+    marks = {} if reproduced is not None or content.kind == "forget" else stale_marks(log, content, new_id)
     if reproduced in log.retained:
         # A consolidated checkpoint inherits the stale mark of its base.
         inherited = log.retained[reproduced].stale_by if content.kind == "consolidate" else None
         if inherited is not None:
             marks[new_id] = inherited
-    return Create(
-        record=replace(
-            new, retained=plan_retention(log, new, marks, policy or new.content.retention or DEFAULT_POLICY, protected)
-        )
-    )
+    retained = plan_retention(log, new, marks, policy or new.content.retention or DEFAULT_POLICY, protected)
+    drops = content.forget.drops if content.kind == "forget" and content.forget is not None else ()
+    return Create(record=replace(new, retained=tuple(r for r in retained if r.id not in drops)))
 
 
 def _replaced(log: Log, content: Content) -> tuple[Interval, ...]:
@@ -154,7 +155,7 @@ def _with_schemas(log: Log, record: Record) -> Record:
 def _fences(entry: Record | Tombstone, content: Content) -> bool:
     """Return True if the commit `entry`, made since this attempt began, fences the attempt."""
     interval, run = interval_of(entry), run_of(entry)
-    if kind_of(entry) not in ("interval", "restore") or not interval.overlaps(content.interval):
+    if kind_of(entry) not in ("interval", "restore", "forget") or not interval.overlaps(content.interval):
         return False
     if entry.reproduces is not None:
         return False

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from state_backend.checkpoint.forgotten_keys import check_rerun
 from state_backend.checkpoint.log import Log, interval_of, kind_of, left_same_state
 from state_backend.values.errors import Rerun, StaleStateError, StateGapError, StateUnusable, UsageError
 from state_backend.values.intervals import Interval, format_instant, from_ms
@@ -56,13 +57,15 @@ def choose_base(
 
     Raises:
         UsageError: The interval begins before the pipeline's start; or current output of an interval with other
-            boundaries overlaps it, and `replace_overlapping` is not given.
+            boundaries overlaps it, and `replace_overlapping` is not given; or the interval would bring back a key
+            that `cairn forget` removed (`forgotten_keys.check_rerun`).
         StateGapError: No checkpoint ends where the interval starts; with `allow_gap`, no checkpoint ends before it.
         StaleStateError: All checkpoints that end there are stale.
         StateUnusable: All checkpoints that end there are quarantined, or descend from a quarantined checkpoint.
     """
     _check_start_and_output(log, pipeline, interval, permissions, pipeline_start_ms, as_of)
     if interval.start_ms == pipeline_start_ms:
+        check_rerun(log, pipeline, interval, None)
         return None
     completed = [c for c in log.kept if not is_superseded(log, c)]
     candidates = [c for c in completed if c.interval.end == interval.start]
@@ -90,7 +93,9 @@ def choose_base(
     if not fresh:
         text, again = _stale(log, pipeline, interval, max(usable, key=lambda c: c.id))
         raise StaleStateError(text, rerun=again)
-    return max(fresh, key=lambda c: (c.interval.end, c.id))
+    chosen = max(fresh, key=lambda c: (c.interval.end, c.id))
+    check_rerun(log, pipeline, interval, chosen.id)
+    return chosen
 
 
 def _check_start_and_output(
@@ -151,7 +156,7 @@ def reproduces(log: Log, content: Content) -> int | None:
     if content.kind == "consolidate":
         return content.base_id
     near = log.commits_near(content.interval)
-    before = [e for e in near if interval_of(e) == content.interval and kind_of(e) in ("interval", "restore")]
+    before = [e for e in near if interval_of(e) == content.interval and kind_of(e) in ("interval", "restore", "forget")]
     if content.kind != "interval" or not before or overlapping_outputs(log, content.interval):
         return None
     superseded = before[-1]

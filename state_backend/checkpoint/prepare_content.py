@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
+from state_backend.checkpoint.clean_up_dropped import rewritten_outputs
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage
@@ -231,6 +232,7 @@ def _written(content: Content, acks: Sequence[ShardAck]) -> tuple[Handle, ...]:
     files += [
         *(ref.manifest for ref in content.shards if ref.manifest is not None),
         *(o.handle for o in content.outputs),
+        *(o.handle for o in rewritten_outputs(content)),
     ]
     return tuple(h for h in dict.fromkeys(files) if paths.attempt_of(h.path) == content.attempt)
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from state_backend.checkpoint.coordinator import Begun, CommitResult, Coordinator
+from state_backend.checkpoint.forgotten_keys import check_target, forgets_of
 from state_backend.checkpoint.leases import holding
 from state_backend.checkpoint.lineage import Discarded, discarded_by, intervals_of, kept, lines_of
 from state_backend.checkpoint.log import Log, interval_of, read_log
@@ -99,6 +100,8 @@ def _committed_after(log: Log, end: datetime) -> Rerun | None:
 def restorable(log: Log, target: int, permissions: Permissions) -> Record:
     """Return the record of checkpoint `target` if it may be restored. The errors are those of `plan_rewind`."""
     entry = log.entry(target)
+    if entry is not None:
+        check_target(log, target)
     usable = [c.id for c in log.completed() if log.quarantine_above(c.id) is None]
     there = f"usable checkpoints: {_ranges(usable) or 'none'}"
     if entry is None or isinstance(entry, SweepRecord):
@@ -332,6 +335,8 @@ def as_restored(
         output_schema=None,
         durations_us={},
         worker_pids=(),
+        forget=content.forget if base_id is None else None,
+        filtered=(),
     )
 
 
@@ -382,7 +387,8 @@ def _source(
 ) -> tuple[Content, Callable[[], Iterator[ShardManifest]]]:
     """Return the content to fork, and a function that reads the manifests of its shards one by one."""
     if isinstance(target, int):
-        content = restorable(read_log(source), target, permissions).content
+        record = restorable(read_log(source), target, permissions)
+        content = replace(record.content, forget=forgets_of(record))
         return content, lambda: (manifest_of(ref, source) for ref in content.shards)
     if target.format != "native":
         raise UsageError(

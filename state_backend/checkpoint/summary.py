@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from state_backend.checkpoint.forgotten_keys import next_forgotten
 from state_backend.checkpoint.log import Log, base_with_shared_marks, facts_of, kept_of, kind_of, left_same_state
 from state_backend.formats import paths
 from state_backend.values.records import (
@@ -54,7 +55,7 @@ def next_summary(
             replaced |= gone
             waiting |= dict.fromkeys(new.replaced, new.id)
             waiting[interval] = new.id
-        if new.content.kind in ("interval", "restore"):
+        if new.content.kind in ("interval", "restore", "forget"):
             for old in log.kept:
                 if old.id in kept and old.interval == interval and not left_same_state(new, old):
                     superseded[old.id] = (*superseded.get(old.id, ()), new.id)
@@ -69,6 +70,7 @@ def next_summary(
         latest_end_ms=latest_end_ms,
         replaced_outputs=tuple(sorted(replaced & (kept | dropping))),
         settled=settled,
+        forgotten=next_forgotten(before, new) if isinstance(new, Record) else before.forgotten,
     )
 
 

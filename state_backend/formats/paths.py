@@ -87,7 +87,7 @@ _VALIDATED = re.compile(r"validated/([0-9]{20})-(fast|full)\.json")
 _LEASE = re.compile(r"leases/([0-9]{20})-([0-9]{1,12})-[0-9a-f-]{36}\.json")
 _SETTLED = re.compile(
     r"settled/commits/[0-9]+d-[0-9-]+/([0-9]{8}T[0-9]{9}Z)_([0-9]{8}T[0-9]{9}Z)-([0-9]{1,20})"
-    r"-(interval|consolidate|restore|replaced)\.json"
+    r"-(interval|consolidate|restore|forget|replaced)\.json"
 )
 _TRIAL = re.compile(r"trials/([A-Za-z0-9][A-Za-z0-9_.-]{0,99})\.json")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")

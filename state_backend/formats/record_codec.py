@@ -90,7 +90,15 @@ _CONFIG = ConfigDict(strict=True, extra="forbid", ser_json_bytes="base64", val_j
 
 # Integer fields are 0 .. 2^63 - 1. The fields in _SIGNED may also be negative. _BITS has the number of bits of other
 # fields that are unsigned.
-_SIGNED = {"latest_end_ms", "watermark_ms", "late_watermark_ms", "pipeline_start_ms", "processing_time_ms", "ttl_ms"}
+_SIGNED = {
+    "until_ms",
+    "latest_end_ms",
+    "watermark_ms",
+    "late_watermark_ms",
+    "pipeline_start_ms",
+    "processing_time_ms",
+    "ttl_ms",
+}
 _BITS = {"digest": 64, "crc32c": 32}
 _LOCAL_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
 

@@ -97,6 +97,18 @@ def store_of(log: bytes, name: str) -> Store:
     )
 
 
+def mentions(log: bytes, name: str, text: bytes) -> bool:
+    """Return True if a record of the log has these bytes, also a record about a deleted file.
+
+    Raises:
+        CorruptFile: The log, called ``name`` in the message, can't be followed.
+    """
+    try:
+        return any(text in record for record in _records(log))
+    except (IndexError, ValueError, struct.error) as error:
+        raise CorruptFile(f"{name}: not a MANIFEST that can be followed: {error}") from error
+
+
 def without(log: bytes, spans: Collection[SstSpan]) -> bytes:
     """Return the MANIFEST `log` with one more version edit, which removes these SSTs from the store."""
     edit = b"".join(_varint(_DELETED_FILE) + _varint(span.level) + _varint(span.number) for span in spans)

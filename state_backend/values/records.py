@@ -16,8 +16,9 @@ from state_backend.values.intervals import Interval
 from state_backend.values.key_groups import KeyGroupRange
 from state_backend.values.retention import RetentionPolicy
 
-Kind = Literal["interval", "consolidate", "restore", "sweep"]
+Kind = Literal["interval", "consolidate", "restore", "forget", "sweep"]
 StateKind = Literal["value", "list", "map", "timers"]
+OnRerun = Literal["refuse", "filter"]
 TimeMode = Literal["none", "processing", "event"]
 ValidationMode = Literal["fast", "full"]
 
@@ -380,6 +381,58 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ForgottenKey:
+    """A key that `cairn forget` removed, without the key itself.
+
+    Attributes:
+        forget: The uuid of the attempt that removed the key.
+        salt: Random bytes as hex digits, new for each record.
+        key_hash: SHA-256, as hex digits, of the salt's bytes and the encoded key.
+        key_group: The key's group among ``max_parallelism`` groups.
+        until_ms: The latest end of an interval that was committed before, in milliseconds since the epoch. Rows of earlier time may
+            bring the key back.
+        on_rerun: What happens to an attempt that would bring the key back: it is refused, or its shards leave the key out.
+    """
+
+    forget: str
+    salt: str
+    key_hash: str
+    key_group: int
+    max_parallelism: int
+    until_ms: int
+    on_rerun: OnRerun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewrittenOutput:
+    """All output files of commit ``id`` of ``interval`` without the rows of forgotten keys.
+
+    ``replaces``: the paths of the earlier files that have such rows.
+    """
+
+    id: int
+    interval: Interval
+    outputs: tuple[OutputFile, ...]
+    replaces: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forget:
+    """The part of a content about forgotten keys.
+
+    Attributes:
+        keys: The keys that a ``forget`` record removes. Of a ``restore`` record or savepoint: the keys that its state never holds, since
+            they were removed where the state comes from.
+        drops: The checkpoints that the commit drops, whatever the retention policy says, because their files may hold the keys.
+        rewritten: The output files that replace those of earlier commits.
+    """
+
+    keys: tuple[ForgottenKey, ...]
+    drops: tuple[int, ...] = ()
+    rewritten: tuple[RewrittenOutput, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
     """The result of an attempt, before and after its commit.
 
@@ -414,6 +467,8 @@ class Content:
             Intervals with equal hashes and equal bases have equal results. None if the hash is unknown.
         code_version: The name of the code for people: the pipeline's `version`, or else git's description of the code's
             folder. None if both are missing.
+        forget: The keys that a `forget` record removes, or that the restored state never holds; None for other records.
+        filtered: The uuids of the attempts of `cairn forget` whose keys the shards of this attempt left out.
     """
 
     kind: Kind
@@ -442,6 +497,8 @@ class Content:
     output_schema: dict[str, Any] | None = None
     input_hash: str | None = None
     code_version: str | None = None
+    forget: Forget | None = None
+    filtered: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -539,6 +596,14 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Forgotten:
+    """A forgotten key, and the id of the record from which on no checkpoint holds the key's entries of before ``key.until_ms``."""
+
+    id: int
+    key: ForgottenKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """The facts about earlier records that a reader of the newest record needs without reading those records.
 
@@ -557,6 +622,7 @@ class Summary:
         replaced_outputs: The ids, among the retained and those in `dropping`, whose output is no longer current.
         settled: The number of files that `settled/commits/` must have for this commit and all earlier ones. If a
             listing shows fewer, a file is lost.
+        forgotten: All keys that `cairn forget` removed, including those of this record.
     """
 
     dropping: tuple[int, ...] = ()
@@ -569,6 +635,7 @@ class Summary:
     latest_end_ms: int = -(2**62)
     replaced_outputs: tuple[int, ...] = ()
     settled: int = 0
+    forgotten: tuple[Forgotten, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -320,6 +320,7 @@ def test_help_names_what_there_is() -> None:
         "savepoint",
         "restore",
         "fork",
+        "forget",
         "try",
         "compare",
         "deploy",

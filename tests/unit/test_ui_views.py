@@ -321,6 +321,7 @@ def test_the_lineage_shows_branches_and_restores(rides: Reading) -> None:
         (1, {}, None),
         (1, {"reproduces": 1}, "same result as checkpoint 1"),
         (1, {"kind": "consolidate", "reproduces": 1}, "checkpoint 1, consolidated"),
+        (1, {"kind": "forget"}, "checkpoint 1 without forgotten keys"),
         (1, {"kind": "restore"}, "went back to checkpoint 1"),
         (None, {"kind": "restore", "restored_from": "sp-7"}, "restored from savepoint sp-7"),
         (None, {"kind": "restore"}, "forked from another pipeline"),
