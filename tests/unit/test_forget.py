@@ -305,7 +305,7 @@ def test_an_attempt_from_the_old_base_is_not_committed(root: Path) -> None:
             lost.append(content.attempt)
             forget(root)
 
-    with pytest.raises(BaseMoved, match="started from checkpoint 5, but the interval starts from checkpoint 6 now"):
+    with pytest.raises(BaseMoved, match="started from checkpoint 5, but the interval now starts from checkpoint 6"):
         run(PIPELINE, root, [5], before_commit=meanwhile)
     run(PIPELINE, root, [5])
     assert newest(root).content.base_id == 6

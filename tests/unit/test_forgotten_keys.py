@@ -104,7 +104,7 @@ def prepared(n: int, base: int | None, h0: int = 4, **changes: Any) -> Prepared:
     ("attempt", "refusal"),
     [
         (prepared(4, 4), None),
-        (prepared(4, 3, 3), "it started from checkpoint 3, but the interval starts from checkpoint 4 now"),
+        (prepared(4, 3, 3), "it started from checkpoint 3, but the interval now starts from checkpoint 4"),
         (prepared(2, 1), "checkpoint 1, which is older, may still hold the key"),
         (prepared(2, 1, filtered=("another",)), "may still hold the key"),
         (prepared(2, 1, filtered=("f",)), None),
@@ -129,7 +129,7 @@ def test_no_commit_brings_a_key_back(attempt: Prepared, refusal: str | None) -> 
 
 
 def test_a_forget_fences_a_re_run_of_its_own_interval() -> None:
-    with pytest.raises(Fenced, match="checkpoint 4 was committed"):
+    with pytest.raises(Fenced, match="committed checkpoint 4"):
         plan_commit(REFUSED, prepared(3, 2, h0=3))
 
 
