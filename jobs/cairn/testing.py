@@ -79,6 +79,7 @@ class TestedInterval:
     """One processed interval.
 
     Attributes:
+        interval: The interval.
         output: Output rows as dicts, shard after shard, in the order in which each shard wrote them. Instants are
             datetimes in UTC.
         late: Late rows, in the same form.

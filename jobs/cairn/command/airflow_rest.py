@@ -185,7 +185,7 @@ class AirflowRest:
             last: Last logical date, included.
             max_active_runs: Number of runs at a time.
             reprocess: Which dates with an ended run are run again: "none", "failed" or "completed" (all).
-            conf: The runs' conf.
+            conf: The conf of each DAG run.
             timeout_s: Seconds until the creation is given up.
             say: Gets a sentence if the first creation fails.
 

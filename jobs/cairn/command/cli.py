@@ -93,7 +93,7 @@ def _exit_codes(command: Callable[P, int]) -> Callable[P, None]:
         except CairnError as error:
             dag_id = kwargs.get("dag") or kwargs.get("pipeline")
             message = with_command(str(error), str(dag_id), error.rerun if dag_id else None)
-            for note in getattr(error, "__notes__", []):  # A note may hold the traceback of the user's code.
+            for note in getattr(error, "__notes__", []):  # Notes come first: they may be long, such as a traceback.
                 typer.echo(note, err=True)
             typer.echo(f"{type(error).__name__}: {message}", err=True)
             code = _code_of(error)

@@ -94,7 +94,7 @@ def share(option: str, text: str) -> float:
 
 
 def asked_usage(asked: dict[str, Any], history: History | None) -> Usage:
-    """Return the history's usage, with the options in place of the values that they name.
+    """Return the usage to estimate: the history's usage, where each given option replaces one value.
 
     Args:
         asked: Values of the given options, by field of `Usage`.

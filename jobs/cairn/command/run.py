@@ -141,9 +141,10 @@ def run(
 
 
 def _check_length(pipeline: str, newest: Interval, length: timedelta, every: str | None) -> None:
-    """Raise `UsageError` if the intervals would silently get another length.
+    """Raise `UsageError` if `--every` differs from the length of the newest interval.
 
-    A source with one file per interval would then skip the files between the new intervals' starts.
+    Without this check, daily intervals after hourly ones would silently skip 23 of 24 files of a source that reads the
+    file of the interval's start.
     """
     if length == newest.end - newest.start:
         return

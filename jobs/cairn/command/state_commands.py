@@ -322,7 +322,10 @@ def load_code(code: str) -> Pipeline:
 
 
 def _id_of(coordinator: Coordinator, which: str) -> int:
-    """Return the checkpoint's id. An explicit id may be unusable: the plan that gets the id reports that."""
+    """Return the checkpoint's id.
+
+    An id in `which` is returned unchecked. The caller plans with this id, and the plan refuses an unusable checkpoint.
+    """
     found = parse_checkpoint(which)
     return found if isinstance(found, int) else coordinator.record(found).id
 

@@ -56,7 +56,7 @@ class DagControl(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopPlan:
-    """The tasks and commits that the runs of a paused DAG still need.
+    """The tasks to wait for and the runs to commit, before a paused DAG counts as stopped.
 
     Attributes:
         under_way: Active tasks to wait for, as `run/task`.
@@ -69,7 +69,7 @@ class StopPlan:
 
 
 def plan_stop(running: Mapping[str, Mapping[str, str | None]]) -> StopPlan:
-    """Return the tasks and commits that the runs of a paused DAG still need.
+    """Decide which tasks of a paused DAG to wait for, and which runs to commit in place of their `checkpoint` task.
 
     Args:
         running: Task states, as `DagControl.running` returns them.

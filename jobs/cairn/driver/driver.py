@@ -114,7 +114,7 @@ def main(arguments: list[str] | None = None) -> int:
     for library in ("py4j", "great_expectations"):
         logging.getLogger(library).setLevel(logging.WARNING)
     call, request, more = parse_call(arguments, ["result"])
-    # At the end of `sys.path`, as in the task: a module beside a DAG must not hide a module of Python's library.
+    # The task's own folders come last in `sys.path`: a module beside a DAG must not hide a module of Python's library.
     sys.path += [p for p in os.environ.get("CAIRN_PYTHON_PATH", "").split(os.pathsep) if p and p not in sys.path]
     private = json.load(sys.stdin) if call.settings_on_stdin else {}
     session = Session(call=call, token=private.get("token"), conf=private.get("conf") or {})
@@ -287,7 +287,7 @@ def _counts(outcomes: Sequence[Outcome]) -> RangeResult:
 
 
 def _committed(outcome: Outcome) -> dict[str, Any]:
-    """Return the extra fields of the asset event, as a `checkpoint` task of a single interval writes them."""
+    """Return the extra fields of the interval's asset event. A `checkpoint` task writes the same fields."""
     if outcome.record is not None:
         return summarise(outcome.record)
     return {"checkpoint": outcome.checkpoint, "interval": str(outcome.interval)}

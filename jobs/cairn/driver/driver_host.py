@@ -314,7 +314,8 @@ def _become(request: Request, libc: Any) -> None:
     os.environ.update(request.environment)
     time.tzset()
     os.chdir(request.cwd)
-    # Without a new seed all drivers of this host would draw the same numbers. Python's `random` reseeds after a fork.
+    # Without a new seed all drivers of this host would draw the same random numbers from NumPy. Python's own `random`
+    # module needs no call: it reseeds after a fork.
     import numpy
 
     numpy.random.seed()

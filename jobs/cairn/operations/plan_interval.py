@@ -357,9 +357,9 @@ def plan_zone(pipeline: str, wanted: str | None, session: str, recorded: str | N
 
 
 def declared_states(spark: SparkSession, pipeline: Pipeline) -> tuple[StateDescriptor, ...]:
-    """Return the states that the processor declares for empty state.
+    """Return the states that the processor's `init` declares when no checkpoint exists.
 
-    Only for the row and pandas interfaces: the processor's `init` sees no key and input schema.
+    Do not call this for `api="arrow"`: there `init` could read the key and input schemas, which are empty here.
     """
     return _plan_states(spark, pipeline, None, StructType(), StructType()).states
 

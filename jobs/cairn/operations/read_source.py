@@ -178,7 +178,8 @@ def _told(error: Exception) -> str:
 
 
 def _is_frame(value: Any) -> bool:
-    # Classic DataFrames and those of Spark Connect both have these attributes. So Spark Connect is not imported.
+    # Classic DataFrames and those of Spark Connect both have these attributes. `isinstance` would need an import of
+    # Spark Connect.
     return isinstance(value, LocalRows) or all(
         hasattr(value, name) for name in ("schema", "isStreaming", "select", "unionByName")
     )

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("cairn")
 
 CLAIM_MODES = ("NO_CLAIM", "CLAIM")
-# A try's task numbers start at a random number: the upper 48 of a uuid's 128 bits. The lower 80 bits are shifted out.
+# File names contain task numbers. The first task number of a try is random: the upper 48 of a uuid's 128 bits. So the
+# lower 80 bits are shifted out.
 _BITS_BEHIND_TASK = 80
 
 

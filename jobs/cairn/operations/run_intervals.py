@@ -273,7 +273,7 @@ def _how_far(outcomes: Sequence[Outcome], intervals: Sequence[Interval], *, agai
 
 
 class _Aside:
-    """A thread that does one piece of work at a time. The thread ends with the `ExitStack`."""
+    """A thread that does one piece of work at a time, and ends when the given `ExitStack` closes."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._pool = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="cairn-range"))
@@ -299,7 +299,16 @@ class _Aside:
 
 @dataclass(kw_only=True)
 class _Range:
-    """The state of one call of `run_intervals`: it makes one attempt and one commit per interval."""
+    """One call of `run_intervals`, which makes one attempt and one commit per interval.
+
+    Attributes:
+        first: Permissions for the first interval that is computed.
+        reading: Thread that asks the source for the next interval.
+        finishing: Thread that does the work after a commit.
+        known: Answers that the source gave before this call.
+
+    The other fields are the arguments of `run_intervals`.
+    """
 
     spark: SparkSession
     pipeline: Pipeline
@@ -372,7 +381,7 @@ class _Range:
                 continue
             following = intervals[n + 1] if n + 1 < len(intervals) else None
             if following is not None and isinstance(keep_or_compute(there.get(following), "none", self.run), Keep):
-                following = None  # The following interval may keep its result.
+                following = None  # The following interval may keep its result. Then its source need not be asked.
             record = self._compute(interval, read or self._read(interval), permissions, following)
             there = spoilt_by(there, record)
             # Later intervals start from this checkpoint. So they need no permission for the first interval's base.

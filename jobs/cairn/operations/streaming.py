@@ -270,7 +270,17 @@ def _key_schema(pipeline: Pipeline, path: str, frames: list[DataFrame]) -> Struc
 
 
 def _entries(frame: DataFrame, n: int, descriptor: StateDescriptor, path: str) -> DataFrame:
-    """Return a state's rows in the form that `ImportJob` takes: key, number of the state, and its entries."""
+    """Return a state's rows in the form that `ImportJob` takes: key, number of the state, and its entries.
+
+    Args:
+        frame: The state as Spark's `statestore` source reads it.
+        n: Number of the state, in the order in which the pipeline's processor declares its states.
+        descriptor: The pipeline's declaration of the state.
+        path: The query's checkpoint, for error messages.
+
+    Raises:
+        StateSchemaError: The query's types differ from the declaration.
+    """
     column = {"value": "value", "list": "list_value", "map": "map_value"}[descriptor.kind]
     found: Any = frame.schema[column].dataType
     match descriptor.kind:
@@ -430,6 +440,10 @@ class _Remembering:
 
     def put_back(self, held: Any, types: Types) -> None:
         """Write the states and timers of one key.
+
+        Args:
+            held: The key's states and timers, from a row of `initial_state_of`.
+            types: By state name, the types of its value and of its user key; None for a state without user keys.
 
         Raises:
             UsageError: The processor does not declare a state, or declares another kind of state.

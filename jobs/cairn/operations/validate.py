@@ -235,7 +235,7 @@ class _Target:
         name: Name for findings and Data Docs.
         folder: URL of the folder that the file handles are relative to.
         content: The recorded content.
-        before: Record of the base, for expectations over time; None compares nothing.
+        before: Record of the base, to evaluate `expectations_over_time`; None skips them.
         options: Options with which `format("keyed_state")` reads the state.
         savepoint: The canonical files of a savepoint; None for a checkpoint or attempt.
         checkpoint_id: Id of the checkpoint; None for an attempt or savepoint.
@@ -251,7 +251,7 @@ class _Target:
 
 
 def _before(pipeline: Pipeline, root: str, record: Record) -> Record | None:
-    """Return the record of the base if the pipeline has expectations over time and the base is retained."""
+    """Return the base's record if the pipeline has `expectations_over_time`, which need it, and the base is retained."""
     base_id = record.content.base_id
     if base_id is None or pipeline.expectations_over_time is None:
         return None
@@ -562,7 +562,8 @@ class _Suites:
         for identifier, run in result.run_results.items():
             first = self.docs_page is None or (not run.success and not self.findings)
             if self._actions and first:
-                # Show the page of the first failure, else the first page. The index page needs scripts of other hosts.
+                # Show the page of the first failure, else the first page. Do not show the index page: it loads scripts from
+                # other hosts.
                 (site,) = self._context.get_docs_sites_urls(resource_identifier=identifier, site_name=_SITE)
                 self.docs_page = unquote(urlsplit(site["site_url"]).path)
             yield from ((found, frame.columns) for found in run.results)

@@ -149,9 +149,15 @@ def _rows_lines(what: str, found: list[dict[str, Any]]) -> list[str]:
 
 
 def _added(before: dict[str, Any] | None, more: dict[str, Any]) -> dict[str, Any]:
-    """Add a column's changes in one more interval to its changes so far.
+    """Add a column's changes in one more interval to its changes in earlier intervals.
 
-    The mean is that of all changed rows together. It stays None if the values are not numbers.
+    Args:
+        before: The changes so far: `name`, `changed` (number of changed rows), `mean` and `largest` (absolute
+            difference of the changed values; None if they are not numbers). None for the first interval.
+        more: The changes in the next interval, in the same form.
+
+    Returns:
+        The changes of both. The means are weighted by their numbers of rows.
     """
     if before is None or before["mean"] is None or more["mean"] is None:
         return more if before is None else {**before, "changed": before["changed"] + more["changed"]}

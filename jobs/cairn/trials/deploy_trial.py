@@ -44,7 +44,8 @@ class DeployPlan:
         again: The trial's intervals that production runs again; empty if only the next interval gets the new code.
         behind: Later intervals that production has committed. They are run again too, and the trial says nothing about
             them.
-        back: Record of the checkpoint to return to; None if production began empty there or has no checkpoint.
+        back: Record of the checkpoint that undoes the deployment, if production is restored to it. None if production
+            has no checkpoint, or starts from empty state at the first of these intervals.
     """
 
     trial: Trial
@@ -226,7 +227,7 @@ def restore_command(log: Log, plan: DeployPlan, root: str) -> str | None:
     """Return the command that goes back to the state before the deployment.
 
     Returns:
-        The command; None if production began empty there, or the checkpoint is not usable any longer.
+        The command; None if `plan.back` is None, or that checkpoint is no longer usable.
     """
     if plan.back is None:
         return None

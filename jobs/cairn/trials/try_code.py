@@ -56,10 +56,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cairn")
 
+# How long a trial stays after its last run, by default.
 KEEP = timedelta(days=3)
-"""How long a trial stays after it was run, where nobody says otherwise."""
+# A trial retains at most this many of its newest checkpoints. Only output and digest remain of earlier ones.
 MOST_STATES = 300
-"""Checkpoints of a trial whose state stays; of those before, output and digest do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,7 +287,8 @@ def _base(
         The content (None: empty state), what to fork, and the URL of the folder that contains it.
 
     Raises:
-        UsageError: Production has no valid state there, or the savepoint ends at another instant.
+        UsageError: Production has no valid state at the start of the first interval, or the savepoint ends at another
+            instant.
     """
     if savepoint is not None:
         saved = read_savepoint(open_storage(savepoint))
@@ -313,7 +314,7 @@ def _forked(pipeline: Pipeline, root: str, before: Trial | None) -> tuple[int, C
     """Return the production checkpoint that an earlier call forked: its id, and the state as the trial's first record.
 
     Returns:
-        Id and content; None if there is no earlier call, or it began empty or from a savepoint.
+        Id and content; None if there is no earlier call, or the trial began from empty state or a savepoint.
     """
     if before is None or before.base is None or before.base.savepoint is not None:
         return None
@@ -354,7 +355,7 @@ def _other_input(there: Log, intervals: Sequence[Interval], asked: Mapping[Inter
     for record in sorted(there.completed(), key=lambda r: r.id):
         if record.content.kind == "interval":
             recorded[record.content.interval] = record.content.source_position
-    # JSON turns tuples into lists, as in production's record.
+    # Production's record is JSON, which has lists in place of tuples. Convert the new positions alike before comparing.
     now = {i: json.loads(json.dumps(asked[i].position)) for i in intervals}
     return tuple(i for i in intervals if recorded.get(i) and recorded[i] != now[i])
 
