@@ -123,7 +123,7 @@ class RunningAggregate(ArrowProcessor):
         for name, value in vars(cls).items():
             if isinstance(value, Aggregate) and hasattr(RunningAggregate, name):
                 raise UsageError(
-                    f"{cls.__name__}.{name} = {value}: a processor has its own {name!r}; choose another name"
+                    f"{cls.__name__}.{name} = {value}: every processor already has an attribute {name!r}; choose another name"
                 )
         cls.declared_aggregates = _declared(cls)
 
@@ -190,14 +190,12 @@ def plan_fields(
     for name, aggregate in aggregates.items():
         where = f"{owner}.{name} = {aggregate}"
         if name.lower() in taken:
-            raise UsageError(
-                f"{where}: its name is also that of {taken[name.lower()]} of the output; choose another name"
-            )
+            raise UsageError(f"{where}: {taken[name.lower()]} of the output has the same name; choose another name")
         taken[name.lower()] = f"aggregate {name!r}"
         column = aggregate.column
         if column is not None and column not in types:
             found = ", ".join(f"{known} {type_.simpleString()}" for known, type_ in types.items())
-            raise UsageError(f"{where}: the input has no column {column!r}; found {found}")
+            raise UsageError(f"{where}: the input has no column {column!r}; its columns are {found}")
         of: Any = None if column is None else types[column]
         try:
             fields[name] = list(aggregate.parts(of).items())
@@ -523,7 +521,7 @@ class _Extreme(_OfColumn, ABC):
     """Base class of `Min` and `Max`."""
 
     def parts(self, of: Any) -> dict[str, DataType]:
-        return {self._part: _scalar(of, "values of this type have no order here")}
+        return {self._part: _scalar(of, "values of this type can't be ordered here")}
 
     @property
     @abstractmethod
@@ -678,7 +676,7 @@ class ApproxDistinct(_OfColumn):
 
     def parts(self, of: Any) -> dict[str, DataType]:
         """Return the field `sketch`."""
-        _scalar(of, "values of this type can't be told apart by their bytes")
+        _scalar(of, "values of this type can't be compared by their bytes")
         return {"sketch": BinaryType()}
 
     def step(self, groups: _Groups, old: Parts) -> Step:
@@ -707,7 +705,9 @@ def _sum_type(of: Any) -> DataType:
 
 def _scalar(of: Any, why: str) -> DataType:
     if isinstance(of, StringType) and not of.isUTF8BinaryCollation():
-        raise _UnfitError("its collation is not that of the bytes; use plain string, lower-cased if need be")
+        raise _UnfitError(
+            "its collation does not compare bytes; use plain string, in lower case if case does not matter"
+        )
     if not isinstance(of, (*_INTEGERS, *_FLOATS, DecimalType, *_SCALARS)):
         raise _UnfitError(why)
     found: DataType = of
@@ -795,8 +795,8 @@ def _decimal_means(column: _Column, totals: pa.Array, counts: Int64s, name: str)
 
 def _overflow(what: str, name: str, of: pa.DataType, column: _Column, overflows: npt.ArrayLike) -> ProcessorError:
     return ProcessorError(
-        f"the {what} of column {name!r} leaves {of} at key {column.groups.key_text(np.argmax(overflows))}; "
-        "cast the column to double, or to a decimal with more digits before its point, in the source"
+        f"the {what} of column {name!r} does not fit {of} at key {column.groups.key_text(np.argmax(overflows))}; "
+        "in the source, cast the column to double, or to a decimal with more digits before the point"
     )
 
 

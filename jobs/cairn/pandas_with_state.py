@@ -198,7 +198,7 @@ def columns_of(schema: str | StructType) -> dict[str, str | DataType]:
     for part in _split(schema):
         name, *rest = part.replace(":", " ", 1).split(None, 2)
         if not rest:
-            raise UsageError(f"input_schema: {part.strip()!r} is no column; expected a name and a type")
+            raise UsageError(f"input_schema: {part.strip()!r} is not a column definition; expected a name and a type")
         kind = rest[0].lower()
         if _NESTED_WORD.match(kind):
             (field,) = parse_ddl_locally(part).fields

@@ -139,7 +139,7 @@ def test_pairs_are_what_became_of_each_row(spark: SparkSession, three_days: tupl
 def test_a_wrong_expectation_is_not_bad_data(spark: SparkSession, three_days: tuple[str, list[Record]]) -> None:
     root, records = three_days
     for over_time, said in (
-        ({"totl": OverTime(least_rows=1.0)}, "'totl', which is not there; its states are"),
+        ({"totl": OverTime(least_rows=1.0)}, "'totl', but no such state exists; its states are"),
         ({"total": OverTime(no_row_lost=True, removable="value.smu = 1")}, "smu"),
     ):
         with pytest.raises(Exception, match=said):

@@ -184,7 +184,7 @@ class _Host:
                 connection.sendall(struct.pack("!i", pid))
             except (OSError, ValueError) as error:
                 # If the driver was forked already and its task is dead, the lifeline kills the driver.
-                print(f"a request came to nothing: {error!r}", flush=True)
+                print(f"a request failed: {error!r}", flush=True)
             if any(connection is kept for _, kept in self._drivers.values()):
                 closing.pop_all()
                 for file in request.files:

@@ -295,7 +295,7 @@ def _base(
         if saved.content.interval.end != first.start:
             raise UsageError(
                 f"the savepoint {savepoint} holds the state at {format_instant(saved.content.interval.end)}, "
-                f"and the trial is to begin at {format_instant(first.start)}\nBegin it where the savepoint ends"
+                f"but the trial begins at {format_instant(first.start)}\nBegin the trial where the savepoint ends"
             )
         return saved.content, saved, savepoint
     try:
@@ -304,8 +304,8 @@ def _base(
         if forked is not None and forked[0] not in there.retained and forked[1].interval.end == first.start:
             return forked[1], forked[0], folder
         raise UsageError(
-            f"{pipeline.name}: a trial can't begin at {format_instant(first.start)}: production has no state there that counts\n"
-            f"It can begin at {_beginnings(there, pipeline)}, or from a savepoint (--savepoint)"
+            f"{pipeline.name}: a trial can't begin at {format_instant(first.start)}: production has no valid state at that time\n"
+            f"The trial can begin at {_beginnings(there, pipeline)}, or from a savepoint (--savepoint)"
         ) from error
     return (None, None, folder) if found is None else (found.content, found.id, folder)
 
@@ -341,8 +341,8 @@ def _check_cut(there: Log, pipeline: Pipeline, span: Interval, intervals: Sequen
     if cut:
         other = min(cut)
         raise UsageError(
-            f"{pipeline.name}: production has a result of {other}, and the trial is of {min(intervals)} and so on: they are cut otherwise\n"
-            f"Try intervals as production has them: --every {int((other.end - other.start).total_seconds())}s"
+            f"{pipeline.name}: production has a result of {other}, but the trial's first interval is {min(intervals)}: the boundaries differ\n"
+            f"Use the length of production's intervals: --every {int((other.end - other.start).total_seconds())}s"
         )
 
 
