@@ -406,7 +406,7 @@ def test_going_back_waits_for_a_person(airflow: AirflowServer, data: Path) -> No
     restored = log_of(data).completed()[-1]
     assert (restored.id, restored.content.kind, restored.content.base_id) == (head + 1, "restore", target)
     assert restored.content.run.run_id == run
-    assert any("all well" in line for line in client.log(dag_id, run, "restore", 1))
+    assert any("no findings" in line for line in client.log(dag_id, run, "restore", 1))
 
     third = run_of(airflow, 3)
     client.clear(DAG, third, ["process"])

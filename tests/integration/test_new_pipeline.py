@@ -130,8 +130,8 @@ def test_nothing_is_overwritten(layout: Path, printed: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["Clicks"], "--name 'Clicks' can't be used"),
-        (["class"], "--name 'class' can't be used"),
+        (["Clicks"], "name 'Clicks' can't be used"),
+        (["class"], "name 'class' can't be used"),
         (["events", "--key", "at"], "--key 'at' is the name of another column of the sample data"),
         ([], "a name is needed"),
     ],
@@ -162,7 +162,7 @@ def test_elsewhere_it_says_where_to_go(tmp_path: Path) -> None:
     [
         ([], "give the length of its intervals, as in --every 1h"),
         (["--every", "1x"], "not a duration"),
-        (["--every", "1h", "--start", "yesterday"], "is no instant"),
+        (["--every", "1h", "--start", "yesterday"], "is not a time"),
         (["--every", "1h", "--start", "2024-01-01T00:00"], "has no time zone"),
     ],
 )

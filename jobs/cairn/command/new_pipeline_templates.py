@@ -221,14 +221,17 @@ _ROW = {
     """Processes one $key after the other. The state is its open sessions; a timer ends each session."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
+        """Declare the state: a list of open sessions."""
 {_STATE}
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Iterator[Row]:
+        """Add the events of one $key to its sessions."""
         self._add([round(row.at.timestamp() * 1000) for row in rows if row.at is not None])
         yield from ()
 {_ADD}
     def handleExpiredTimer(
         self, key: Any, timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
     ) -> Iterator[Row]:
+        """Yield the sessions that end at this timer, and remove them from the state."""
 {_ENDED}        for started_ms, last_ms, events in sessions:
             if last_ms == ended_ms:
                 yield Row(
@@ -248,10 +251,12 @@ _PANDAS = {
     """Processes one $key after the other, with rows as DataFrames. The state is its open sessions; a timer ends each."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
+        """Declare the state: a list of open sessions."""
 {_STATE}
     def handleInputRows(
         self, key: Any, rows: Iterator[pd.DataFrame], timerValues: TimerValues
     ) -> Iterator[pd.DataFrame]:
+        """Add the events of one $key to its sessions."""
         for frame in rows:
             self._add(frame["at"].dropna().to_numpy().astype("datetime64[ms]").astype("int64").tolist())
         yield from ()
@@ -259,6 +264,7 @@ _PANDAS = {
     def handleExpiredTimer(
         self, key: Any, timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
     ) -> Iterator[pd.DataFrame]:
+        """Yield the sessions that end at this timer, and remove them from the state."""
 {_ENDED}        ended = pd.DataFrame(
             [session for session in sessions if session[1] == ended_ms], columns=["started_ms", "last_ms", "events"]
         )
