@@ -423,7 +423,7 @@ def test_a_retry_takes_what_a_killed_task_had_prepared(airflow: AirflowServer, d
     assert client.wait_for_runs("killed", [run], timeout_s=120) == {run: "success"}
     assert len(client.tries("killed", run, "process")) == 2
     text = "\n".join(client.log("killed", run, "process", 2))
-    assert "an earlier try (1) has prepared attempt" in text and "nothing is computed again" in text
+    assert "try 1 has prepared attempt" in text and "nothing is computed again" in text
     [first] = read_log(storage).completed()
     assert first.content.run.try_number == 1
     # Nothing was written beside it: the second try had no attempt of its own.

@@ -672,7 +672,7 @@ def test_what_an_earlier_try_prepared_is_used_if_nothing_has_changed(
             attempt(earlier, **changes)
         assert f"attempt first of an earlier try is not used: {reason}" in caplog.text
 
-    is_computed("mode was incremental, is full", mode="full")
+    is_computed("mode was incremental and is now full", mode="full")
     is_computed("engine was ", engine=EngineOptions(write_buffer_bytes=1 << 20))
     is_computed("the run was cleared since", clear=1)
     is_computed("source was ", source=read_days)
