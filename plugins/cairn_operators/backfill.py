@@ -13,7 +13,7 @@ from airflow.sdk.exceptions import AirflowFailException, DownstreamTasksSkipped
 
 from cairn_operators.check_dag_arguments import check_pipeline_and_root
 from cairn_operators.driver_operator import DriverOperator
-from cairn_operators.micro_batch import MODES, granted
+from cairn_operators.micro_batch import check_mode, granted
 from cairn_operators.pipeline_asset import pipeline_asset
 from cairn_operators.pipeline_name import pipeline_name_of
 from cairn_operators.retries import retry_arguments
@@ -64,6 +64,7 @@ class RunIntervalsOperator(DriverOperator):
         "reprocess",
         "permissions",
         "only_plan",
+        "mode",
     )
 
     def __init__(
@@ -84,8 +85,7 @@ class RunIntervalsOperator(DriverOperator):
         self.alias = AssetAlias(f"cairn_{pipeline_name}_range")
         self.asset = pipeline_asset(pipeline_name)
         super().__init__(**{"doc_md": _DOC, **kwargs, "outlets": [self.alias, *kwargs.pop("outlets", [])]})
-        if mode not in MODES:
-            raise ValueError(f"{self.task_id}: mode {mode!r} is not one of {', '.join(MODES)}")
+        check_mode(self.task_id, mode)
         if every <= timedelta(0):
             raise ValueError(f"{self.task_id}: every is {every}; an interval has a length")
         self.pipeline_name = pipeline_name

@@ -106,8 +106,7 @@ class StatefulMicroBatchOperator(DriverOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**{"doc_md": _DOC, **THEN_PROCESSES, **kwargs})
-        if mode not in MODES and "{" not in mode:
-            raise ValueError(f"{self.task_id}: mode {mode!r} is not one of {', '.join(MODES)}")
+        check_mode(self.task_id, mode)
         if self.depends_on_past or self.max_active_tis_per_dag is not None:
             raise ValueError(
                 f"{self.task_id}: leave out depends_on_past and max_active_tis_per_dag. The task itself keeps the intervals in order, "
@@ -377,6 +376,20 @@ class StatefulMicroBatchOperator(DriverOperator):
         prepared = result["attempt"] if result.get("reused") else attempt
         push_outputs(context, attempt=prepared, sink=result["sink"])
         return {**result, "attempt": prepared}
+
+
+def check_mode(task_id: str, mode: str) -> None:
+    """Raise an error if the form of a checkpoint is unknown. A template is checked by the driver, after it is rendered.
+
+    Args:
+        task_id: Id of the task, for the error message.
+        mode: The `mode` of an operator.
+
+    Raises:
+        ValueError: `mode` is neither a known form nor a template.
+    """
+    if mode not in MODES and "{" not in mode:
+        raise ValueError(f"{task_id}: mode {mode!r} is not one of {', '.join(MODES)}")
 
 
 def before_us(run: Any, ti: Any, now: datetime) -> dict[str, int]:

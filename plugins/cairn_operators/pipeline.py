@@ -89,12 +89,17 @@ def stateful_pipeline(
         for.
 
     Raises:
-        ValueError: `pipeline` is not `module:NAME`, `root` is no storage URL, or an operator refuses its arguments.
-        KeyError: `savepoint` has no `to`.
+        ValueError: `pipeline` is not `module:NAME`, `root` is no storage URL, `savepoint` has no `to`, or an operator
+            refuses its arguments.
     """
     spark = {"spark_conn_id": spark_conn_id, "gcp_conn_id": gcp_conn_id, "spark_conf": spark_conf}
     where: dict[str, Any] = {"pipeline": pipeline, "root": root, **spark}
     check_pipeline_and_root(dag_id, pipeline, root)
+    if savepoint is not None and "to" not in savepoint:
+        raise ValueError(
+            f"DAG {dag_id}: savepoint has no 'to', the URL of the folder for all savepoints, as in "
+            'savepoint={"to": "gs://bucket/savepoints"}'
+        )
     name = pipeline_name or pipeline_name_of(pipeline, otherwise=dag_id)
     params = {p: Param(False, type="boolean", description=text) for p, text in _PERMISSIONS.items()}
     arguments = {"catchup": False, "max_active_runs": 1, "params": params, **dag_arguments}

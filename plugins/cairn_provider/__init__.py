@@ -33,11 +33,13 @@ def get_provider_info() -> dict[str, Any]:
                 "python-modules": [
                     f"cairn_operators.{module}"
                     for module in (
-                        "incremental_checkpoint",
+                        "backfill",
+                        "checkpoint_operator",
                         "micro_batch",
                         "restore_state",
                         "savepoint",
                         "sweep_state",
+                        "try_code",
                         "validate_state",
                     )
                 ],

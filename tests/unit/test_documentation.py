@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import inspect
+import os
 import re
+import tempfile
 import tomllib
 from datetime import UTC, datetime, timedelta
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+# Before Airflow is imported: it would create ~/airflow otherwise.
+os.environ.setdefault("AIRFLOW_HOME", tempfile.mkdtemp(prefix="cairn-airflow-"))
+
+import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+import cairn_operators
 from cairn.pipeline import Pipeline
+from cairn_operators.driver_operator import DriverOperator
+from tests.architecture.test_public_entrance import PUBLIC
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "dags").glob("*.py"))]
@@ -34,19 +45,19 @@ def test_python_in_the_docs_compiles_and_imports_what_there_is() -> None:
 
 
 def test_the_retention_that_the_docs_show_is_one() -> None:
-    text = (ROOT / "docs" / "airflow.md").read_text()
+    text = (ROOT / "docs" / "operators.md").read_text()
     [block] = [b for b in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "retention=" in b]
     [call] = [n for n in ast.walk(ast.parse(block)) if isinstance(n, ast.keyword) and n.arg == "retention"]
     scope: dict[str, object] = {}
-    exec(compile(ast.Module(ast.parse(block).body[:1], []), "airflow.md", "exec"), scope)
+    exec(compile(ast.Module(ast.parse(block).body[:1], []), "operators.md", "exec"), scope)
     from tests.support.counting import counting
 
-    made = counting(retention=eval(compile(ast.Expression(call.value), "airflow.md", "eval"), scope))
+    made = counting(retention=eval(compile(ast.Expression(call.value), "operators.md", "eval"), scope))
     assert made.retention is not None and made.retention.keep([]) == frozenset()
 
 
 def test_the_dags_that_the_docs_show_are_dags() -> None:
-    text = (ROOT / "docs" / "airflow.md").read_text()
+    text = (ROOT / "docs" / "operators.md").read_text()
     start = datetime(2013, 1, 1, tzinfo=UTC)
     scope: dict[str, Any] = {
         "root": "file:///state",
@@ -55,9 +66,9 @@ def test_the_dags_that_the_docs_show_are_dags() -> None:
         "timedelta": timedelta,
         "UTC": UTC,
     }
-    for begins in ("# An Airflow DAG:", "from airflow.sdk import DAG"):
+    for begins in ("# An Airflow DAG.", "from airflow.sdk import DAG"):
         [block] = [b for b in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if b.startswith(begins)]
-        exec(compile(block, "airflow.md", "exec"), scope)
+        exec(compile(block, "operators.md", "exec"), scope)
     assert scope["dag"].task_ids == ["process", "checkpoint", "validate", "savepoint", "sweep"]
     assert scope["restore"].get_task("restore").pipeline_name == "aircraft"
     checkpoint = scope["by_hand"].get_task("checkpoint")
@@ -74,6 +85,36 @@ def test_the_reference_names_every_argument_of_a_pipeline() -> None:
         name for row in re.findall(r"^\| (`[^|]+) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)
     }
     assert named == {field.name for field in dataclasses.fields(Pipeline)}
+
+
+def arguments_of(thing: Any) -> set[str]:
+    return {name for name, one in inspect.signature(thing).parameters.items() if one.kind is not one.VAR_KEYWORD}
+
+
+@pytest.mark.parametrize("name", [name for name in cairn_operators.__all__ if name != "retry_arguments"])
+def test_the_page_of_the_operators_names_their_arguments(name: str) -> None:
+    page = (ROOT / "docs" / "operators.md").read_text()
+    (section,) = (part for part in page.split("\n## ") if f"`{name}`" in part.splitlines()[0])
+    tables = dict(re.findall(r"^\| argument(?: of `(\w+)`)? .*\n\|---.*\n((?:\|.*\n)+)", section, re.MULTILINE))
+    rows = re.findall(r"^\| ([^|]+) \|", tables.get(name) or tables[""], re.MULTILINE)
+    named = {argument for row in rows for argument in re.findall(r"`(\w+)`", row)}
+    thing = getattr(cairn_operators, name)
+    common = (
+        arguments_of(DriverOperator.__init__)
+        if isinstance(thing, type) and issubclass(thing, DriverOperator)
+        else set()
+    )
+    expected = arguments_of(thing.__init__ if isinstance(thing, type) else thing) - {"self"}
+    assert named | common == expected | common
+
+
+@pytest.mark.parametrize("module", sorted(PUBLIC))
+def test_the_api_page_has_every_public_name(module: str) -> None:
+    section = (ROOT / "docs" / "api.md").read_text().split(f"## `{module}`\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
+    assert rows == re.findall(rf"^::: {re.escape(module)}\.(\w+)$", section, re.MULTILINE)
+    public = import_module(module)
+    assert set(rows) == set(getattr(public, "__all__", ["pandas_with_state"]))
 
 
 def test_the_table_of_versions_is_that_of_the_project() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as datetime_module
+import importlib
 import importlib.metadata
 import json
 import os
@@ -29,7 +30,7 @@ os.environ.setdefault("AIRFLOW_HOME", tempfile.mkdtemp(prefix="cairn-airflow-"))
 
 import pendulum
 import pytest
-from airflow.sdk import DAG, BaseHook, CronDataIntervalTimetable, DeltaDataIntervalTimetable
+from airflow.sdk import DAG, BaseHook, BaseOperator, CronDataIntervalTimetable, DeltaDataIntervalTimetable
 from airflow.sdk.exceptions import (
     AirflowException,
     AirflowFailException,
@@ -40,9 +41,11 @@ from airflow.sdk.exceptions import (
 from airflow.sdk.execution_time.task_runner import _serialize_rendered_fields
 from airflow.serialization.serialized_objects import DagSerialization
 
+import cairn_operators
 from cairn.pipeline import Interval
 from cairn_operators import (
     CheckpointOperator,
+    RunIntervalsOperator,
     SavepointOperator,
     StatefulMicroBatchOperator,
     ValidateStateOperator,
@@ -57,6 +60,7 @@ from cairn_operators.google_connection import google_credentials
 from cairn_operators.hidden_settings import hide_secrets
 from cairn_operators.pipeline_name import pipeline_name_of
 from cairn_operators.spark_location import _texts, spark_location, spark_url
+from cairn_provider import get_provider_info
 from state_backend.values import errors
 
 AZURE = "spark.hadoop.fs.azure.account.key.store.dfs.core.windows.net"
@@ -1024,6 +1028,16 @@ print(json.dumps([
     assert plugins == ["cairn_checkpoints", "cairn_data_docs"]
 
 
+def test_the_provider_lists_the_modules_of_all_operators() -> None:
+    (operators,) = get_provider_info()["operators"]
+    listed = operators["python-modules"]
+    for module in listed:
+        importlib.import_module(module)
+    public = [getattr(cairn_operators, name) for name in cairn_operators.__all__]
+    made = {thing.__module__ for thing in public if isinstance(thing, type) and issubclass(thing, BaseOperator)}
+    assert listed == sorted(made)
+
+
 def test_spark_without_connection_is_local(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(conn_id: str) -> None:
         raise AirflowNotFoundException(conn_id)
@@ -1158,6 +1172,12 @@ def test_pipeline_wires_everything() -> None:
     assert (sweep.pipeline_name, sweep.every, sweep.min_age) == ("aircraft", timedelta(days=7), timedelta(days=1))
 
 
+@pytest.mark.parametrize("savepoint", [{}, {"format": "canonical"}])
+def test_a_savepoint_without_a_folder_is_refused_at_parse_time(savepoint: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="DAG p: savepoint has no 'to', the URL of the folder for all savepoints"):
+        stateful_pipeline("p", "m:P", "file:///r", schedule="@daily", start_date=START, savepoint=savepoint)
+
+
 def test_a_gate_validates_the_attempt_before_its_commit() -> None:
     dag = stateful_pipeline("p", "m:P", "file:///r", schedule="@daily", start_date=START, gate=True)
     assert dag.get_task("process").downstream_task_ids == {"validate", "checkpoint"}
@@ -1207,10 +1227,26 @@ def test_what_would_keep_the_run_before_from_starting_is_refused(more: dict[str,
         micro_batch(**more)
 
 
-def test_a_mode_that_there_is_not_is_refused_at_parse_time() -> None:
+def run_intervals_task(mode: str) -> RunIntervalsOperator:
+    return RunIntervalsOperator(
+        task_id="process",
+        pipeline="m:P",
+        pipeline_name="p",
+        root="/r",
+        first="2013-01-01",
+        last="2013-01-05",
+        every=timedelta(days=1),
+        mode=mode,
+    )
+
+
+@pytest.mark.parametrize("make", [lambda mode: micro_batch(mode=mode), run_intervals_task])
+def test_an_unknown_mode_is_refused_at_parse_time_and_a_template_is_rendered(make: Callable[[str], Any]) -> None:
     with pytest.raises(ValueError, match="process: mode 'fast' is not one of incremental, full, changelog"):
-        micro_batch(mode="fast")
-    assert micro_batch(mode="{{ params.mode }}").mode == "{{ params.mode }}"
+        make("fast")
+    task = make("{{ params.mode }}")
+    task.render_template_fields({"params": {"mode": "full"}})
+    assert task.mode == "full"
 
 
 def test_pipeline_without_validation_and_savepoints() -> None:
