@@ -75,8 +75,8 @@ MAX_DIGITS = 38
 _INTEGERS = (ByteType, ShortType, IntegerType, LongType)
 _FLOATS = (FloatType, DoubleType)
 _SCALARS = (BooleanType, DateType, TimestampType, TimestampNTZType, BinaryType, StringType)
-# `_running_sums` adds up to 32 values of each key in rounds over all keys. It adds further values key by key, and
-# does so as soon as at most 16 keys have values left.
+# `_running_sums` works in rounds: each round adds one value of every key with NumPy. After 32 rounds, or when at most
+# 16 keys have values left, it adds the remaining values key by key, because a round over few keys is slower.
 _ROUNDS = 32
 _FEW_KEYS = 16
 
@@ -123,7 +123,7 @@ class RunningAggregate(ArrowProcessor):
         for name, value in vars(cls).items():
             if isinstance(value, Aggregate) and hasattr(RunningAggregate, name):
                 raise UsageError(
-                    f"{cls.__name__}.{name} = {value}: a processor has its own {name!r}; choose another name"
+                    f"{cls.__name__}.{name} = {value}: every processor already has an attribute {name!r}; choose another name"
                 )
         cls.declared_aggregates = _declared(cls)
 
@@ -190,14 +190,12 @@ def plan_fields(
     for name, aggregate in aggregates.items():
         where = f"{owner}.{name} = {aggregate}"
         if name.lower() in taken:
-            raise UsageError(
-                f"{where}: its name is also that of {taken[name.lower()]} of the output; choose another name"
-            )
+            raise UsageError(f"{where}: {taken[name.lower()]} of the output has the same name; choose another name")
         taken[name.lower()] = f"aggregate {name!r}"
         column = aggregate.column
         if column is not None and column not in types:
             found = ", ".join(f"{known} {type_.simpleString()}" for known, type_ in types.items())
-            raise UsageError(f"{where}: the input has no column {column!r}; found {found}")
+            raise UsageError(f"{where}: the input has no column {column!r}; its columns are {found}")
         of: Any = None if column is None else types[column]
         try:
             fields[name] = list(aggregate.parts(of).items())
@@ -284,13 +282,13 @@ class _Column:
 
     @cached_property
     def doubles(self) -> Doubles:
-        """Values of any numeric type as float64, for means and variances."""
+        """The column's non-null values as float64, for means and variances."""
         if pa.types.is_decimal(self.array.type):
             return np.asarray(self.array.drop_null().cast(pa.float64()).to_numpy())
         return self.values.astype(np.float64)
 
     def reduced(self, fold: np.ufunc, values: Array) -> Array:
-        """Return one row for each present key: the fold of the key's `values` along the first axis."""
+        """Combine the `values` of each key that has values with the ufunc `fold`. Return one row for each of these keys."""
         if len(values) == len(self.starts):
             return values
         folded: Array = fold.reduceat(values, self.starts, axis=0)
@@ -438,7 +436,7 @@ class Sum(_OfColumn):
 class Mean(_OfColumn):
     """Mean of a column's values, as Spark's `avg` computes it.
 
-    The type is double. decimal(p, s) gives decimal(min(38, p + 4), min(38, s + 4)), rounded half up.
+    Numbers give double. decimal(p, s) gives decimal(min(38, p + 4), min(38, s + 4)), rounded half up.
     """
 
     def parts(self, of: Any) -> dict[str, DataType]:
@@ -478,12 +476,16 @@ class Variance(_OfColumn):
     """
 
     def parts(self, of: Any) -> dict[str, DataType]:
-        """Return the fields `count`, `origin` (the key's first value), `sum` and `squares`."""
+        """Return the fields of the state.
+
+        `origin` is the key's first value, `sum` the sum of all differences to `origin`, and `squares` the sum of
+        squared differences to the mean.
+        """
         double = _numeric(of, DoubleType())
         return {"count": LongType(), "origin": double, "sum": double, "squares": double}
 
     def step(self, groups: _Groups, old: Parts) -> Step:
-        """Add the column's values to the sums of differences and of their squares."""
+        """Add the column's values to `count`, `sum` and `squares`, and compute the variance of each key."""
         column = groups.column(self.column)
         present, added = column.present, column.counts
         count, origin, total, squares = (_numbers(old[part]).copy() for part in ("count", "origin", "sum", "squares"))
@@ -519,7 +521,7 @@ class _Extreme(_OfColumn, ABC):
     """Base class of `Min` and `Max`."""
 
     def parts(self, of: Any) -> dict[str, DataType]:
-        return {self._part: _scalar(of, "values of this type have no order here")}
+        return {self._part: _scalar(of, "values of this type can't be ordered here")}
 
     @property
     @abstractmethod
@@ -628,7 +630,9 @@ class First(_OfColumn):
 
 @dataclass(frozen=True, slots=True)
 class Last(_OfColumn):
-    """Value of the key's last row so far, even if this value is null. Order and types are those of `First`.
+    """Value of the key's last row so far, even if this value is null.
+
+    The rows have the same order as for `First`, and the same types are allowed.
 
     Attributes:
         ignore_nulls: True takes the last value that is not null.
@@ -672,7 +676,7 @@ class ApproxDistinct(_OfColumn):
 
     def parts(self, of: Any) -> dict[str, DataType]:
         """Return the field `sketch`."""
-        _scalar(of, "values of this type can't be told apart by their bytes")
+        _scalar(of, "values of this type can't be compared by their bytes")
         return {"sketch": BinaryType()}
 
     def step(self, groups: _Groups, old: Parts) -> Step:
@@ -701,7 +705,9 @@ def _sum_type(of: Any) -> DataType:
 
 def _scalar(of: Any, why: str) -> DataType:
     if isinstance(of, StringType) and not of.isUTF8BinaryCollation():
-        raise _UnfitError("its collation is not that of the bytes; use plain string, lower-cased if need be")
+        raise _UnfitError(
+            "its collation does not compare bytes; use plain string, in lower case if case does not matter"
+        )
     if not isinstance(of, (*_INTEGERS, *_FLOATS, DecimalType, *_SCALARS)):
         raise _UnfitError(why)
     found: DataType = of
@@ -732,8 +738,8 @@ def _double_total(column: _Column, before: pa.Array) -> Doubles:
 def _long_total(column: _Column, before: pa.Array) -> tuple[Int64s, Bools]:
     """Return each key's new sum, and True for each key whose sum exceeds 64 bits.
 
-    The upper and lower 32 bits are summed apart, so that these sums can't overflow. A sum that exceeds 64 bits on the
-    way and returns within is valid.
+    The upper and lower 32 bits are summed apart, so that these sums can't overflow. Only the final sum must fit 64
+    bits: a partial sum may exceed them.
     """
     low_bits = np.int64(0xFFFFFFFF)
     old, values = _numbers(before), column.values.astype(np.int64)
@@ -747,7 +753,7 @@ def _long_total(column: _Column, before: pa.Array) -> tuple[Int64s, Bools]:
 def _decimal_total(column: _Column, before: pa.Array) -> tuple[Array, Bools]:
     """Return each key's new decimal sum as four 32-bit limbs, and True for each key whose sum exceeds its precision.
 
-    The limbs are summed apart, as in `_long_total`.
+    Each limb is summed in an int64 of its own, so that no sum overflows. The carries are added afterwards.
     """
     total = _numbers(before)
     total[column.present] += column.reduced(np.add, column.values)
@@ -789,8 +795,8 @@ def _decimal_means(column: _Column, totals: pa.Array, counts: Int64s, name: str)
 
 def _overflow(what: str, name: str, of: pa.DataType, column: _Column, overflows: npt.ArrayLike) -> ProcessorError:
     return ProcessorError(
-        f"the {what} of column {name!r} leaves {of} at key {column.groups.key_text(np.argmax(overflows))}; "
-        "cast the column to double, or to a decimal with more digits before its point, in the source"
+        f"the {what} of column {name!r} does not fit {of} at key {column.groups.key_text(np.argmax(overflows))}; "
+        "in the source, cast the column to double, or to a decimal with more digits before the point"
     )
 
 
@@ -819,11 +825,21 @@ def _running_sums(values: Doubles, before: Doubles, starts: Int64s, lengths: Int
 
 
 def _nan_as_one(values: Array) -> Array:
-    """Replace every NaN by the canonical NaN. Processors of different makers write NaNs with different bits."""
+    """Replace every NaN by one NaN with fixed bits.
+
+    CPUs of different makers compute NaNs with different bits, and equal states must have equal bytes and digests.
+    """
     return np.where(np.isnan(values), values.dtype.type(np.nan), values)
 
 
 def _picked(before: pa.Array, array: pa.Array, rows: Int64s, places: Int64s) -> pa.Array:
-    """Return the elements at `places` of the concatenation of `before` and the `rows` of `array`."""
+    """Choose for each key an old or a new element.
+
+    Args:
+        before: The old elements, one per key.
+        array: A column of the batch.
+        rows: Positions of the new elements in `array`.
+        places: For each key, the position of its element in `before` followed by the new elements.
+    """
     new = array.take(pa.array(rows)).cast(before.type)
     return pa.concat_arrays([before, new]).take(pa.array(places))

@@ -51,7 +51,7 @@ class OverTime:
         if (low is not None and low < 0) or (high is not None and high < (low or 0)):
             raise UsageError(f"least_rows={low} and most_rows={high}: expected 0 <= least_rows <= most_rows")
         if self.removable is not None and not self.no_row_lost:
-            raise UsageError("removable says which rows may be lost, so it needs no_row_lost=True")
+            raise UsageError("removable allows some rows to be missing, so it needs no_row_lost=True")
 
     @property
     def needs_pairs(self) -> bool:

@@ -194,11 +194,11 @@ def columns_of(schema: str | StructType) -> dict[str, str | DataType]:
         short = {field.name: field.dataType.simpleString() for field in schema.fields}
         return {f.name: f.dataType if short[f.name].startswith(_NESTED) else short[f.name] for f in schema.fields}
     columns: dict[str, str | DataType] = {}
-    # The comma in decimal(10, 2) does not separate columns.
+    # `_split` does not split at a comma within brackets, as in decimal(10, 2).
     for part in _split(schema):
         name, *rest = part.replace(":", " ", 1).split(None, 2)
         if not rest:
-            raise UsageError(f"input_schema: {part.strip()!r} is no column; expected a name and a type")
+            raise UsageError(f"input_schema: {part.strip()!r} is not a column definition; expected a name and a type")
         kind = rest[0].lower()
         if _NESTED_WORD.match(kind):
             (field,) = parse_ddl_locally(part).fields
@@ -237,7 +237,8 @@ def _series(values: pd.Series[Any], kind: str | DataType) -> pd.Series[Any]:
     dtype: Any = _NUMBERS.get(kind)
     if dtype is None:
         return values
-    # Integers become floats if this key's rows contain a null. Under Spark a null of another key also has this effect.
+    # Integers become floats if this key's rows contain a null. Under Spark a null of another key can also have
+    # this effect. This function does not know the other keys.
     return values.astype("float64" if kind in _INTEGERS and values.hasnans else dtype)
 
 

@@ -180,7 +180,7 @@ class Pipeline:
             )
         if self.watermark_delay is not None and self.watermark_delay < timedelta(0):
             raise UsageError(
-                f"pipeline {self.name!r}: watermark_delay is {self.watermark_delay}, less than nothing; give 0 or more"
+                f"pipeline {self.name!r}: watermark_delay is {self.watermark_delay}, which is negative; give 0 or more"
             )
 
     def retention_of(self, interval: Interval) -> RetentionPolicy:

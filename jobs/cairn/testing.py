@@ -79,6 +79,7 @@ class TestedInterval:
     """One processed interval.
 
     Attributes:
+        interval: The interval.
         output: Output rows as dicts, shard after shard, in the order in which each shard wrote them. Instants are
             datetimes in UTC.
         late: Late rows, in the same form.
@@ -158,7 +159,7 @@ class PipelineTester:
             return None
         if pipeline.initial_state is None:
             raise UsageError(
-                f"{self._where}: initial_state is given, but the pipeline declares none; its handleInitialState would never be called"
+                f"{self._where}: initial_state is given, but the pipeline declares no initial_state, so its processor would never get these rows"
             )
         return LocalRows(rows, _schema(schema, "initial_schema"), self._zone, f"{self._where}: the initial state")
 
@@ -244,7 +245,7 @@ class PipelineTester:
         """
         if pipeline.name != self.pipeline.name:
             raise UsageError(
-                f"{self._where}: deploy got the pipeline {pipeline.name!r}; state belongs to a name: give it the same one, or make "
+                f"{self._where}: deploy got pipeline {pipeline.name!r}, but state belongs to the name; use the same name, or make "
                 "another tester"
             )
         self.pipeline = pipeline
@@ -328,7 +329,7 @@ class PipelineTester:
             def initial(session: Any) -> Any:
                 if self._initial is None:
                     raise UsageError(
-                        f"{self._where}: the pipeline starts with initial state, which is read by Spark\nGive its rows here: "
+                        f"{self._where}: the pipeline reads its initial state with Spark\nGive its rows to the tester: "
                         "PipelineTester(..., initial_state=rows, initial_schema=schema)"
                     )
                 return self._initial
@@ -349,7 +350,7 @@ class PipelineTester:
         except StateUnusable:
             if self._log().completed():
                 raise
-            raise StateUnusable(f"{self._where}: there is no checkpoint yet; run an interval first") from None
+            raise StateUnusable(f"{self._where}: the pipeline has no checkpoint yet; run an interval first") from None
 
     def _read(self, handle: Any) -> list[dict[str, Any]]:
         with work_folder("tester") as work:

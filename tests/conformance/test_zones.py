@@ -62,7 +62,7 @@ def test_a_pipeline_has_a_zone_of_its_own(spark: SparkSession, tmp_path: Path) -
     # 04:00 in UTC, and the epoch.
     assert any("2024-11-03 05:00:00 5 2024-11-03 05:00:00 1970-01-01 01:00:00" in row for row in rows)
     with pytest.raises(
-        errors.UsageError, match="it ran in the time zone 'Europe/Berlin' so far, and this Spark session is in 'UTC'"
+        errors.UsageError, match="so far it ran in the time zone 'Europe/Berlin', but this Spark session has 'UTC'"
     ):
         run_hours(spark, tmp_path, 1, 2)
     assert run_hours(spark, tmp_path, 1, 2, time_zone="UTC")["digest"]

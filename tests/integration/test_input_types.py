@@ -138,9 +138,9 @@ def test_every_type_reaches_the_handler_as_under_spark(spark: SparkSession, tmp_
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        ("interval '1-2' year to month", "'c' is interval year to month; interval year to month can't be handed"),
-        ("make_interval(1, 2)", "'c' is interval; interval can't be handed to Python"),
-        ("map('a', array(make_interval(1)))", "'c' is map<string,array<interval>>; interval can't be handed"),
+        ("interval '1-2' year to month", "'c' is interval year to month; interval year to month can't be passed"),
+        ("make_interval(1, 2)", "'c' is interval; interval can't be passed to Python"),
+        ("map('a', array(make_interval(1)))", "'c' is map<string,array<interval>>; interval can't be passed"),
     ],
 )
 def test_what_cannot_reach_python_is_named(spark: SparkSession, tmp_path: Path, value: str, says: str) -> None:
@@ -151,4 +151,4 @@ def test_what_cannot_reach_python_is_named(spark: SparkSession, tmp_path: Path, 
         run_interval(spark, pipeline_over("", source=source), DAY, str(tmp_path))
     assert says in str(raised.value)
     assert "pipeline 'types', [2024-01-01" in str(raised.value)
-    assert "drop it in the source, or cast it to STRING" in str(raised.value)
+    assert "in the source, drop the column, or cast it to STRING" in str(raised.value)

@@ -113,7 +113,7 @@ def test_a_garbage_input_file_is_told_in_a_few_lines(layout: Path, printed: dict
     assert 3 <= len(said) <= 6 and ".scala" not in done.stdout and ".java" not in done.stdout, done.stdout
     assert said[1].startswith("SourceError: pipeline 'clicks', [2024-01-01T00:00:00Z, ") and file.name in said[1]
     assert all(line.startswith("Because: ") for line in said[2:-1])
-    assert said[-1].startswith("Mend the file, or what the source says of it")
+    assert said[-1].startswith("Fix the file, or fix the schema and options in the source")
 
 
 def test_nothing_is_overwritten(layout: Path, printed: dict[str, str]) -> None:
@@ -130,9 +130,9 @@ def test_nothing_is_overwritten(layout: Path, printed: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["Clicks"], "--name 'Clicks' can't be used"),
-        (["class"], "--name 'class' can't be used"),
-        (["events", "--key", "at"], "--key 'at' is another column of the sample data"),
+        (["Clicks"], "name 'Clicks' can't be used"),
+        (["class"], "name 'class' can't be used"),
+        (["events", "--key", "at"], "--key 'at' is the name of another column of the sample data"),
         ([], "a name is needed"),
     ],
 )
@@ -160,9 +160,9 @@ def test_elsewhere_it_says_where_to_go(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ([], "say how long its intervals are, as in --every 1h"),
+        ([], "give the length of its intervals, as in --every 1h"),
         (["--every", "1x"], "not a duration"),
-        (["--every", "1h", "--start", "yesterday"], "is no instant"),
+        (["--every", "1h", "--start", "yesterday"], "is not a time"),
         (["--every", "1h", "--start", "2024-01-01T00:00"], "has no time zone"),
     ],
 )

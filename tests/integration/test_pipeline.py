@@ -338,22 +338,22 @@ def _raising(spark: SparkSession, interval: Interval) -> DataFrame:
         (
             {"source": lambda spark, _: spark.readStream.format("rate").load()},
             errors.SourceError,
-            "the source returned a streaming DataFrame, which has no end; read the interval's rows by spark.read",
+            "the source returned a streaming DataFrame, which has no end; read the interval's rows with spark.read",
         ),
         (
             {"source": lambda spark, _: (read_days(spark, day(0)), {"at": START})},
             errors.SourceError,
-            "position must be a dict that is JSON, to be recorded: Object of type datetime",
+            "position must be a dict of JSON values: Object of type datetime",
         ),
         (
             {"source": lambda spark, _: (read_days(spark, day(0)), {"at": float("nan")})},
             errors.SourceError,
-            "position must be a dict that is JSON",
+            "position must be a dict of JSON values",
         ),
         (
             {"source": lambda spark, _: (read_days(spark, day(0)), "1")},
             errors.SourceError,
-            "position must be a dict that is JSON, to be recorded: it is a str",
+            "position must be a dict of JSON values: it is a str",
         ),
         (
             {
@@ -375,7 +375,7 @@ def _raising(spark: SparkSession, interval: Interval) -> DataFrame:
         (
             {"initial_state": lambda spark: read_days(spark, day(0)).groupBy("user", "item")},
             errors.UsageError,
-            "the initial state is grouped by user, item; the pipeline's key is user",
+            "the initial state is grouped by user, item, but the pipeline's key is user; group it by the key",
         ),
         (
             {"initial_state": lambda spark: read_days(spark, day(0)).groupBy(F.upper("user"))},
@@ -672,9 +672,9 @@ def test_what_an_earlier_try_prepared_is_used_if_nothing_has_changed(
             attempt(earlier, **changes)
         assert f"attempt first of an earlier try is not used: {reason}" in caplog.text
 
-    is_computed("mode was incremental, is full", mode="full")
+    is_computed("mode was incremental and is now full", mode="full")
     is_computed("engine was ", engine=EngineOptions(write_buffer_bytes=1 << 20))
     is_computed("the run was cleared since", clear=1)
     is_computed("source was ", source=read_days)
     DAYS[day(1).start] = [("ann", "pear", 4)]
-    is_computed("the source's position is another: the input has changed")
+    is_computed("the source's position differs: the input has changed")

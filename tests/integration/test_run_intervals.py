@@ -79,7 +79,7 @@ def test_each_is_what_it_would_be_alone_and_stays_when_asked_again(spark: SparkS
     assert not any(ran(plan_intervals(spark, PIPELINE, WEEK, str(together))))
     again = run_intervals(spark, PIPELINE, WEEK, str(together))
     assert not any(ran(again)) and files(together) == there
-    assert again[0].why == "stays checkpoint 1: the same code made it from the same input"
+    assert again[0].why == "keeps checkpoint 1: code and input are the same"
 
 
 def shuffle_files(spark: SparkSession) -> set[Path]:
@@ -111,11 +111,11 @@ def test_the_command_line_runs_a_range(spark: SparkSession, tmp_path: Path) -> N
     assert "3 of 3 intervals would be computed; nothing was written" in planned and not files(tmp_path)
     lines = said(*span).splitlines()
     assert sum(": checkpoint " in line for line in lines) == 3
-    assert "stays checkpoint 3" in said(*span)
+    assert "keeps checkpoint 3" in said(*span)
     assert '"computed": false' in said(*span, "--reprocess", "none", "--json")
     assert "2 of 3 intervals would be computed" not in said(*span, "--reprocess", "none", "--dry-run")
     wrong = CliRunner().invoke(app, [*common, "--from", "2024-01-01"])
-    assert wrong.exit_code == 2 and "--from and --to are given together" in wrong.output
+    assert wrong.exit_code == 2 and "give --from and --to together" in wrong.output
 
 
 def test_airflows_own_run_of_a_committed_day_computes_nothing(spark: SparkSession, tmp_path: Path) -> None:

@@ -302,7 +302,7 @@ def _behind(row: dict[str, Any]) -> Any:
 @pytest.mark.parametrize(
     ("format", "changes", "says"),
     [
-        ("native", {"max_parallelism": 32}, "take a canonical one, or keep 16"),
+        ("native", {"max_parallelism": 32}, "use a canonical savepoint, or keep 16"),
         ("canonical", {"key": ["item"]}, r"key is \['item'\]"),
         ("canonical", {"time_mode": "none"}, "time_mode is none"),
         ("canonical", {"start": day(2).start}, "no interval would start from it"),

@@ -107,7 +107,7 @@ def test_a_processor_with_other_schemas_goes_on_with_the_state(
     with caplog.at_level(logging.WARNING, "cairn"):
         second = run_interval(spark, counting(processor=Second, parallelism=3), day(1), str(tmp_path))
     assert [r.getMessage() for r in caplog.records if r.name == "cairn"] == [
-        "counting: no longer declared, but kept: old; deleteIfExists in init() drops a state"
+        "counting: states that the processor no longer declares, but that are kept: old; to drop a state, call deleteIfExists in init()"
     ]
     versions = {d.name: [v.version for v in d.versions] for d in second.content.states}
     assert versions == {"seen": [1, 2], "amounts": [1, 2], "items": [1, 2], "old": [1]}

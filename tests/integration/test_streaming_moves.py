@@ -223,7 +223,7 @@ def test_what_does_not_fit_is_refused(spark: SparkSession, tmp_path: Path) -> No
     refused(SourceError, "not the checkpoint of a streaming query with state", path="input")
     refused(UsageError, "time_mode is 'processing', but the query .* runs with EventTime", **untimed)
     refused(UsageError, r"key is \['a'\], but the query .* groups by struct<a:string,b:bigint>", key=["a"])
-    refused(UsageError, r"operator 1 .* is no transformWithState; it has 0", operator_id=1)
+    refused(UsageError, r"operator 1 .* is not a transformWithState; the query has 0", operator_id=1)
     refused(UsageError, "api='row' or 'pandas'", api="arrow")
     refused(
         StateSchemaError,

@@ -290,7 +290,7 @@ def test_timers_of_event_time_expire_by_the_watermark(spark: SparkSession, tmp_p
 def test_a_wrong_expectation_is_not_bad_data(spark: SparkSession, three_days: tuple[str, list[Record]]) -> None:
     root, records = three_days
     for over_time, said in (
-        ({"totl": OverTime(least_rows=1.0)}, "'totl', which is not there; its states are"),
+        ({"totl": OverTime(least_rows=1.0)}, "'totl', but no such state exists; its states are"),
         ({"total": OverTime(no_row_lost=True, removable="value.smu = 1")}, "smu"),
     ):
         with pytest.raises(Exception, match=said):

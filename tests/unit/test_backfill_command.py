@@ -111,7 +111,7 @@ def test_one_that_is_in_the_way_is_named_and_left_alone(server: Callable[..., Fa
     airflow._create({"from_date": "2023-01-01T00:00:00+00:00", "to_date": "2023-01-31T00:00:00+00:00"}, "ok")
     result = backfill("--timeout", "0s")
     assert result.exit_code == 3
-    assert "backfill 1 of 2023-01-01T00:00:00Z to 2023-01-31T00:00:00Z is not over" in result.stderr
+    assert "backfill 1 of 2023-01-01T00:00:00Z to 2023-01-31T00:00:00Z is still active" in result.stderr
     assert airflow.backfills[0]["completed_at"] is None and True not in airflow.paused
 
 
@@ -129,7 +129,7 @@ def test_a_whole_one_of_the_same_dates_is_waited_for(server: Callable[..., FakeA
         (
             RestError(401, "Not authenticated"),
             2,
-            "put a token of a user who may edit DAG clicks into CAIRN_AIRFLOW_TOKEN",
+            "Put the token of a user who may edit DAG clicks into the environment variable CAIRN_AIRFLOW_TOKEN",
         ),
         (RestError(404, "Could not find DAG"), 2, "has no DAG 'clicks'"),
         (RestError(422, "future"), 2, "refuses the backfill"),
@@ -151,7 +151,7 @@ def test_what_asking_again_cannot_help_is_said_at_once(
 def test_the_call_is_checked(server: Callable[..., FakeAirflow]) -> None:
     server("ok")
     assert backfill("--from", "2024-01-09").exit_code == 2
-    assert "is no day or instant" in backfill("--from", "monday").stderr
+    assert "is not a date or time" in backfill("--from", "monday").stderr
 
 
 def test_dates_without_an_interval_are_told(

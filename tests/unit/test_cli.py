@@ -88,7 +88,7 @@ def test_status_names_what_is_wrong_and_its_command_repairs_it(root: Path) -> No
     assert said.exit_code == 1, said.stdout
     lines = said.stdout.splitlines()
     assert lines[0] == "next: [2024-01-06T00:00:00Z, 2024-01-07T00:00:00Z), which can't start"
-    assert {"  4, by 7", "  5: a test says so"} <= set(lines)
+    assert {"  checkpoint 4: checkpoint 7 changed an earlier interval", "  checkpoint 5: a test says so"} <= set(lines)
     assert lines[-1] == "cairn backfill --dag counting --from 2024-01-04T00:00:00Z --to 2024-01-05T00:00:00Z"
     pipeline = RealPipeline(root)
     for n in (4, 5):
@@ -148,7 +148,7 @@ def test_the_table_is_whole_in_a_pipe(root: Path) -> None:
     assert lines[0].split() == ["id", "interval", "kind", "base", "state", "keys", "bytes", "files", "code", "age"]
     assert lines[1].split()[:8] == ["7", "2024-01-03", "to", "2024-01-04", "interval", "2", "completed", "8"]
     assert "stale by 7" in lines[3]
-    assert lines[5] == "and 3 dropped or swept: --all shows them"
+    assert lines[5] == "not listed: 3 dropped checkpoints and sweeps; --all lists them"
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,8 @@ def test_a_strange_file_is_named_and_left(root: Path) -> None:
         said = cairn(root, *command)
         assert said.exit_code == 0
         assert (
-            "left alone, not ours: notes [draft].txt\n1 files are not Cairn's; every reader ignores them" in said.stdout
+            "unknown file, left unchanged: notes [draft].txt\n1 files were not written by Cairn; Cairn ignores them"
+            in said.stdout
         )
     assert answer(root, "verify", "--fast")["unknown"] == ["notes [draft].txt"]
     assert stranger.exists()
@@ -244,12 +245,12 @@ def test_a_lost_file_is_written_anew_by_the_command_that_is_printed(root: Path) 
         line.partition("To write it again: ")[2] for line in found.stdout.splitlines() if "To write it again: " in line
     }
     assert (
-        f"would write a lost file anew: {paths.settled(day(1), 1, 'interval')}"
+        f"would write a lost file again: {paths.settled(day(1), 1, 'interval')}"
         in cairn(root, "sweep", "--dry-run").stdout
     )
     swept = CliRunner().invoke(app, shlex.split(command)[1:])
     assert (swept.exit_code, lost.read_bytes()) == (0, whole)
-    assert "wrote a lost file anew: settled/" in swept.stdout
+    assert "wrote a lost file again: settled/" in swept.stdout
     assert cairn(root, "verify", "--fast").exit_code == 0
 
 
@@ -284,7 +285,7 @@ def test_a_wrong_call_is_2(root: Path, arguments: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("command", ["list", "show", "verify", "sweep"])
 def test_a_pipeline_that_is_not_there_is_2(tmp_path: Path, command: str) -> None:
     result = cairn(tmp_path, command)
-    assert (result.exit_code, "look at --root and --pipeline" in result.stderr) == (2, True)
+    assert (result.exit_code, "check --root and --pipeline" in result.stderr) == (2, True)
 
 
 def test_a_root_that_nothing_serves_is_2(tmp_path: Path) -> None:
@@ -489,7 +490,7 @@ def test_going_back_says_what_it_discards_and_waits_for_a_yes(root: Path) -> Non
     asked = answer(root, "restore", "--checkpoint", "3", "--dry-run")
     assert (asked["target"], [d["id"] for d in asked["discards"]]) == (3, [7])
     refused = cairn(root, "restore", "--checkpoint", "3")
-    assert refused.exit_code == 2 and "agree to that with --yes" in refused.output
+    assert refused.exit_code == 2 and "To agree, run the same command with --yes" in refused.output
     head = RealPipeline(root).coordinator.log().head_id
     assert head == 7
     done = answer(root, "restore", "--checkpoint", "3", "--yes")
@@ -507,7 +508,7 @@ def test_going_back_says_what_it_discards_and_waits_for_a_yes(root: Path) -> Non
         (["--checkpoint", "5", "--yes"], 1, "is quarantined"),
         (["--checkpoint", "1", "--yes"], 1, "retention has dropped checkpoint 1"),
         (["--checkpoint", "77", "--yes"], 2, "no checkpoint 77"),
-        ([], 2, "one of --savepoint URL and --checkpoint ID"),
+        ([], 2, "either --savepoint URL or --checkpoint ID"),
         (["--savepoint", "/nowhere"], 2, "--code module:NAME"),
         (["--savepoint", "/nowhere", "--code", "tests.support.nothing:P"], 2, "can't load the pipeline"),
     ],
@@ -595,8 +596,11 @@ def test_what_a_failing_sink_prints_publishes_or_gives_up(tmp_path: Path, monkey
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["publish"], "--code is missing: module:NAME of the pipeline, whose sink is to be called"),
-        (["publish", "--skip", "5"], "--skip '5' is not an instant; write it as in 2013-01-02T00:00:00+00:00"),
+        (["publish"], "--code is missing: give module:NAME of the pipeline whose sink is called"),
+        (
+            ["publish", "--skip", "5"],
+            "--skip '5' is not a time with time zone; write it as in 2013-01-02T00:00:00+00:00",
+        ),
     ],
 )
 def test_a_call_that_lacks_something_says_what(root: Path, arguments: list[str], says: str) -> None:
@@ -607,8 +611,8 @@ def test_a_call_that_lacks_something_says_what(root: Path, arguments: list[str],
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["restore", "--checkpoint", "6"], "--checkpoint needs --pipeline: the one that goes back"),
-        (["fork", "--to", "other"], "expected one of --pipeline NAME and --savepoint URL"),
+        (["restore", "--checkpoint", "6"], "--checkpoint also needs --pipeline NAME, the pipeline that goes back"),
+        (["fork", "--to", "other"], "give either --pipeline NAME or --savepoint URL"),
     ],
 )
 def test_whose_state_is_meant_must_be_said(root: Path, arguments: list[str], says: str) -> None:
@@ -624,7 +628,10 @@ def test_a_manifest_that_is_missing_is_named(root: Path, arguments: list[str]) -
     result = cairn(root, *arguments)
     assert result.exit_code == 1, result.output
     assert "a manifest is missing: " in result.stderr and gone.name in result.stderr
-    assert result.stderr.splitlines()[-1] == "Put it back from a copy, or go on from an older checkpoint"
+    assert (
+        result.stderr.splitlines()[-1]
+        == "Put the manifest back from a backup, or go back to an older checkpoint with cairn restore"
+    )
 
 
 @pytest.mark.parametrize(

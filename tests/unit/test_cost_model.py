@@ -242,7 +242,9 @@ def test_a_pipeline_is_estimated_from_its_own_history(root: Path) -> None:
     assert asked["usage"]["bytes_per_key"] == found["usage"]["bytes_per_key"]
     assert asked["interval"]["requests"]["prepare"]["write"] == 17
     lines = cairn(*there).stdout.splitlines()
-    assert lines[0].startswith("8 keys of ") and lines[1].startswith("from 3 intervals of its own, which took ")
+    assert lines[0].startswith("8 keys of ") and lines[1].startswith(
+        "from the last 3 intervals of the pipeline, which took "
+    )
     assert usage_of([]) is None
 
 
@@ -251,10 +253,10 @@ def test_a_pipeline_is_estimated_from_its_own_history(root: Path) -> None:
     [
         (
             "--keys 5",
-            "--bytes-per-key, --changed, --shards, --every must be given.\nOr name one that has: cairn estimate",
+            "--bytes-per-key, --changed, --shards, --every\nOr name a pipeline that has run: cairn estimate",
         ),
-        ("--root {root} --pipeline none", "no retained interval at {root}/none has a state"),
-        ("--keys 5 --changed much", "--changed much is no share.\nGive 1% or 0.01"),
+        ("--root {root} --pipeline none", "no retained checkpoint at {root}/none has state"),
+        ("--keys 5 --changed much", "--changed much is not a share\nWrite it as in 1% or 0.01"),
         ("--api sql", "--api sql: expected row or arrow"),
         (
             "--keys 5 --bytes-per-key 9 --changed 1 --shards 1 --every 1h --keep 300000",

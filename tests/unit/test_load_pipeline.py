@@ -38,12 +38,12 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("reference", "lines"),
     [
-        ("no_such_module:P", ["there is no module 'no_such_module'", "Looked in:"]),
+        ("no_such_module:P", ["there is no module 'no_such_module'", "Python searched:"]),
         ("loads_well.inner:P", ["there is no module 'loads_well.inner'"]),
         ("loads_well:MISSING", ["'loads_well:MISSING' is not there", "has these pipelines: loads_well:GOOD"]),
         ("loads_well:OTHER", ["is a int, not a Pipeline", "has these pipelines: loads_well:GOOD"]),
-        ("ends_early:P", ["importing ends_early raised SyntaxError: ", "(ends_early.py, line 1)", "Mend that module"]),
-        ("knows_no_name:P", ["raised NameError: name 'undefined_name' is not defined", "Mend that module"]),
+        ("ends_early:P", ["importing ends_early raised SyntaxError: ", "(ends_early.py, line 1)", "Fix that module"]),
+        ("knows_no_name:P", ["raised NameError: name 'undefined_name' is not defined", "Fix that module"]),
         ("lacks_a_package:P", ["raised ModuleNotFoundError: No module named 'no_such_package_here'"]),
         ("ends_the_process:P", ["importing ends_the_process raised SystemExit: 3"]),
         ("declares_wrongly:GOOD", ["pipeline 'good': key must be a list of columns, as in key=['k']"]),
@@ -66,7 +66,7 @@ def test_the_traceback_is_the_module_s_own(modules: None, tmp_path: Path) -> Non
     assert result.exit_code == 2
     assert "return undefined_name" in result.stderr and "PIPELINE = made()" in result.stderr
     assert "importlib" not in result.stderr
-    assert result.stderr.splitlines()[-1] == "Mend that module; nothing was read or computed"
+    assert result.stderr.splitlines()[-1] == "Fix that module. Nothing was read or computed"
     assert not (tmp_path / "root").exists()
 
 

@@ -309,12 +309,12 @@ def test_the_other_apis(change: dict[str, Any]) -> None:
 
 def test_initial_state_is_given_as_rows() -> None:
     starting = replace(VISITS, initial_state=no_source)
-    with pytest.raises(UsageError, match="Give its rows here"):
+    with pytest.raises(UsageError, match="Give its rows to the tester"):
         visiting(starting).run([("ann", 1, None)])
     tester = visiting(starting, initial_state=[("ann", 40), ("bob", 7)], initial_schema="user string, rows long")
     tester.run([("ann", 1, None)])
     assert counts(tester) == {"ann": 41, "bob": 7}
-    with pytest.raises(UsageError, match="declares none"):
+    with pytest.raises(UsageError, match="declares no initial_state"):
         visiting(initial_state=[], initial_schema="user string")
     with pytest.raises(UsageError, match="go together"):
         visiting(starting, initial_state=[])
@@ -337,7 +337,7 @@ def test_errors_are_the_pipelines_own() -> None:
         visiting(replace(VISITS, key=["name"])).run()
     with pytest.raises(UsageError, match="output_schema is not a schema: 'user strin'"):
         visiting(replace(VISITS, output_schema="user strin")).run()
-    with pytest.raises(UsageError, match="deploy got the pipeline 'other'"):
+    with pytest.raises(UsageError, match="deploy got pipeline 'other'"):
         tester.deploy(replace(VISITS, name="other"))
 
 

@@ -124,6 +124,6 @@ def test_a_url_that_nothing_serves_is_told_at_once() -> None:
 
 def test_a_file_that_is_no_output_is_refused() -> None:
     with pytest.raises(
-        UsageError, match=r"'file:///mine/part.parquet' is no output file of a pipeline; expected one below"
+        UsageError, match=r"'file:///mine/part.parquet' is not an output file of a pipeline; expected a file below"
     ):
         plain_copy("memory://copy")(None, ["file:///mine/part.parquet"], day(1), 1)

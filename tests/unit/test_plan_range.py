@@ -63,16 +63,16 @@ def test_what_the_log_alone_decides(there: Result | None, expected: tuple[type, 
     ("recorded", "now", "said"),
     [
         ("m", "m", None),
-        ("m", "n", "other code, with other settings or from other input"),
+        ("m", "n", "other code, other settings or other input"),
         ("m", None, "the source records no position"),
-        (None, "m", "the source recorded none then"),
+        (None, "m", "the source recorded no position then"),
         (None, None, "the source records no position"),
     ],
 )
 def test_only_equal_code_and_input_stay(recorded: str | None, now: str | None, said: str | None) -> None:
     decision = plan_by_input(replace(THERE, input_hash=recorded), now)
     if said is None:
-        assert decision == Keep(checkpoint=7, why="the same code made it from the same input")
+        assert decision == Keep(checkpoint=7, why="code and input are the same")
     else:
         assert isinstance(decision, Compute) and said in decision.why
 
@@ -158,7 +158,7 @@ def test_a_range_is_whole_and_without_gaps() -> None:
     )
     with pytest.raises(UsageError, match="would end at 2024-01-04"):
         intervals_between(START, START + 2.5 * DAY, DAY)
-    with pytest.raises(UsageError, match="the end lies behind the start"):
+    with pytest.raises(UsageError, match="the end must be after the start"):
         intervals_between(START, START, DAY)
     check_in_order([day(1), day(2), day(3)])
     with pytest.raises(UsageError, match="without gaps"):
@@ -181,14 +181,17 @@ def test_progress_says_the_recent_rate_and_what_is_left() -> None:
     [
         (
             ["--from", "2024-01-01"],
-            "--from and --to are given together: the starts of the first and of the last interval",
+            "give --from and --to together: the starts of the first and of the last interval",
         ),
         (
             ["--from", "2024-01-01", "--to", "2024-01-02", "--count", "2"],
-            "a range from --from to --to has no --start and no --count; leave those out",
+            "--start and --count can't be combined with --from and --to; leave them out",
         ),
-        (["--from", "2024-01-02", "--to", "2024-01-01"], "--from 2024-01-02 is after --to 2024-01-01; both are starts"),
-        (["--start", "yesterday"], "--start 'yesterday' is no instant; write it as in 2024-01-01T00:00Z"),
+        (
+            ["--from", "2024-01-02", "--to", "2024-01-01"],
+            "--from 2024-01-02 is after --to 2024-01-01; --from is the start of the first interval",
+        ),
+        (["--start", "yesterday"], "--start 'yesterday' is not a time; write it as in 2024-01-01T00:00Z"),
         (["--start", "2024-01-01T00:00"], "--start '2024-01-01T00:00' has no time zone; write it as in"),
     ],
 )
@@ -209,9 +212,9 @@ def test_another_length_behind_the_newest_interval_is_meant_or_refused(tmp_path:
     assert refused.exit_code == 2, refused.output
     lines = refused.stderr.splitlines()
     assert lines[0].endswith(
-        "--every 12h is another length than that of its newest interval, [2013-01-01T00:00:00Z, 2013-01-02T00:00:00Z)"
+        "--every 12h differs from the length of its newest interval, [2013-01-01T00:00:00Z, 2013-01-02T00:00:00Z)"
     )
-    assert lines[1] == "Leave --every out to go on with intervals of 1 day, 0:00:00"
+    assert lines[1] == "To continue with intervals of 1 day, 0:00:00, leave out --every"
     for options in (lines[2].partition("say so: ")[2].split(), [], ["--every", "1d"]):
         result = CliRunner().invoke(app, [*command, *options])
         assert result.exit_code == 0 and "1 of 1 intervals would be computed" in result.output, result.output

@@ -47,17 +47,17 @@ def test_the_same_again_is_reused() -> None:
         ({"run": run("mine", clear_number=2, try_number=2)}, "the run was cleared since"),
         ({"run": run("other", clear_number=1)}, "belongs to run 'mine'"),
         ({"interval": day(3)}, "belongs to run 'mine', [2024-01-02T00:00:00Z"),
-        ({"options": OPTIONS | {"mode": "full"}}, "mode was incremental, is full"),
-        ({"options": OPTIONS | {"parallelism": "4"}}, "parallelism was 2, is 4"),
-        ({"options": OPTIONS | {"engine": "ffff"}}, "engine was 0a0a, is ffff"),
-        ({"options": OPTIONS | {"order_by": "1"}}, "order_by was nothing, is 1"),
+        ({"options": OPTIONS | {"mode": "full"}}, "mode was incremental and is now full"),
+        ({"options": OPTIONS | {"parallelism": "4"}}, "parallelism was 2 and is now 4"),
+        ({"options": OPTIONS | {"engine": "ffff"}}, "engine was 0a0a and is now ffff"),
+        ({"options": OPTIONS | {"order_by": "1"}}, "order_by was nothing and is now 1"),
         ({"permissions": Permissions(allow_gap=True)}, "permissions were"),
-        ({"code_hash": "d" * 64}, "the processor's code was cccccccccccc, is dddddddddddd"),
+        ({"code_hash": "d" * 64}, "the processor's code was cccccccccccc and is now dddddddddddd"),
         ({"initial_state": True}, "initial state"),
         ({"source_position": {}}, "the source records no position"),
         ({"source_position": {"files": []}}, "the input has changed"),
         # Day 1 was run again: the base is another one.
-        (with_log(record(2, day(1), None, {1: 2, 2: None})), "can't be committed any more: "),
+        (with_log(record(2, day(1), None, {1: 2, 2: None})), "can no longer be committed: "),
         # The base was dropped.
         (with_log(record(2, day(5), 1, {2: None})), "which retention has dropped since"),
         # Somebody else committed the interval.
@@ -74,7 +74,7 @@ def test_anything_else_is_computed_again(now: dict[str, Any], reason: str) -> No
 
 
 def test_what_was_not_finished_is_computed_again() -> None:
-    assert plan_reuse(replace(EARLIER, prepared=None), NOW) == Recompute(reason="it had not finished")
+    assert plan_reuse(replace(EARLIER, prepared=None), NOW) == Recompute(reason="it did not finish")
 
 
 def test_what_is_committed_already_is_reused() -> None:

@@ -341,7 +341,7 @@ def test_what_docs_show_of_a_pipeline(root: Path, tmp_path: Path) -> None:
         "next: [2013-01-06T00:00:00Z, 2013-01-07T00:00:00Z), from checkpoint 5"
     )
     assert "2013-01-06T00:00:00Z" in said(root, "cairn show")
-    sound = re.fullmatch(r"(\d+) of \1 checkpoints are sound, \d+ entries walked\n", said(root, "cairn verify"))
+    sound = re.fullmatch(r"(\d+) of \1 checkpoints are intact, \d+ entries checked\n", said(root, "cairn verify"))
     assert sound and int(sound[1]) == len(listed) - 1
 
     changed = said(root, "cairn diff 4 5 --state history").splitlines()
@@ -478,9 +478,15 @@ def test_a_new_pipeline_asks_what_it_needs(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--key", "site", "--key", "device"], "give one --key. For more of them, afterwards in its module"),
-        (["--key", "site,device"], "give one --key. For more of them, afterwards in its module"),
-        (["--schedule", "15min"], "2. In dags/clicks.py put schedule=, as in CronDataIntervalTimetable('*/15 * * * *'"),
+        (
+            ["--key", "site", "--key", "device"],
+            "give one --key\nTo add key columns later, change the pipeline's module",
+        ),
+        (["--key", "site,device"], "give one --key\nTo add key columns later, change the pipeline's module"),
+        (
+            ["--schedule", "15min"],
+            "2. In dags/clicks.py change schedule=, as in CronDataIntervalTimetable('*/15 * * * *'",
+        ),
     ],
 )
 def test_a_new_pipeline_that_is_not_written_says_how_to_come_to_it(

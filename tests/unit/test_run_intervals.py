@@ -123,7 +123,7 @@ def test_each_is_what_it_would_be_alone_and_stays_when_asked_again(tmp_path: Pat
     assert not any(ran(plan_all(together)))
     again = run_all(together)
     assert not any(ran(again)) and files(together) == there
-    assert again[0].why == "stays checkpoint 1: the same code made it from the same input"
+    assert again[0].why == "keeps checkpoint 1: code and input are the same"
 
 
 def test_other_input_or_code_is_computed_and_what_was_made_from_it(tmp_path: Path) -> None:
@@ -131,12 +131,12 @@ def test_other_input_or_code_is_computed_and_what_was_made_from_it(tmp_path: Pat
     DAYS[day(2).start] = [("bob", "kiwi", 7)]
     planned = plan_all(tmp_path)
     assert ran(planned) == [False, False, True, False, False]
-    assert planned[2].why == "checkpoint 3 was made by other code, with other settings or from other input"
-    assert planned[3].why.endswith(f"computed if the result of {day(2)} differs")
+    assert planned[2].why == "checkpoint 3 was computed with other code, other settings or other input"
+    assert planned[3].why.endswith(f"computed again if the new result of {day(2)} differs")
     assert ran(run_all(tmp_path, reprocess="none")) == [False] * 5
     outcomes = run_all(tmp_path)
     assert ran(outcomes) == [False, False, True, True, True]
-    assert outcomes[4].why == "checkpoint 8, since checkpoint 5 does not count: checkpoint 6 made it stale"
+    assert outcomes[4].why == "checkpoint 8, because checkpoint 5 is not valid: checkpoint 6 made it stale"
     assert not any(ran(run_all(tmp_path)))
 
     assert ran(plan_all(tmp_path, pipeline_of(order_by=["item"]))) == [True] * 5
@@ -153,15 +153,15 @@ def test_a_failure_stops_it_and_the_same_call_goes_on_behind(tmp_path: Path) -> 
         run_all(tmp_path, reprocess="all", run=run)
     note = raised.value.__notes__[-1]
     assert (
-        note.startswith("3 of 5 intervals were computed and committed before, 0 stay as they were")
+        note.startswith("3 of 5 intervals were computed and committed before the failure, 0 kept their result")
         and str(day(3)) in note
     )
     assert [r.content.interval for r in coordinator_of(PIPELINE, str(tmp_path)).log().completed()] == WEEK[:3]
     assert not coordinator_of(PIPELINE, str(tmp_path)).unpublished()
-    assert note.endswith("The same call goes on from there")
+    assert note.endswith("The same call continues there")
     with pytest.raises(SourceError) as raised:
         run_all(tmp_path / "unnamed", reprocess="all")
-    assert raised.value.__notes__[-1].endswith("computes all of them again; begin there to go on")
+    assert raised.value.__notes__[-1].endswith("computes all of them again; to continue, begin there")
 
     BROKEN.clear()
     outcomes = run_all(tmp_path, reprocess="all", run=replace(run, try_number=2))
@@ -227,7 +227,7 @@ def test_without_a_position_everything_is_computed(tmp_path: Path) -> None:
     blind = pipeline_of(source=read_without_position)
     run_all(tmp_path, WEEK[:2], blind)
     outcomes = run_all(tmp_path, WEEK[:2], blind)
-    assert all(ran(outcomes)) and "can't be told: the source records no position" in outcomes[0].why
+    assert all(ran(outcomes)) and "had the same code and input: the source records no position" in outcomes[0].why
     assert ran(run_all(tmp_path, WEEK[:2], blind, reprocess="none")) == [False, False]
     with pytest.raises(UsageError, match="without gaps"):
         run_all(tmp_path, [day(3), day(5)])

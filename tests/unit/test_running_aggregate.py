@@ -383,7 +383,10 @@ def test_a_decimal_mean_that_does_not_fit_is_an_error():
     """Spark's type of the mean has four digits less before the point than the widest decimals."""
     values = pa.array([None, Decimal(10**24 - 1), Decimal(10**24 - 1)], pa.decimal128(38, 10))
     assert folded(values, mean=Mean("value"))["mean"] == 10**24 - 1
-    with pytest.raises(ProcessorError, match=r"mean of column 'value' leaves decimal128\(38, 14\) at key key=1; cast"):
+    with pytest.raises(
+        ProcessorError,
+        match=r"mean of column 'value' does not fit decimal128\(38, 14\) at key key=1; in the source, cast",
+    ):
         folded(pa.array([Decimal(10**24)], pa.decimal128(38, 10)), mean=Mean("value"))
 
     class Average(RunningAggregate):
@@ -429,7 +432,9 @@ def test_a_sum_that_overflows_is_an_error(of, most, type_text, splits):
     assert folded(pa.array([most, None, 0], of), splits=splits, total=Sum("value"))["total"] == most
     assert folded(pa.array([least, 0, None], of), splits=splits, total=Sum("value"))["total"] == least
     for values in ([most, step, 0], [least, -step, None], [most, most, most], [least, least, least]):
-        with pytest.raises(ProcessorError, match=f"sum of column 'value' leaves {type_text} at key key=1; cast"):
+        with pytest.raises(
+            ProcessorError, match=f"sum of column 'value' does not fit {type_text} at key key=1; in the source, cast"
+        ):
             folded(pa.array(values, of), splits=splits, total=Sum("value"))
 
 
@@ -583,7 +588,7 @@ def declared(columns=None, keys=("key",), **aggregates):
         ({}, r"Totals declares no aggregates; give it class attributes such as flights = Count\(\)"),
         (
             {"delay": Sum("dely")},
-            r"Totals.delay = Sum\('dely'\): the input has no column 'dely'; found key string, delay bigint, tags array<string>",
+            r"Totals.delay = Sum\('dely'\): the input has no column 'dely'; its columns are key string, delay bigint, tags array<string>",
         ),
         ({"flights": Count("flight")}, "no column 'flight'"),
         (
@@ -594,16 +599,22 @@ def declared(columns=None, keys=("key",), **aggregates):
         ({"delay": StdDev("key")}, "column 'key' is string, and only integers"),
         (
             {"worst": Max("tags")},
-            r"Max\('tags'\): column 'tags' is array<string>, and values of this type have no order",
+            r"Max\('tags'\): column 'tags' is array<string>, and values of this type can't be ordered here",
         ),
-        ({"some": ApproxDistinct("tags")}, "'tags' is array<string>, and values of this type can't be told apart"),
-        ({"some": Min("folded")}, "string collate UTF8_LCASE, and its collation is not that of the bytes"),
-        ({"some": ApproxDistinct("folded")}, "its collation is not that of the bytes"),
-        ({"key": Count()}, r"Totals.key = Count\(\): its name is also that of key column 'key' of the output"),
+        (
+            {"some": ApproxDistinct("tags")},
+            "'tags' is array<string>, and values of this type can't be compared by their bytes",
+        ),
+        ({"some": Min("folded")}, "string collate UTF8_LCASE, and its collation does not compare bytes"),
+        ({"some": ApproxDistinct("folded")}, "its collation does not compare bytes"),
+        ({"key": Count()}, r"Totals.key = Count\(\): key column 'key' of the output has the same name"),
         ({"KEY": Count()}, "key column 'key'"),
-        ({"total": Count(), "Total": Count()}, r"Totals.Total = Count\(\): its name is also that of aggregate 'total'"),
-        ({"close": Last("delay")}, r"Totals.close = Last\('delay'\): a processor has its own 'close'"),
-        ({"ttl_ms": Max("delay")}, "a processor has its own 'ttl_ms'"),
+        (
+            {"total": Count(), "Total": Count()},
+            r"Totals.Total = Count\(\): aggregate 'total' of the output has the same name",
+        ),
+        ({"close": Last("delay")}, r"Totals.close = Last\('delay'\): every processor already has an attribute 'close'"),
+        ({"ttl_ms": Max("delay")}, "every processor already has an attribute 'ttl_ms'"),
     ],
 )
 def test_mistakes_are_told_before_the_first_record(aggregates, message):

@@ -516,7 +516,7 @@ def test_an_attempt_is_of_one_savepoint(tmp_path: Path) -> None:
     with mock.patch("cairn.operations.restore_savepoint.run_on_shards", run_here):
         with mock.patch.object(Coordinator, "commit", stop), pytest.raises(StopHere):
             restore_savepoint(ANY, PIPELINE, str(tmp_path / "new"), str(tmp_path / "one"), attempt="a")
-        with pytest.raises(UsageError, match=r"attempt a restored savepoint .* take a new uuid"):
+        with pytest.raises(UsageError, match=r"attempt a began to restore savepoint .* use a new uuid"):
             restore_savepoint(ANY, PIPELINE, str(tmp_path / "new"), str(tmp_path / "two"), attempt="a")
         assert restore_savepoint(ANY, PIPELINE, str(tmp_path / "new"), str(tmp_path / "one"), attempt="a").id == 1
 

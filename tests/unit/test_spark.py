@@ -216,15 +216,15 @@ class Frame:
     [
         (5, "the source returned a int; it must return a DataFrame, or a DataFrame and its position"),
         (None, "the source returned None; it must return a DataFrame"),
-        (Frame(streaming=True), "a streaming DataFrame, which has no end; read the interval's rows by spark.read"),
-        ((Frame(), "offset 5"), "the source's position must be a dict that is JSON, to be recorded: it is a str"),
+        (Frame(streaming=True), "a streaming DataFrame, which has no end; read the interval's rows with spark.read"),
+        ((Frame(), "offset 5"), "the source's position must be a dict of JSON values: it is a str"),
         (
             (Frame(), {"at": float("nan")}),
-            "the source's position must be a dict that is JSON, to be recorded: Out of range",
+            "the source's position must be a dict of JSON values: Out of range",
         ),
         (
             Frame(StructField("m", YearMonthIntervalType(1, 1))),
-            "column 'm' is interval month; interval month can't be handed to Python; drop it",
+            "column 'm' is interval month; interval month can't be passed to Python; in the source, drop the column",
         ),
     ],
 )
@@ -296,7 +296,7 @@ def test_without_java(without_java: None) -> None:
     with pytest.raises(UsageError, match=r"Spark master 'local\[2\]' needs a Java 17\+ runtime.*; run 'make java'"):
         connect("local[2]", "test")
     result = CliRunner().invoke(app, ["spark"])
-    assert (result.exit_code, "no java on the PATH; run 'make java'" in result.stderr) == (2, True)
+    assert (result.exit_code, "the PATH has no java; run 'make java'" in result.stderr) == (2, True)
 
 
 # --- the token of a server on this machine --------------------------------------------------------------------------------------
@@ -383,7 +383,7 @@ def test_a_spark_server_without_a_place_for_its_token(tmp_path: Path, monkeypatc
     monkeypatch.setattr(spark_server, "answers", lambda _: False)
     monkeypatch.setattr(spark_server.signal, "signal", lambda *_: None)
     result = CliRunner().invoke(app, ["spark"])
-    assert (result.exit_code, "Set XDG_STATE_HOME to a folder of yours" in result.stderr) == (2, True)
+    assert (result.exit_code, "Set XDG_STATE_HOME to a folder that you may write to" in result.stderr) == (2, True)
 
 
 def test_spark_on_this_machine_asks_who_it_is() -> None:
@@ -405,10 +405,10 @@ def test_without_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("program", "answers", "code", "says"),
     [
-        ("", [True], 2, "somebody listens on port 15002 already; take another one, as in: cairn spark --port 15003"),
-        ("raise SystemExit(7)", [False] * 1000, 3, "the Spark server ended with code 7; what it said is above"),
+        ("", [True], 2, "port 15002 is in use by another process; use another port, as in: cairn spark --port 15003"),
+        ("raise SystemExit(7)", [False] * 1000, 3, "the Spark server ended with code 7; see its output above"),
         ("import time; time.sleep(60)", [False] * 1000, 3, "does not answer on port 15002 after two minutes"),
-        ("raise SystemExit(7)", [False, True], 3, "the Spark server ended with code 7; what it said is above"),
+        ("raise SystemExit(7)", [False, True], 3, "the Spark server ended with code 7; see its output above"),
     ],
 )
 @pytest.mark.usefixtures("state_home")
@@ -455,7 +455,7 @@ def test_a_garbage_input_file_is_a_line_and_its_java_stack_is_in_the_log(caplog:
     assert str(raised.value).endswith("Nothing was committed\n" + MEND)
 
 
-MEND = "Mend the file, or what the source says of it (schema, options); or leave it out of the source"
+MEND = "Fix the file, or fix the schema and options in the source, or leave the file out of the source"
 RENAMED = """Caused by: java.lang.IllegalArgumentException: CSV header does not conform to the schema.
  Header: energy
  Schema: kwh

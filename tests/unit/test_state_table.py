@@ -162,7 +162,7 @@ def test_a_struct_without_fields_is_a_value(tmp_path: Path) -> None:
     chain.chain.states = [replace(STATES[0], versions=(version,))]
     source = chain.step(1, "full", lambda state, user: ValueState(state, "value").update((len(user or ""), ())))
     assert [r["value"] for r in rows(source, "value", tmp_path) if r["key"]["k"] == "user-7"] == [{"n": 6, "e": {}}]
-    with pytest.raises(UsageError, match="struct without fields, which Parquet can't hold"):
+    with pytest.raises(UsageError, match="struct without fields, which Parquet can't store"):
         export_state(source, str(tmp_path / "out"))
 
 

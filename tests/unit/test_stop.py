@@ -73,7 +73,7 @@ def test_it_waits_until_it_was_quiet_twice_and_stays_paused() -> None:
 def test_a_task_that_does_not_end_is_named_and_the_dag_as_before(paused: bool) -> None:
     dag, now = FakeDag(RUNNING, paused=paused), iter(range(0, 1000, 5))
     with (
-        pytest.raises(StorageUnavailable, match="not at rest after 10 s: r/process"),
+        pytest.raises(StorageUnavailable, match="still active after 10 s: r/process"),
         stopped(dag, "d", timeout_s=10, wait=lambda s: None, monotonic=lambda: float(next(now))),
     ):
         raise AssertionError("not reached")
@@ -162,9 +162,9 @@ esac""",
 @pytest.mark.parametrize(
     ("script", "error", "says"),
     [
-        ("echo \"DAG: d does not exist in 'dag' table\" >&2; exit 1", UsageError, "--dag names"),
+        ("echo \"DAG: d does not exist in 'dag' table\" >&2; exit 1", UsageError, "Check --dag"),
         ("echo 'no such table: dag' >&2; exit 1", StorageUnavailable, "no such table"),
-        ("echo 'no json'", StorageUnavailable, "answered no JSON"),
+        ("echo 'no json'", StorageUnavailable, "printed no JSON"),
     ],
 )
 def test_what_airflow_refuses(tmp_path: Path, script: str, error: type[Exception], says: str) -> None:
@@ -181,6 +181,7 @@ def test_an_airflow_that_hangs_is_not_waited_for_for_ever(tmp_path: Path) -> Non
     cli = airflow(tmp_path, "exec sleep 60")
     hasty = AirflowCli(cli._command, timeout_s=0.2)
     with pytest.raises(
-        StorageUnavailable, match="airflow dags details d --output json did not end within 0 s; try again"
+        StorageUnavailable,
+        match="airflow dags details d --output json did not end within 0 s; check that Airflow works, then try again",
     ):
         hasty.is_paused("d")

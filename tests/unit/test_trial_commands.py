@@ -53,7 +53,7 @@ def test_the_same_code_has_nothing_to_say(root: str) -> None:
 def test_a_mistake_is_told_by_column_with_an_example(root: str, tmp_path: Path) -> None:
     how = ["compare", "double", "--root", root, "--key", "user", "--key", "kind"]
     said = called(*how, "--exit-code", "--to", str(tmp_path / "rows"), code=1)
-    assert "output in 2 intervals, the first one from 2024-01-02T00:00:00Z: 2 changed" in said
+    assert "output in 2 intervals, the first from 2024-01-02T00:00:00Z: 2 changed" in said
     assert "  total: 2 changed, by 4.5 on average and 6 at most" in said
     assert '  ~ {"user": "ann", "kind": "seen"}: total 3 -> 6' in said
     rows = [row for file in sorted((tmp_path / "rows").iterdir()) for row in pq.read_table(file).to_pylist()]
@@ -72,7 +72,7 @@ def test_states_fields_and_timers_are_told(root: str) -> None:
     assert "state total at 2024-01-04T00:00:00Z: 2 changed\n  largest: 2 changed" in said
     assert "state seen_at at 2024-01-04T00:00:00Z: 2 added" in said
     assert "state $timers at 2024-01-04T00:00:00Z: 2 changed\n  at_ms: 2 changed, by 8.64e+07 on average" in said
-    assert "the state differs in 2 intervals, the first one from 2024-01-02T00:00:00Z" in said
+    assert "the state differs in 2 intervals, the first from 2024-01-02T00:00:00Z" in said
 
 
 def test_trials_are_listed_and_removed(root: str) -> None:
@@ -86,7 +86,7 @@ def test_trials_are_listed_and_removed(root: str) -> None:
     try_days(pipeline_of(), root, [2], name="short")
     assert called("trials", "remove", "short", "--root", root).startswith("removed trial short: ")
     of = ["--code", "tests.support.trials:OLD", "--from", "2024-01-02", "--to", "2024-01-02", "--root", f"{root}-none"]
-    assert "so say how long its intervals are" in called("try", *of, code=2)
+    assert "give the length of its intervals" in called("try", *of, code=2)
     assert "several trials below" in called("compare", "--root", root, code=2)
 
 
@@ -98,7 +98,7 @@ def test_a_list_names_the_code_and_where_it_changed(tmp_path: Path) -> None:
     shown = json.loads(called("list", "--root", str(tmp_path), "--json"))
     assert [(row["code"], row["code_changed"]) for row in shown] == [("2.0", False), ("2.0", True), ("1.0", False)]
     text = called("list", "--root", str(tmp_path))
-    assert "2.0 *" in text and text.endswith("* by other code than the one before it\n")
+    assert "2.0 *" in text and text.endswith("* code differs from that of the checkpoint before\n")
     said = called("diff", "1", "2", "--root", str(tmp_path), "--metadata").splitlines()[0]
     assert said == "checkpoint 1 to 2: another state, by another code (1.0, then 2.0), from other input"
     # Without a version, what git says of the file that the processor is in.
@@ -112,12 +112,12 @@ def test_a_list_names_the_code_and_where_it_changed(tmp_path: Path) -> None:
     [
         ({}, None),
         ({"digest": 1}, "its state has digest 0000000000000001"),
-        ({"digest": 1, "source_position": {"rows": "other"}}, "The input is another"),
-        ({"digest": 1, "code_hash": "f" * 64}, "The code is another"),
+        ({"digest": 1, "source_position": {"rows": "other"}}, "The input differs"),
+        ({"digest": 1, "code_hash": "f" * 64}, "The code differs"),
         ({"digest": 1, "input_hash": None}, "A setting of the pipeline or of the Spark session"),
-        ({"digest": 1, "source_position": {}}, "The input is another"),
-        ({"outputs": ()}, "its output (0 rows) are others than the trial's"),
-        ({"digest": 1}, "depend on something else, as on a clock or on chance"),
+        ({"digest": 1, "source_position": {}}, "The input differs"),
+        ({"outputs": ()}, "its output (0 rows) differs from the trial's"),
+        ({"digest": 1}, "depend on something else, such as a clock or random numbers"),
     ],
 )
 def test_why_a_result_is_not_what_was_tried(root: str, changes: dict[str, Any], says: str | None) -> None:
@@ -152,14 +152,14 @@ OUTPUT = pipeline_of(output_schema="user string, kind string, total string, item
         (
             "tests.support.trials:OLD",
             {"--to": "2024-01-02T12:00", "--every": "12h"},
-            "they are cut otherwise",
+            "the boundaries differ",
             "--every 86400s",
         ),
         (
             "tests.support.trials:OLD",
             {"--from": "2024-02-01", "--to": "2024-02-02"},
             "can't begin at",
-            "It can begin at",
+            "The trial can begin at",
         ),
     ],
 )

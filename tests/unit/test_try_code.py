@@ -193,7 +193,7 @@ def test_another_input_stops_the_deployment_before_that_interval_is_committed(ro
     there = dict(digests(root))
     with pytest.raises(NotAsTried) as raised:
         deploy_past(SESSION, AVERAGED, str(root), plan, on_shards=_on_shards(AVERAGED))
-    assert str(day(3)) in str(raised.value) and "The input is another" in str(raised.value)
+    assert str(day(3)) in str(raised.value) and "The input differs" in str(raised.value)
     assert dict(digests(root))[day(3)] == there[day(3)] and dict(digests(root))[day(2)] != there[day(2)]
 
 
@@ -201,7 +201,7 @@ def test_for_what_comes_next_the_state_is_checked(root: Path) -> None:
     try_days(AVERAGED, root, range(3, 5))
     plan = plan_deployment(SESSION, AVERAGED, str(root))
     assert plan.again == () and plan.back is not None and plan.back.id == 5
-    with pytest.raises(UsageError, match="Only what was tried can be deployed"):
+    with pytest.raises(UsageError, match="Only tried code can be deployed"):
         plan_deployment(SESSION, DOUBLED, str(root))
 
 
@@ -209,7 +209,7 @@ def test_production_that_was_run_again_since_is_not_what_the_trial_began_from(ro
     try_days(AVERAGED, root, range(2, 5), name="one")
     DAYS[day(1).start] = [("ann", "kiwi", 9)]
     run(OLD, root, range(1, 5))
-    with pytest.raises(UsageError, match="is not what trial 'one' began from"):
+    with pytest.raises(UsageError, match="is not the state that trial 'one' began from"):
         plan_deployment(SESSION, AVERAGED, str(root), past=True)
     with pytest.raises(UsageError, match="Give the new trial another --name, or remove the existing trial first"):
         try_days(AVERAGED, root, range(2, 5), name="one")
@@ -437,10 +437,10 @@ def test_refusals_before_the_first_row(root: Path) -> None:
     del DAYS[day(3).start]
     with pytest.raises(SourceError, match="the source raised"):
         try_days(OLD, root, range(2, 5))
-    with pytest.raises(UsageError, match=r"It can begin at .*2024-01-06T00:00:00Z, or from a savepoint"):
+    with pytest.raises(UsageError, match=r"The trial can begin at .*2024-01-06T00:00:00Z, or from a savepoint"):
         try_days(OLD, root, [9])
     half = [Interval(day(2).start, day(2).start + timedelta(hours=12))]
-    with pytest.raises(UsageError, match="they are cut otherwise"):
+    with pytest.raises(UsageError, match="the boundaries differ"):
         from cairn.trials.try_code import try_code
 
         try_code(SESSION, OLD, half, str(root), code="m:N", now_ms=0)
@@ -456,7 +456,7 @@ def test_a_trial_from_a_savepoint(root: Path, tmp_path: Path) -> None:
     tried = try_days(OLD, root, [2, 3], savepoint=str(tmp_path / "saved"))
     assert tried.trial.base is not None and tried.trial.base.savepoint == str(tmp_path / "saved")
     assert compared(root).same
-    with pytest.raises(UsageError, match="Begin it where the savepoint ends"):
+    with pytest.raises(UsageError, match="Begin the trial where the savepoint ends"):
         try_days(OLD, root, [3, 4], savepoint=str(tmp_path / "saved"), name="later")
 
 

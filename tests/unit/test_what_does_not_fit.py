@@ -134,12 +134,12 @@ class Rows:
         (
             Rows(fields(k=t.StringType(), n=t.LongType()), connect.col("n")),
             UsageError,
-            "the initial state is grouped by n; the pipeline's key is k",
+            "the initial state is grouped by n, but the pipeline's key is k; group it by the key",
         ),
         (
             Rows(fields(k=t.LongType()), connect.col("k")),
             SourceError,
-            "the initial state's key is struct<k:bigint>, the input's struct<k:string>; cast one of them",
+            "the initial state's key is struct<k:bigint>, but the input's key is struct<k:string>; cast one of them",
         ),
     ],
 )
@@ -175,12 +175,12 @@ def test_what_can_not_change(changes: dict[str, Any], says: str) -> None:
     pipeline = replace(PIPELINE, **{"time_mode": "processing", **changes})
     names = ColumnNames(names=("k",), case_sensitive=False, what="the input")
     key = fields(k=t.StringType() if changes else t.LongType())
-    keeping = ["To keep the state, take a canonical savepoint and restore"] if "max_parallelism" in changes else []
+    keeping = ["To keep the state, take a canonical savepoint, and restore"] if "max_parallelism" in changes else []
     for told in (
         says,
-        "to begin anew\n",
+        "to begin with empty state\n",
         *keeping,
-        "\nIf it never was otherwise, another pipeline of this name writes below",
+        "\nIf you never changed it, another pipeline of this name writes below",
     ):
         refused(UsageError, told, lambda: plan_interval._check_unchanged(pipeline, base, key, names))
 
@@ -194,7 +194,7 @@ class Raises:
 
 def test_an_init_that_raises_on_the_driver() -> None:
     pipeline = replace(PIPELINE, processor=Raises)
-    says = "pipeline 'p': Raises.init on the driver: ValueError: no such table"
+    says = "pipeline 'p': Raises.init failed on the driver: ValueError: no such table"
     refused(ProcessorError, says, lambda: plan_interval.declared_states(ANY, pipeline))
 
 
@@ -204,11 +204,11 @@ def test_an_init_that_raises_on_the_driver() -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"key": ["device"]}, "key is ['device'], but the savepoint of 'p' was made with ['k']"),
-        ({"time_mode": "none"}, "time_mode is none, but the savepoint of 'p' was made with processing"),
+        ({"key": ["device"]}, "key is ['device'], but the savepoint of 'p' has ['k']"),
+        ({"time_mode": "none"}, "time_mode is none, but the savepoint of 'p' has processing"),
         (
             {"max_parallelism": 8},
-            "max_parallelism is 8, but the native savepoint was made with 16, and its files are by key group",
+            "max_parallelism is 8, but the native savepoint has 16, and its files are split by key group",
         ),
     ],
 )
@@ -236,7 +236,7 @@ def test_an_attempt_whose_checkpoint_was_dropped_since() -> None:
     with mock.patch("cairn.operations.restore_savepoint.coordinator_of", lambda *_: folder.coordinator):
         refused(
             UsageError,
-            "attempt a1 was committed, but its checkpoint was dropped since; nothing is left to do",
+            "attempt a1 was committed, but its checkpoint has been dropped since; nothing is left to do",
             lambda: restore_savepoint(ANY, PIPELINE, "memory://m", "memory://s", attempt="a1"),
         )
 
@@ -261,7 +261,7 @@ def test_a_consolidation_that_is_dropped_at_once(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(Coordinator, "commit", lambda *_: CommitResult(id=2, record=None, outcome="already"))
     refused(
         UsageError,
-        "checkpoint 1 of 'p' was dropped by retention at once; leave consolidate out",
+        "checkpoint 1 of 'p' was dropped by retention at once; leave out consolidate",
         lambda: consolidate_checkpoint(ANY, PIPELINE, str(tmp_path / "root"), record),
     )
 
@@ -273,7 +273,7 @@ def test_a_consolidation_that_is_dropped_at_once(tmp_path: Path, monkeypatch: py
     ("mode", "says"),
     [
         ("quick", "validation mode 'quick' is not one of fast, full"),
-        ("full", "a full validation restores the state, so it needs a Spark session; fast does not"),
+        ("full", "a full validation restores the state, so it needs a Spark session; mode fast needs none"),
     ],
 )
 def test_a_validation_that_can_not_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Any, says: str) -> None:
@@ -289,7 +289,7 @@ def test_expectations_of_what_is_not_there(monkeypatch: pytest.MonkeyPatch) -> N
     pipeline = replace(PIPELINE, expectations=lambda: {"count": []})
     refused(
         UsageError,
-        "pipeline 'p' has expectations of a state 'count', which is not there; its states are $timers, counts",
+        "pipeline 'p' has expectations for a state 'count', but no such state exists; its states are $timers, counts",
         lambda: validate._expected(ANY, pipeline, target, found, None),
     )
     monkeypatch.setitem(sys.modules, "great_expectations", None)
@@ -300,7 +300,7 @@ def test_an_expectation_that_can_not_be_evaluated() -> None:
     config = SimpleNamespace(type="expect_column_max_to_be_between", kwargs={"column": "m"})
     info = {"raised_exception": True, "exception_message": "no column m"}
     result = SimpleNamespace(expectation_config=config, exception_info=info)
-    says = "state 'n': expect_column_max_to_be_between m could not be evaluated: no column m\nThe expectation is wrong, not the data. The columns here are key_k, n\nMend it"
+    says = "state 'n': expect_column_max_to_be_between m could not be evaluated: no column m\nThe expectation is wrong, not the data. The columns of the table are key_k, n\nFix the expectation"
     refused(UsageError, says, lambda: validate._finding("n", result, ["key_k", "n"]))
 
 
@@ -312,7 +312,7 @@ def test_an_expectation_that_can_not_be_evaluated() -> None:
             "least_rows=1.5 and most_rows=1.0: expected 0 <= least_rows <= most_rows",
         ),
         ({"least_rows": -1.0}, "expected 0 <= least_rows"),
-        ({"removable": "n > 1"}, "removable says which rows may be lost, so it needs no_row_lost=True"),
+        ({"removable": "n > 1"}, "removable allows some rows to be missing, so it needs no_row_lost=True"),
     ],
 )
 def test_expectations_over_time_that_can_not_be_meant(settings: dict[str, Any], says: str) -> None:
@@ -372,8 +372,12 @@ OTHER = SimpleNamespace(operatorId=0, operatorName="stateStoreSave")
     ("rows", "error", "says"),
     [
         (FAILS, SourceError, "/c is not the checkpoint of a streaming query with state: [STDS_FAILED] failed"),
-        ([], SourceError, "it holds no operator's metadata; pass its checkpointLocation"),
-        ([OTHER], UsageError, "operator 0 of the query in /c is no transformWithState; it has 0, a stateStoreSave"),
+        ([], SourceError, "it has no operator metadata; pass the query's checkpointLocation"),
+        (
+            [OTHER],
+            UsageError,
+            "operator 0 of the query in /c is not a transformWithState; the query has 0, a stateStoreSave",
+        ),
     ],
 )
 def test_a_folder_that_is_no_checkpoint_of_a_query(rows: Any, error: type[CairnError], says: str) -> None:
@@ -392,7 +396,7 @@ def test_state_of_a_query_that_can_not_be_read() -> None:
         (
             lambda: streaming.from_streaming_checkpoint(ANY, replace(PIPELINE, api="arrow"), "/c", "/r", day(1)),
             UsageError,
-            "pipeline 'p': a streaming query's processor has api='row' or 'pandas'",
+            "pipeline 'p': its api is 'arrow', but the processor of a streaming query has api='row' or 'pandas'",
         ),
         (
             lambda: streaming._check_mode(PIPELINE, "/c", {"timeMode": "EventTime"}),
@@ -402,12 +406,12 @@ def test_state_of_a_query_that_can_not_be_read() -> None:
         (
             lambda: streaming._check_states(PIPELINE, "/c", STATES, {"value": "list"}),
             StateSchemaError,
-            "the query in /c has the list state 'value', which init() declares as a value state; declare it",
+            "the query in /c has the list state 'value', which is differently (as a value state) declared in init(); declare the query's state",
         ),
         (
             lambda: streaming._check_states(PIPELINE, "/c", STATES, {"new": "list"}),
             StateSchemaError,
-            "has the list state 'new', which init() declares not; declare it, or nothing of it could be kept",
+            "has the list state 'new', which is not declared in init(); declare the query's state, or its entries would be lost",
         ),
         (
             lambda: streaming._key_schema(PIPELINE, "/c", []),
@@ -424,7 +428,7 @@ def test_state_of_a_query_that_can_not_be_read() -> None:
         (
             lambda: streaming._check_type("/c", "v", fields(n=t.LongType()), fields(n=t.StringType()).jsonValue()),
             StateSchemaError,
-            "state v: the query in /c has struct<n: bigint>, init() declares struct<n: string>; declare the query's",
+            "state v: the query in /c has struct<n: bigint>, but init() declares struct<n: string>; declare the query's types",
         ),
         (
             lambda: streaming._check_type("/c", "v", fields(n=t.StructType()), fields(n=t.StructType()).jsonValue()),
@@ -443,7 +447,7 @@ def test_a_key_column_of_the_name_that_the_state_has(monkeypatch: pytest.MonkeyP
     spark: Any = SimpleNamespace(dataSource=SimpleNamespace(register=lambda _: None))
     refused(
         UsageError,
-        "which is the name of the column with the state; rename the key's",
+        "but the column with the state has this name; rename the key column",
         lambda: streaming.initial_state_of(spark, "/s"),
     )
 
@@ -451,7 +455,5 @@ def test_a_key_column_of_the_name_that_the_state_has(monkeypatch: pytest.MonkeyP
 def test_state_that_a_query_does_not_declare() -> None:
     held = {streaming.TIMERS_NAME: None, "v": (1,)}
     handle = streaming._Remembering(None)
-    says = (
-        "there is a state 'v', which the query's processor does not declare, or as something else; declare it as it was"
-    )
+    says = "the initial state has a state 'v', which the query's processor does not declare in this form; declare it as in the pipeline"
     refused(UsageError, says, lambda: handle.put_back(held, {"v": (ANY, None)}))

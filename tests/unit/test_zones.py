@@ -86,5 +86,5 @@ def test_an_interval_runs_in_the_pipelines_zone_or_the_sessions(
     if expected is not None:
         assert plan_zone("p", wanted, session, recorded).name == expected
         return
-    with pytest.raises(UsageError, match="so far, and this Spark session is in 'UTC'\nSet"):
+    with pytest.raises(UsageError, match="but this Spark session has 'UTC'\nSet"):
         plan_zone("p", wanted, session, recorded)

@@ -185,7 +185,7 @@ class AirflowRest:
             last: Last logical date, included.
             max_active_runs: Number of runs at a time.
             reprocess: Which dates with an ended run are run again: "none", "failed" or "completed" (all).
-            conf: The runs' conf.
+            conf: The conf of each DAG run.
             timeout_s: Seconds until the creation is given up.
             say: Gets a sentence if the first creation fails.
 
@@ -210,8 +210,8 @@ class AirflowRest:
         dates = [r["logical_date"] for r in self.call("POST", "/api/v2/backfills/dry_run", body)["backfills"]]
         if not dates:
             raise UsageError(
-                f"Airflow has nothing to run for DAG {dag_id} from {body['from_date']} to {body['to_date']}: no interval of its "
-                "schedule that has ended starts there, or all of them are under way"
+                f"Airflow has nothing to run for DAG {dag_id} from {body['from_date']} to {body['to_date']}: no ended "
+                "interval of its schedule starts there, or the runs of all of them are queued or running"
             )
         former, tries, paused = {b["id"] for b in self.active_backfills(dag_id)}, 0, False
         try:
@@ -241,7 +241,7 @@ class AirflowRest:
                 if time.monotonic() > deadline_s:
                     raise StorageUnavailable(_in_the_way(dag_id, other, problem))
                 if tries == 1:
-                    say(f"Airflow could not create it at once ({problem[:200]}); trying again")
+                    say(f"Airflow could not create the backfill at once ({problem[:200]}); trying again")
                 time.sleep(1)
         finally:
             if paused:
@@ -273,26 +273,27 @@ def _explained(url: str, dag_id: str) -> Iterator[None]:
     except RestError as error:
         if error.status in (401, 403):
             raise UsageError(
-                f"Airflow at {url} refuses that ({error}); put a token of a user who may edit DAG {dag_id} into {TOKEN_VARIABLE}"
+                f"Airflow at {url} refuses to create the backfill ({error})\n"
+                f"Put the token of a user who may edit DAG {dag_id} into the environment variable {TOKEN_VARIABLE}"
             ) from error
         if error.status == 404:
-            raise UsageError(f"Airflow at {url} has no DAG {dag_id!r}; --dag names it, --airflow the server") from error
+            raise UsageError(f"Airflow at {url} has no DAG {dag_id!r}; check --dag and --airflow") from error
         if error.status < 500:
             raise UsageError(f"Airflow at {url} refuses the backfill: {error}") from error
         raise StorageUnavailable(f"Airflow at {url} failed: {error}; try again") from error
     except OSError as error:
         raise StorageUnavailable(
-            f"no Airflow answers at {url} ({error}); start one with 'make ui', or name yours with --airflow"
+            f"no Airflow answers at {url} ({error}); start one with 'make ui', or give the address of yours with --airflow"
         ) from error
 
 
 def _in_the_way(dag_id: str, others: Sequence[Mapping[str, Any]], problem: str) -> str:
     if not others:
-        return f"DAG {dag_id}: the backfill could not be created in time; nothing of it is left. The last answer: {problem}"
+        return f"DAG {dag_id}: Airflow did not create the backfill in time, and nothing of it remains. Its last answer: {problem}"
     one = others[0]
     return (
-        f"DAG {dag_id}: backfill {one['id']} of {_short(one['from_date'])} to {_short(one['to_date'])} is not over, and Airflow runs one "
-        "per DAG. Wait for its runs (it counts for half a minute longer), or cancel it in the UI; then try again, or with a longer --timeout"
+        f"DAG {dag_id}: backfill {one['id']} of {_short(one['from_date'])} to {_short(one['to_date'])} is still active, and Airflow runs one "
+        "per DAG\nWait until half a minute after its last run, or cancel it in Airflow's UI. Then try again, or use a longer --timeout"
     )
 
 

@@ -26,26 +26,31 @@ class Reprocess(StrEnum):
 
 
 def backfill(
-    dag: Annotated[str, typer.Option(help="The DAG to run.")],
-    from_: Annotated[str, typer.Option("--from", help="Start of the first interval: 2024-01-04, or 2024-01-04T06:00.")],
+    dag: Annotated[str, typer.Option(help="Id of the DAG to run.")],
+    from_: Annotated[
+        str, typer.Option("--from", help="Start of the first interval: 2024-01-04, or 2024-01-04T06:00 (UTC).")
+    ],
     to: Annotated[str, typer.Option("--to", help="Start of the last interval, included.")],
     reprocess: Annotated[
-        Reprocess, typer.Option(help="Which runs that have ended run again: none, failed or completed (all).")
+        Reprocess, typer.Option(help="Which ended runs to repeat: none, failed or completed (all).")
     ] = Reprocess.completed,
-    max_active_runs: Annotated[int, typer.Option(min=1, help="Runs at a time; intervals stay in order.")] = 1,
+    max_active_runs: Annotated[int, typer.Option(min=1, help="How many runs at a time; intervals stay in order.")] = 1,
     replace_overlapping: Annotated[
-        bool, typer.Option("--replace-overlapping", help="Replace output of intervals that are cut otherwise.")
+        bool,
+        typer.Option("--replace-overlapping", help="Replace output of overlapping intervals with other boundaries."),
     ] = False,
-    timeout: Annotated[str, typer.Option(help="How long to wait for a backfill that is in the way: 90s, 30m.")] = "2m",
+    timeout: Annotated[str, typer.Option(help="How long to wait until an earlier backfill ends: 90s, 30m.")] = "2m",
     airflow: Annotated[
-        str, typer.Option(envvar="CAIRN_AIRFLOW", help="Airflow's address; CAIRN_AIRFLOW_TOKEN is its token.")
+        str, typer.Option(envvar="CAIRN_AIRFLOW", help="Address of Airflow. CAIRN_AIRFLOW_TOKEN may hold a token.")
     ] = DEFAULT_AIRFLOW,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON value on stdout instead of text.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")] = False,
 ) -> int:
     """Run a DAG's intervals again, in order: create Airflow's backfill, and check that it has all of its runs."""
     first, last = day_or_instant("--from", from_), day_or_instant("--to", to)
     if last < first:
-        raise UsageError(f"--from {from_} is after --to {to}; both are starts of intervals, the first and the last one")
+        raise UsageError(
+            f"--from {from_} is after --to {to}; --from is the start of the first interval, --to of the last one"
+        )
     made = AirflowRest(airflow).create_backfill(
         dag,
         first,
@@ -71,5 +76,7 @@ def day_or_instant(option: str, text: str) -> datetime:
     try:
         found = datetime.fromisoformat(text)
     except ValueError as error:
-        raise UsageError(f"{option} {text!r} is no day or instant like 2024-01-04 or 2024-01-04T06:00+00:00") from error
+        raise UsageError(
+            f"{option} {text!r} is not a date or time like 2024-01-04 or 2024-01-04T06:00+00:00"
+        ) from error
     return found if found.tzinfo is not None else found.replace(tzinfo=UTC)

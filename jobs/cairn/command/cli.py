@@ -66,13 +66,25 @@ FINDINGS, USAGE, STORAGE = 1, 2, 3
 app = typer.Typer(
     name="cairn", help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_show_locals=False
 )
-Root = Annotated[str, typer.Option(envvar="CAIRN_ROOT", help="Storage URL above the pipelines' folders.")]
+Root = Annotated[
+    str, typer.Option(envvar="CAIRN_ROOT", help="URL of the folder that holds all pipelines, as in file:///data/state.")
+]
 Pipeline = Annotated[str, typer.Option(envvar="CAIRN_PIPELINE", help="Name of the pipeline.")]
-AnyRoot = Annotated[str | None, typer.Option("--root", envvar="CAIRN_ROOT", help="Not needed for a savepoint.")]
-AnyPipeline = Annotated[str | None, typer.Option("--pipeline", envvar="CAIRN_PIPELINE", help="The same.")]
-States = Annotated[list[str] | None, typer.Option("--state", help="Only this state, or $timers; may be repeated.")]
-_PUT_BACK = "Put it back from a copy, or go on from an older checkpoint"
-Json = Annotated[bool, typer.Option("--json", help="One JSON value on stdout instead of text.")]
+AnyRoot = Annotated[
+    str | None,
+    typer.Option(
+        "--root", envvar="CAIRN_ROOT", help="URL of the folder that holds all pipelines; not needed for a savepoint."
+    ),
+]
+AnyPipeline = Annotated[
+    str | None,
+    typer.Option("--pipeline", envvar="CAIRN_PIPELINE", help="Name of the pipeline; not needed for a savepoint."),
+]
+States = Annotated[
+    list[str] | None, typer.Option("--state", help="Only this state; $timers for the timers; may be repeated.")
+]
+_PUT_BACK = "Put the manifest back from a backup, or go back to an older checkpoint with cairn restore"
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")]
 P = ParamSpec("P")
 
 
@@ -94,7 +106,7 @@ def _exit_codes(command: Callable[P, int]) -> Callable[P, None]:
         except CairnError as error:
             dag_id = kwargs.get("dag") or kwargs.get("pipeline")
             message = with_command(str(error), str(dag_id), error.rerun if dag_id else None)
-            for note in getattr(error, "__notes__", []):  # A note may hold the traceback of the user's code.
+            for note in getattr(error, "__notes__", []):  # Notes come first: they may be long, such as a traceback.
                 typer.echo(note, err=True)
             typer.echo(f"{type(error).__name__}: {message}", err=True)
             code = _code_of(error)
@@ -129,27 +141,27 @@ def status(
         _print_json(_status(found, command))
         return 0 if found.well else FINDINGS
     if found.next is None:
-        _print("there is no checkpoint yet\nTo begin at the pipeline's start, unpause its DAG, or call cairn run")
+        _print("the pipeline has no checkpoint yet\nTo process its first interval, unpause its DAG, or call cairn run")
     elif found.problem is None:
         _print(f"next: {found.next}, from checkpoint {found.base}")
     else:
         _print(f"next: {found.next}, which can't start\n{found.problem}")
     for title, lines in (
-        ("stale", [f"{n}, by {by}" for n, by in found.stale]),
-        ("quarantined", [f"{n}: {reason}" for n, reason in found.quarantined]),
+        ("stale", [f"checkpoint {n}: checkpoint {by} changed an earlier interval" for n, by in found.stale]),
+        ("quarantined", [f"checkpoint {n}: {reason}" for n, reason in found.quarantined]),
         ("unpublished", [f"{interval} (checkpoint {n})" for interval, n in found.unpublished]),
     ):
         if lines:
             _print(f"{title}:{lines_of(lines)}")
     if command is not None:
-        _print(f"to repair it:\n{command}")
+        _print(f"to repair this, run:\n{command}")
     elif found.unpublished:
         first, where = (
             format_instant(found.unpublished[0][0].start),
             f"--root {shlex.quote(root)} --pipeline {pipeline}",
         )
         _print(
-            "the `checkpoint` task of the next interval tries again; to try it now, or to give one up:\n"
+            "the `checkpoint` task of the next interval calls the sink again\nTo call it now, or to skip an interval's output:\n"
             f"cairn publish {where} --code module:NAME --retry {first}\n"
             f"cairn publish {where} --skip {first}"
         )
@@ -174,8 +186,8 @@ def _status(found: Status, command: str | None) -> dict[str, Any]:
 def list_(
     root: Root,
     pipeline: Pipeline,
-    all_: Annotated[bool, typer.Option("--all", help="Also dropped checkpoints and sweeps.")] = False,
-    newest: Annotated[int | None, typer.Option(min=1, help="Of those, this many.")] = None,
+    all_: Annotated[bool, typer.Option("--all", help="List dropped checkpoints and sweeps too.")] = False,
+    newest: Annotated[int | None, typer.Option(min=1, help="How many to list, newest first; left out: all.")] = None,
     as_json: Json = False,
 ) -> int:
     """List the checkpoints, newest first."""
@@ -193,13 +205,13 @@ def list_(
         table.add_row(*_cells(row))
     _print(table)
     if any(row["code_changed"] for row in shown):
-        _print("* by other code than the one before it")
+        _print("* code differs from that of the checkpoint before")
     older = len(wanted) - len(ids)
     if older:
-        _print(f"and {older} older: a larger --newest shows them")
+        _print(f"not listed: {older} older; a larger --newest lists them")
     hidden = log.head_id - len(wanted)
     if hidden:
-        _print(f"and {hidden} dropped or swept: --all shows them")
+        _print(f"not listed: {hidden} dropped checkpoints and sweeps; --all lists them")
     return 0
 
 
@@ -211,10 +223,10 @@ def show(
     checkpoint: Annotated[
         str, typer.Argument(help="latest, an id, or an interval's end with its time zone.")
     ] = "latest",
-    files: Annotated[bool, typer.Option("--files", help="Every file of the state.")] = False,
+    files: Annotated[bool, typer.Option("--files", help="List every state file too.")] = False,
     as_json: Json = False,
 ) -> int:
-    """Show all that is recorded about one checkpoint."""
+    """Show everything that Cairn has recorded about one checkpoint."""
     storage, log = _open(root, pipeline)
     record = Coordinator(storage, pipeline).record(parse_checkpoint(checkpoint))
     shown = describe_checkpoint(log, record, _manifests(record, storage))
@@ -246,14 +258,18 @@ def show(
 @app.command()
 @_exit_codes
 def diff(
-    first: Annotated[str, typer.Argument(help="latest, an id, an interval's end, or a savepoint's folder.")],
-    second: Annotated[str, typer.Argument(help="The same, of the other one.")] = "latest",
+    first: Annotated[
+        str, typer.Argument(help="First state: latest, an id, an interval's end, or a savepoint's folder.")
+    ],
+    second: Annotated[str, typer.Argument(help="Second state, named in the same way.")] = "latest",
     root: AnyRoot = None,
     pipeline: AnyPipeline = None,
     states: States = None,
-    limit: Annotated[int, typer.Option(help="How many of the entries that differ are listed.")] = 20,
-    metadata: Annotated[bool, typer.Option("--metadata", help="Only what records and manifests say.")] = False,
-    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 if the state differs.")] = False,
+    limit: Annotated[int, typer.Option(help="How many differing entries to list.")] = 20,
+    metadata: Annotated[
+        bool, typer.Option("--metadata", help="Compare records and manifests only; read no state.")
+    ] = False,
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with code 1 if the state differs.")] = False,
     as_json: Json = False,
 ) -> int:
     """Show what changed from one checkpoint to another: totals, states, key groups, files, and keys.
@@ -311,7 +327,7 @@ def _entry_diff(
 def _print_diff(found: dict[str, Any]) -> None:
     state, code = ("the same" if found[name] else "another" for name in ("same_state", "same_code"))
     names = "" if found["same_code"] else f" ({found['code'][0]}, then {found['code'][1]})"
-    inputs = {True: "from the same input", False: "from other input", None: "from input of no recorded position"}
+    inputs = {True: "from the same input", False: "from other input", None: "the source recorded no input position"}
     _print(
         f"checkpoint {found['first']} to {found['second']}: {state} state, by {code} code{names}, {inputs[found['same_input']]}"
     )
@@ -328,7 +344,7 @@ def _print_diff(found: dict[str, Any]) -> None:
     if groups is not None:
         _print(f"key groups that differ: {len(groups)} of {sizes[0]}")
     elif sizes[0] != sizes[1]:
-        _print(f"key groups can't be compared: {sizes[0]} and {sizes[1]} of them")
+        _print(f"key groups can't be compared: the numbers of key groups are {sizes[0]} and {sizes[1]}")
     for name, counts in found.get("entries", {}).items():
         _print(f"{name}: " + ", ".join(f"{count:,} {what}" for what, count in counts.items() if count))
     for change in found.get("changes", ()):
@@ -338,20 +354,20 @@ def _print_diff(found: dict[str, Any]) -> None:
         _print(f"{sign} {' '.join(place)}: {' -> '.join(values)}")
     hidden = sum(sum(c.values()) for c in found.get("entries", {}).values()) - len(found.get("changes", ()))
     if hidden:
-        _print(f"and {hidden:,} more: --limit shows them")
+        _print(f"not listed: {hidden:,} more; a larger --limit lists them")
 
 
 @app.command()
 @_exit_codes
 def export(
-    to: Annotated[str, typer.Option(help="An empty folder: a path or URL.")],
+    to: Annotated[str, typer.Option(help="Empty folder for the files: a path or URL.")],
     checkpoint: Annotated[
         str, typer.Argument(help="latest, an id, an interval's end, or a savepoint's folder.")
     ] = "latest",
     root: AnyRoot = None,
     pipeline: AnyPipeline = None,
     states: States = None,
-    jobs: Annotated[int, typer.Option(help="How many shards are restored at a time, each by a process.")] = 1,
+    jobs: Annotated[int, typer.Option(help="How many shards to restore at a time, each in its own process.")] = 1,
     as_json: Json = False,
 ) -> int:
     """Write state as Parquet files, one folder for each state."""
@@ -373,9 +389,9 @@ def verify(
     root: Root,
     pipeline: Pipeline,
     checkpoint: Annotated[
-        str | None, typer.Argument(help="latest, an id, or an interval's end; left out: all of them.")
+        str | None, typer.Argument(help="latest, an id, or an interval's end; left out: all checkpoints.")
     ] = None,
-    fast: Annotated[bool, typer.Option("--fast", help="Metadata only: nothing of the state is downloaded.")] = False,
+    fast: Annotated[bool, typer.Option("--fast", help="Quick check of metadata; download no state.")] = False,
     as_json: Json = False,
 ) -> int:
     """Check the log, every file that it names, and the state itself.
@@ -398,13 +414,17 @@ def verify(
     _print_unknown(found.unknown)
     sound = [c for c in found.checkpoints if not c.findings]
     _print(
-        f"{len(sound)} of {len(found.checkpoints)} checkpoints are sound"
-        + (" as far as metadata tell" if fast else f", {sum(c.entries for c in sound):,} entries walked")
+        f"{len(sound)} of {len(found.checkpoints)} checkpoints are intact"
+        + (
+            " by the quick check; leave out --fast to read the state too"
+            if fast
+            else f", {sum(c.entries for c in sound):,} entries checked"
+        )
     )
     if not found.success:
         newest = found.newest_intact
         _print(
-            f"the newest sound one is checkpoint {newest}" if newest is not None else "none of them can be vouched for"
+            f"the newest intact checkpoint is {newest}" if newest is not None else "no checkpoint is certainly intact"
         )
     return 0 if found.success else FINDINGS
 
@@ -415,15 +435,20 @@ def publish(
     root: Root,
     pipeline: Pipeline,
     code: Annotated[
-        str, typer.Option(envvar="CAIRN_CODE", help="module:NAME of the Pipeline; not needed to skip.")
+        str,
+        typer.Option(
+            envvar="CAIRN_CODE", help="module:NAME of the Pipeline whose sink is called; not needed for --skip."
+        ),
     ] = "",
     retry: Annotated[
         list[str] | None,
-        typer.Option(help="Only the interval that starts then; may be repeated. Left out: all that wait."),
+        typer.Option(
+            help="Only the interval that starts then, 2024-01-04T00:00Z; may be repeated. Left out: all unpublished ones."
+        ),
     ] = None,
     skip: Annotated[
         list[str] | None,
-        typer.Option(help="The interval that starts then counts as published, without the sink; may be repeated."),
+        typer.Option(help="Mark the interval that starts then as published without the sink; may be repeated."),
     ] = None,
     as_json: Json = False,
 ) -> int:
@@ -436,7 +461,7 @@ def publish(
         skipped = coordinator.skip_publication([state_commands.start_of("--skip", text) for text in skip])
     if retry or not skip:
         if not code:
-            raise UsageError("--code is missing: module:NAME of the pipeline, whose sink is to be called")
+            raise UsageError("--code is missing: give module:NAME of the pipeline whose sink is called")
         declared = state_commands.load_code(code)
         only = [state_commands.start_of("--retry", text) for text in retry] if retry else None
         hook = declared.sink_hook(None, join_url(root, pipeline))
@@ -447,7 +472,7 @@ def publish(
         if ids:
             _print(f"{what}: {', '.join(f'checkpoint {n}' for n in ids)}")
     if not published and not skipped:
-        _print("nothing waits for the sink")
+        _print("all output is published already")
     return 0
 
 
@@ -457,12 +482,12 @@ def sweep_(
     root: Root,
     pipeline: Pipeline,
     min_age: Annotated[
-        str, typer.Option(help="How long an attempt must have written nothing to be taken for dead: 90m, 12h, 3d.")
+        str, typer.Option(help="An attempt that wrote nothing for this time counts as dead: 90m, 12h, 3d.")
     ] = f"{MIN_AGE.days}d",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be deleted; delete nothing.")] = False,
     as_json: Json = False,
 ) -> int:
-    """Delete the files of attempts that died, and trials whose time is over."""
+    """Delete the files of attempts that died, and expired trials."""
     storage, _ = _open(root, pipeline)
     trials = sweep_trials(root, pipeline, dry_run=dry_run)
     result = sweep(storage, pipeline, min_age=parse_duration(min_age), dry_run=dry_run)
@@ -488,20 +513,20 @@ def sweep_(
     for attempt in abandoned:
         _print(f"{'would abandon' if dry_run else 'abandoned'} attempt {attempt}")
     for path in result.rebuilt:
-        _print(f"{'would write' if dry_run else 'wrote'} a lost file anew: {path}")
+        _print(f"{'would write' if dry_run else 'wrote'} a lost file again: {path}")
     _print_unknown(plan.unknown)
     for trial in trials:
-        _print(
-            f"{'would remove' if dry_run else 'removed'} trial {trial.name}, whose time is over: {trial.files} files"
-        )
+        _print(f"{'would remove' if dry_run else 'removed'} expired trial {trial.name}: {trial.files} files")
     if dry_run and result.rebuilt:
         _print(
-            f"would write {len(result.rebuilt)} lost files anew; until a sweep has written them, a dry run can't tell which files to delete"
+            f"would write {len(result.rebuilt)} lost files again; a dry run can list the files to delete only after a sweep has written them"
         )
     elif dry_run:
         _print(f"would delete {len(plan.delete)} files with {plan.delete_bytes:,} bytes")
     else:
-        _print(f"deleted {result.deleted_files} files; {result.deleted_bytes:,} bytes were orphans")
+        _print(
+            f"deleted {result.deleted_files} files; {result.deleted_bytes:,} bytes were in files that no record names"
+        )
     return 0
 
 
@@ -536,7 +561,7 @@ def _open(root: str, pipeline: str) -> tuple[Storage, Log]:
 
 def _refuse_nothing(storage: Storage) -> None:
     if next(iter(storage.list("")), None) is None:
-        raise UsageError(f"there is nothing at {storage.url}; look at --root and --pipeline")
+        raise UsageError(f"no pipeline at {storage.url}: the folder has no files; check --root and --pipeline")
 
 
 def _manifests(record: Record, storage: Storage) -> list[ShardManifest]:
@@ -556,9 +581,9 @@ def _now_ms() -> int:
 
 def _print_unknown(unknown: Sequence[str]) -> None:
     for path in unknown:
-        _print(f"left alone, not ours: {path}")
+        _print(f"unknown file, left unchanged: {path}")
     if unknown:
-        _print(f"{len(unknown)} files are not Cairn's; every reader ignores them")
+        _print(f"{len(unknown)} files were not written by Cairn; Cairn ignores them")
 
 
 def _verification(found: Verification, fast: bool) -> dict[str, Any]:

@@ -25,28 +25,35 @@ _LIST = Prices()
 
 def estimate_(
     root: Annotated[
-        str | None, typer.Option(envvar="CAIRN_ROOT", help="Of a pipeline that has run; else left out.")
+        str | None,
+        typer.Option(
+            envvar="CAIRN_ROOT", help="URL of the folder that holds all pipelines, to use a pipeline's history."
+        ),
     ] = None,
-    pipeline: Annotated[str | None, typer.Option(envvar="CAIRN_PIPELINE", help="The same.")] = None,
-    keys: Annotated[int | None, typer.Option(help="How many keys the state has.")] = None,
-    bytes_per_key: Annotated[float | None, typer.Option(help="Bytes of a key as stored.")] = None,
-    changed: Annotated[str | None, typer.Option(help="The share of keys that an interval changes: 1% or 0.01.")] = None,
+    pipeline: Annotated[
+        str | None, typer.Option(envvar="CAIRN_PIPELINE", help="Name of a pipeline that has run.")
+    ] = None,
+    keys: Annotated[int | None, typer.Option(help="Number of keys in the state.")] = None,
+    bytes_per_key: Annotated[float | None, typer.Option(help="Stored bytes per key, compressed.")] = None,
+    changed: Annotated[str | None, typer.Option(help="Share of keys that an interval changes: 1% or 0.01.")] = None,
     rows: Annotated[float | None, typer.Option(help="Input rows per changed key.")] = None,
-    shards: Annotated[int | None, typer.Option(help="Parallelism.")] = None,
-    every: Annotated[str | None, typer.Option(help="The length of an interval: 15m, 1h, 1d.")] = None,
-    keep: Annotated[int | None, typer.Option(help="Retain the last so many checkpoints.")] = None,
-    savepoint_every: Annotated[str | None, typer.Option(help="Take a native savepoint as often: 1d, 7d.")] = None,
-    savepoints_kept: Annotated[int, typer.Option(help="How many savepoints there are at a time.")] = 1,
-    output_bytes: Annotated[float | None, typer.Option(help="Bytes of an interval's output.")] = None,
+    shards: Annotated[int | None, typer.Option(help="Number of shards (parallelism).")] = None,
+    every: Annotated[str | None, typer.Option(help="Length of an interval: 15m, 1h, 1d.")] = None,
+    keep: Annotated[int | None, typer.Option(help="Number of checkpoints to retain.")] = None,
+    savepoint_every: Annotated[str | None, typer.Option(help="Time between two native savepoints: 1d, 7d.")] = None,
+    savepoints_kept: Annotated[int, typer.Option(help="Number of savepoints kept at a time.")] = 1,
+    output_bytes: Annotated[float | None, typer.Option(help="Bytes of output per interval.")] = None,
     cold: Annotated[
-        str | None, typer.Option(help="The share of a restore that no host's cache has: 0 to 1, or 100%.")
+        str | None, typer.Option(help="Share of restored bytes that the hosts' file caches lack: 0 to 1, or 100%.")
     ] = None,
-    cores: Annotated[int | None, typer.Option(help="How many shards run at a time; left out: all.")] = None,
-    api: Annotated[str, typer.Option(help="row or arrow: what seconds are of.")] = "row",
-    price_gib_month: Annotated[float, typer.Option(help="Dollars for a GiB and month.")] = _LIST.gib_month,
-    price_writes: Annotated[float, typer.Option(help="Dollars for 1,000 writes or lists.")] = _LIST.class_a,
-    price_reads: Annotated[float, typer.Option(help="Dollars for 1,000 reads or looks.")] = _LIST.class_b,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON value on stdout instead of text.")] = False,
+    cores: Annotated[int | None, typer.Option(help="Number of shards that run at a time; left out: all.")] = None,
+    api: Annotated[str, typer.Option(help="Interface of the processor, for the seconds: row or arrow.")] = "row",
+    price_gib_month: Annotated[float, typer.Option(help="US dollars per GiB and month.")] = _LIST.gib_month,
+    price_writes: Annotated[float, typer.Option(help="US dollars per 1,000 writes or lists.")] = _LIST.class_a,
+    price_reads: Annotated[
+        float, typer.Option(help="US dollars per 1,000 reads or metadata requests.")
+    ] = _LIST.class_b,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")] = False,
 ) -> int:
     """Estimate a pipeline's objects, requests, bytes, dollars on Google Cloud Storage, seconds and memory."""
     if api not in ("row", "arrow"):
@@ -90,11 +97,11 @@ def share(option: str, text: str) -> float:
     try:
         return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
-        raise UsageError(f"{option} {text} is no share.\nGive 1% or 0.01") from None
+        raise UsageError(f"{option} {text} is not a share\nWrite it as in 1% or 0.01") from None
 
 
 def asked_usage(asked: dict[str, Any], history: History | None) -> Usage:
-    """Return the history's usage, with the options in place of the values that they name.
+    """Return the usage to estimate: the history's usage, where each given option replaces one value.
 
     Args:
         asked: Values of the given options, by field of `Usage`.
@@ -108,8 +115,8 @@ def asked_usage(asked: dict[str, Any], history: History | None) -> Usage:
         if missing:
             options = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
             raise UsageError(
-                f"without a pipeline that has run, {options} must be given.\n"
-                "Or name one that has: cairn estimate --root URL --pipeline NAME"
+                f"without a pipeline's history, these options are needed: {options}\n"
+                "Or name a pipeline that has run: cairn estimate --root URL --pipeline NAME"
             )
         return Usage(**asked)
     usage = replace(history.usage, **asked)
@@ -130,8 +137,8 @@ def _history(root: str, pipeline: str) -> History:
     history = usage_of([entry.content for entry in entries if isinstance(entry, Record)])
     if history is None:
         raise UsageError(
-            f"no retained interval at {storage.url} has a state, so that nothing can be said from history.\n"
-            "Look at --root and --pipeline with: cairn list\n"
+            f"no retained checkpoint at {storage.url} has state, so there is no history to estimate from\n"
+            "Check --root and --pipeline with: cairn list\n"
             "Or leave them out, and give --keys, --bytes-per-key, --changed, --shards and --every"
         )
     return history
@@ -185,25 +192,24 @@ def _lines(found: Estimate, history: History | None, prices: Prices) -> Iterator
     usage, dollars = found.usage, found.dollars
     every = _duration(usage.every)
     yield (
-        f"{usage.keys:,} keys of {usage.bytes_per_key:,.0f} bytes, {usage.changed:.3g} of them changed every {every}, {usage.shards:,} shards, "
+        f"{usage.keys:,} keys of {usage.bytes_per_key:,.0f} bytes; a share of {usage.changed:.3g} changes every {every}; {usage.shards:,} shards; "
         f"{found.checkpoints:,} checkpoints retained"
     )
     if history is not None:
-        yield f"from {history.intervals} intervals of its own, which took {history.seconds:.2f} s each; what is given as an option counts instead"
+        yield f"from the last {history.intervals} intervals of the pipeline, which took {history.seconds:.2f} s each; given options replace measured values"
     yield ""
-    yield f"{'an interval':<12}{'writes':>9}{'lists':>9}{'reads':>9}{'looks':>9}{'deletes':>9}"
+    yield f"{'per interval':<12}{'writes':>9}{'lists':>9}{'reads':>9}{'metadata':>9}{'deletes':>9}"
     each = sum(found.requests.values(), Requests())
     for name, r in [*found.requests.items(), ("all", each)]:
         yield f"{name:<12}" + "".join(f"{value:>9,.0f}" for value in (r.write, r.list, r.read, r.look, r.delete))
     yield f"uploads {in_bytes(found.uploaded_bytes)} of state and downloads {in_bytes(found.downloaded_bytes)}"
     yield (
-        f"takes {found.seconds:.1f} s in a warm session, {found.worker_mib} MiB for each shard's process, {in_bytes(found.disk_bytes)} of its "
-        "host's disk"
+        f"takes {found.seconds:.1f} s in a warm session; each shard needs {found.worker_mib} MiB of memory and {in_bytes(found.disk_bytes)} of disk"
     )
     yield ""
-    yield f"{'a month':<12}{'':>30}{'US dollars':>15}"
+    yield f"{'per month':<12}{'':>30}{'US dollars':>15}"
     for name, what in (
-        ("requests", f"{each.total * found.month:,.0f} of {found.month:,.0f} intervals"),
+        ("requests", f"{each.total * found.month:,.0f} in {found.month:,.0f} intervals"),
         ("checkpoints", f"{in_bytes(found.stored_bytes)} in {found.objects:,.0f} objects"),
         ("savepoints", in_bytes(found.savepoint_bytes)),
         ("output", f"{in_bytes(found.growth_bytes)} more each month"),
@@ -211,8 +217,8 @@ def _lines(found: Estimate, history: History | None, prices: Prices) -> Iterator
     ):
         yield f"{name:<12}{what:>30}{dollars[name]:>15,.4f}"
     yield (
-        f"{found.growth_objects:,.0f} more objects each month: outputs, and four small ones of each interval. Prices read on {prices.read_on}: "
-        f"{prices.gib_month:g} for a GiB, {prices.class_a:g} for 1,000 writes or lists, {prices.class_b:g} for 1,000 reads or looks"
+        f"{found.growth_objects:,.0f} more objects each month: output files, and four small files per interval. Prices of {prices.read_on}: "
+        f"{prices.gib_month:g} per GiB, {prices.class_a:g} per 1,000 writes or lists, {prices.class_b:g} per 1,000 reads or metadata requests"
     )
     for sentence in found.stops:
         yield f"note: {sentence}"

@@ -27,8 +27,8 @@ from state_backend.values.errors import UsageError
 FIRST = datetime(2024, 1, 1, tzinfo=UTC)
 SAMPLE_DAYS = 3
 _SEVERAL_KEYS = (
-    "a new pipeline is written with one key column, as its sample data has; give one --key. For more of them, afterwards in its module: add "
-    "the columns to what the source reads and to output_schema, and name all in key=[...]. The processor gets them as a tuple, in that order"
+    "a new pipeline has one key column, as its sample data has; give one --key\nTo add key columns later, change the pipeline's module: add "
+    "the columns to the source's rows and to output_schema, and name all of them in key=[...]. The processor gets the key as a tuple in this order"
 )
 
 
@@ -72,11 +72,13 @@ class NewPipeline:
         for what, value in (("name", self.name), ("key", self.key)):
             if not re.fullmatch(r"[a-z][a-z0-9_]{0,40}", value) or keyword.iskeyword(value):
                 raise UsageError(
-                    f"--{what} {value!r} can't be used: it becomes part of Python and file names; small letters, digits and _ only, a "
-                    "letter first, as in clicks"
+                    f"{what} {value!r} can't be used, because it becomes part of Python and file names\nUse small letters, digits and _, "
+                    "and begin with a letter, as in clicks"
                 )
         if self.key in ("at", "page"):
-            raise UsageError(f"--key {self.key!r} is another column of the sample data; choose one like user")
+            raise UsageError(
+                f"--key {self.key!r} is the name of another column of the sample data; choose another name, as in user"
+            )
 
     @property
     def every(self) -> timedelta:
@@ -146,7 +148,7 @@ def write_files(into: Path, files: dict[str, str]) -> None:
         named = "\n".join(f"  {into / path}" for path in there[:5])
         more = f"\n  and {len(there) - 5} more" if len(there) > 5 else ""
         raise UsageError(
-            f"nothing was written, since these files exist already:\n{named}{more}\nChoose another name, or move them away"
+            f"nothing was written, since these files exist already:\n{named}{more}\nChoose another name, or move the files away"
         )
     for path, text in files.items():
         (into / path).parent.mkdir(parents=True, exist_ok=True)
@@ -155,20 +157,18 @@ def write_files(into: Path, files: dict[str, str]) -> None:
 
 
 def new(
-    name: Annotated[str | None, typer.Argument(help="Of the pipeline, as in clicks.")] = None,
-    schedule: Annotated[str | None, typer.Option(help="How often it runs: hourly or daily.")] = None,
-    key: Annotated[
-        list[str] | None, typer.Option(help="The column whose values each have a state of their own.")
-    ] = None,
-    api: Annotated[Api | None, typer.Option(help="What the processor gets: see docs/processors.md.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Asks nothing: hourly, user, row unless told.")] = False,
-    into: Annotated[Path | None, typer.Option(help="The repository; this folder if left out.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Name of the pipeline, as in clicks.")] = None,
+    schedule: Annotated[str | None, typer.Option(help="How often the pipeline runs: hourly or daily.")] = None,
+    key: Annotated[list[str] | None, typer.Option(help="Key column: rows with equal values share state.")] = None,
+    api: Annotated[Api | None, typer.Option(help="Interface of the processor: see docs/processors.md.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing; defaults: hourly, key user, api row.")] = False,
+    into: Annotated[Path | None, typer.Option(help="Folder of the repository; left out: the current folder.")] = None,
 ) -> int:
     """Write a new pipeline that can run at once: code, DAG, tests and sample data. Never overwrite a file."""
     into = (into or Path.cwd()).resolve()
     if not ((into / "jobs" / "pipelines").is_dir() and (into / "dags").is_dir()):
         raise UsageError(
-            f"{into} has no jobs/pipelines and dags; go to the repository's folder, or name it with --into"
+            f"{into} has no folders jobs/pipelines and dags; go to the repository's folder, or name it with --into"
         )
     if name is None:
         if yes:
@@ -176,9 +176,9 @@ def new(
         name = typer.prompt("Name of the pipeline")
     if schedule is not None and schedule not in list(Schedule):
         raise UsageError(
-            f"--schedule {schedule!r}: a new pipeline is hourly or daily, as its sample data is. For another schedule:\n"
-            f"1. Write it hourly.\n2. In dags/{name}.py put schedule=, as in CronDataIntervalTimetable('*/15 * * * *', timezone='UTC').\n"
-            f"3. In jobs/pipelines/{name}.py have the source name the file of such an interval."
+            f"--schedule {schedule!r} is neither hourly nor daily. For another schedule:\n"
+            f"1. Use --schedule hourly.\n2. In dags/{name}.py change schedule=, as in CronDataIntervalTimetable('*/15 * * * *', timezone='UTC').\n"
+            f"3. In jobs/pipelines/{name}.py change the file name that the source computes from the interval."
         )
     if len(key or ()) > 1:
         raise UsageError(_SEVERAL_KEYS)
@@ -186,11 +186,11 @@ def new(
         name=name,
         schedule=Schedule(schedule)
         if schedule is not None
-        else _ask("How often does it run", Schedule, Schedule.hourly, yes),
+        else _ask("How often does the pipeline run", Schedule, Schedule.hourly, yes),
         key=key[0]
         if key
-        else ("user" if yes else typer.prompt("Key: the column that state belongs to", default="user")),
-        api=api or _ask("What does the processor get", Api, Api.row, yes),
+        else ("user" if yes else typer.prompt("Key column: rows with equal values share state", default="user")),
+        api=api or _ask("Interface of the processor", Api, Api.row, yes),
     )
     files = made.files()
     write_files(into, files)
@@ -205,7 +205,7 @@ def new(
         f"  .venv/bin/python -m pytest tests/pipelines/test_{name}.py\n"
         "Run its first interval, without Airflow:\n"
         f"  .venv/bin/cairn run pipelines.{name}:{name.upper()} --every {every} --root file://{into}/data/state\n"
-        "Then look at what it keeps:\n"
+        "Then list its checkpoints:\n"
         f"  .venv/bin/cairn list --root file://{into}/data/state --pipeline {name}"
     )
     return 0

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 _PIPELINE = '''"""The pipeline ``$$name``: $about
 
-Its input lies in the folder that CAIRN_$$constant names (absolute; default ``data/$$name`` in the repository), a file of JSON
-lines for each $$interval.
+Its input lies in the folder that CAIRN_$$constant names (an absolute path; default: ``data/$$name`` in the repository). The
+folder has one file of JSON lines for each $$interval.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ ${imports_own}from cairn.errors import SourceError
 INPUT_SCHEMA = "$$key string, page string, at timestamp"
 $constants
 def read_$$name(spark: SparkSession, interval: Interval) -> tuple[DataFrame, dict[str, Any]]:
-    """The events that came in ``[start, end)``, whenever they happened, and which bytes they were read from."""
+    """Return the events that arrived in ``[start, end)``, whenever they happened, and the file that they were read from."""
     default = Path(__file__).resolve().parents[2] / "data" / "$$name"
     path = Path(os.environ.get("CAIRN_$$constant") or default) / f"{interval.start:$$file_format}.json"
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise SourceError(f"the $$interval {interval} is not there yet: {error}; put its events into {path}") from None
+        raise SourceError(f"the events of the $$interval {interval} are missing: {error}; put them into {path}") from None
     rows = spark.read.schema(INPUT_SCHEMA).option("mode", "FAILFAST").json(f"file://{path}")
     return rows, {"files": [{"path": path.name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}]}
 
 
 $processor
 def expectations() -> dict[str, list[Any]]:
-    """What must be true of the state after every $$interval; validated by the DAG."""
+    """Return what must be true of the state after every $$interval. The DAG validates it."""
     import great_expectations.expectations as gxe
 
     return {
@@ -84,7 +84,7 @@ dag = stateful_pipeline(
     validate={"docs_dir": f"{DATA}/docs"},
     schedule=CronDataIntervalTimetable("@$$schedule", timezone="UTC"),
     start_date=datetime(2024, 1, 1, tzinfo=UTC),
-    # The last $$interval of the sample data; drop it when there is more.
+    # The last $$interval of the sample data. Remove this line when you have more data.
     end_date=datetime($$last, tzinfo=UTC),
     tags=["cairn"],
 )
@@ -128,7 +128,7 @@ _STATE = """        self._handle = handle
 """
 _ADD = '''
     def _add(self, events_ms: list[int]) -> None:
-        """Adds events to the sessions that they touch; an event between two makes them one."""
+        """Add events to the sessions that they touch. An event between two sessions joins them."""
         sessions = [*self._open.get(), *((ms, ms, 1) for ms in events_ms)]
         for _, last_ms, _ in self._open.get():
             self._handle.deleteTimer(last_ms + GAP_MS)
@@ -153,7 +153,7 @@ _TIMES = """                started_at=datetime.fromtimestamp(started_ms / 1000,
                 ended_at=datetime.fromtimestamp(last_ms / 1000, UTC),
 """
 _SESSION_PARTS = {
-    "about": "sessions of events. One ends when its $key was quiet for half an hour.",
+    "about": "sessions of events. A session ends when its $key has had no event for half an hour.",
     "constants": """GAP_MS = 30 * 60 * 1000
 
 """,
@@ -165,8 +165,8 @@ _SESSION_PARTS = {
     "output_schema": "$key string, started_at timestamp, ended_at timestamp, events bigint",
     "time": """    time_mode="event",
     event_time="at",
-    # A session is put out when the watermark passes its end: the end of the interval, minus this. An event that happened at
-    # the watermark of the interval before, or earlier, is late: it goes to the late rows and into no session.
+    # The watermark is the end of the interval minus this delay. A session is output when the watermark passes its end. An
+    # event at or before the watermark of the previous interval is late: it goes to the late rows and into no session.
     watermark_delay=timedelta(hours=1),
     watermark="interval",
 """,
@@ -218,17 +218,20 @@ _ROW = {
     "imports": _IMPORTS,
     "imports_more": "from pyspark.sql import DataFrame, Row, SparkSession\n" + _STREAMING,
     "processor": f'''class Sessions(StatefulProcessor):  # type: ignore[misc]
-    """One $key after the other. Its open sessions are its state; a timer ends each of them."""
+    """Processes one $key after the other. The state is its open sessions; a timer ends each session."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
+        """Declare the state: a list of open sessions."""
 {_STATE}
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Iterator[Row]:
+        """Add the events of one $key to its sessions."""
         self._add([round(row.at.timestamp() * 1000) for row in rows if row.at is not None])
         yield from ()
 {_ADD}
     def handleExpiredTimer(
         self, key: Any, timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
     ) -> Iterator[Row]:
+        """Yield the sessions that end at this timer, and remove them from the state."""
 {_ENDED}        for started_ms, last_ms, events in sessions:
             if last_ms == ended_ms:
                 yield Row(
@@ -245,13 +248,15 @@ _PANDAS = {
     "imports": _IMPORTS,
     "imports_more": "import pandas as pd\nfrom pyspark.sql import DataFrame, SparkSession\n" + _STREAMING,
     "processor": f'''class Sessions(StatefulProcessor):  # type: ignore[misc]
-    """One $key after the other, its rows as DataFrames. Its open sessions are its state; a timer ends each of them."""
+    """Processes one $key after the other, with rows as DataFrames. The state is its open sessions; a timer ends each."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
+        """Declare the state: a list of open sessions."""
 {_STATE}
     def handleInputRows(
         self, key: Any, rows: Iterator[pd.DataFrame], timerValues: TimerValues
     ) -> Iterator[pd.DataFrame]:
+        """Add the events of one $key to its sessions."""
         for frame in rows:
             self._add(frame["at"].dropna().to_numpy().astype("datetime64[ms]").astype("int64").tolist())
         yield from ()
@@ -259,6 +264,7 @@ _PANDAS = {
     def handleExpiredTimer(
         self, key: Any, timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
     ) -> Iterator[pd.DataFrame]:
+        """Yield the sessions that end at this timer, and remove them from the state."""
 {_ENDED}        ended = pd.DataFrame(
             [session for session in sessions if session[1] == ended_ms], columns=["started_ms", "last_ms", "events"]
         )
@@ -283,7 +289,7 @@ from typing import Any
     "constants": "\n",
     "imports_own": "from cairn.aggregates import ApproxDistinct, Count, Max, RunningAggregate\n",
     "processor": '''class Totals(RunningAggregate):
-    """What each $key has had so far; a row for each that the $interval brought something from."""
+    """Totals of each $key so far. The output has a row for each $key with events in the $interval."""
 
     events = Count()
     pages = ApproxDistinct("page")

@@ -44,20 +44,21 @@ class SparkLog(StrEnum):
 
 
 First = Annotated[
-    str | None, typer.Option(help="Start of the first interval; left out: the end of the newest interval.")
+    str | None,
+    typer.Option(help="Start of the first interval, 2024-01-04T00:00Z; left out: the newest interval's end."),
 ]
 Every = Annotated[
-    str | None, typer.Option(help="Length of an interval, as in 1h or 1d; left out: the newest interval's.")
+    str | None, typer.Option(help="Length of an interval: 1h, 1d; left out: that of the newest interval.")
 ]
 Count = Annotated[int, typer.Option(min=1, help="Number of intervals, one after the other.")]
 From = Annotated[
-    str | None, typer.Option("--from", help="A range: start of its first interval, 2024-01-04 or 2024-01-04T06:00.")
+    str | None, typer.Option("--from", help="Run a range: start of its first interval, 2024-01-04 or 2024-01-04T06:00.")
 ]
 To = Annotated[str | None, typer.Option("--to", help="Start of the range's last interval, included.")]
 Reprocess = Annotated[
     Redo,
     typer.Option(
-        help="Intervals of the range with a result that are computed again: changed (other code or input made the result), none, all."
+        help="Which intervals of the range with a result to compute again: changed (code or input differs now), none, all."
     ),
 ]
 ReplaceOverlapping = Annotated[
@@ -66,18 +67,18 @@ ReplaceOverlapping = Annotated[
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Print which intervals would be computed, and why. Compute nothing.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="One JSON value on stdout instead of text.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")]
 SparkUrl = Annotated[
     str, typer.Option(envvar="CAIRN_SPARK", help="URL of Spark: sc://host:port, local[2], spark://...")
 ]
 LogLevel = Annotated[
-    SparkLog, typer.Option(help="Log level of a Spark in this process; level error prints Spark's stack traces.")
+    SparkLog, typer.Option(help="Level of local Spark's own log lines; error prints its stack traces.")
 ]
 
 
 def run(
     code: Annotated[str, typer.Argument(help="module:NAME of the Pipeline, as in pipelines.clicks:CLICKS.")],
-    root: Annotated[str, typer.Option(envvar="CAIRN_ROOT", help="Storage URL above the pipelines' folders.")],
+    root: Annotated[str, typer.Option(envvar="CAIRN_ROOT", help="URL of the folder that holds all pipelines.")],
     start: First = None,
     every: Every = None,
     count: Count = 1,
@@ -92,9 +93,9 @@ def run(
 ) -> int:
     """Process and commit intervals of a pipeline here and now, without Airflow.
 
-    With --from and --to, run a range: results of the same code and input stay. After a failure the same command
-    continues after the last commit (not with --reprocess all). Without --from and --to, an interval that ran before
-    runs again, from the same checkpoint.
+    With --from and --to, run a range: an interval keeps its result if code and input are unchanged. After a failure,
+    the same command continues after the last commit (not with --reprocess all). Without --from and --to, an interval
+    that ran before runs again, from the same checkpoint.
     """
     from cairn.driver.load_pipeline import load_pipeline
     from cairn.operations.coordinator_of import coordinator_of
@@ -141,16 +142,17 @@ def run(
 
 
 def _check_length(pipeline: str, newest: Interval, length: timedelta, every: str | None) -> None:
-    """Raise `UsageError` if the intervals would silently get another length.
+    """Raise `UsageError` if `--every` differs from the length of the newest interval.
 
-    A source with one file per interval would then skip the files between the new intervals' starts.
+    Without this check, daily intervals after hourly ones would silently skip 23 of 24 files of a source that reads the
+    file of the interval's start.
     """
     if length == newest.end - newest.start:
         return
     raise UsageError(
-        f"{pipeline}: --every {every} is another length than that of its newest interval, {newest}\n"
-        f"Leave --every out to go on with intervals of {newest.end - newest.start}\n"
-        f"To change the length from here on: --every {every} --start {format_instant(newest.end)}"
+        f"{pipeline}: --every {every} differs from the length of its newest interval, {newest}\n"
+        f"To continue with intervals of {newest.end - newest.start}, leave out --every\n"
+        f"To change the length from now on, use --every {every} --start {format_instant(newest.end)}"
     )
 
 
@@ -165,9 +167,9 @@ class _Asked:
 
     def __post_init__(self) -> None:
         if (self.from_ is None) != (self.to is None):
-            raise UsageError("--from and --to are given together: the starts of the first and of the last interval")
+            raise UsageError("give --from and --to together: the starts of the first and of the last interval")
         if self.from_ is not None and (self.start is not None or self.count != 1):
-            raise UsageError("a range from --from to --to has no --start and no --count; leave those out")
+            raise UsageError("--start and --count can't be combined with --from and --to; leave them out")
 
     def intervals(self, length: timedelta, default_start: datetime) -> tuple[Interval, ...]:
         """Return the intervals to run.
@@ -186,7 +188,7 @@ class _Asked:
             first, last = day_or_instant("--from", self.from_), day_or_instant("--to", self.to)
             if last < first:
                 raise UsageError(
-                    f"--from {self.from_} is after --to {self.to}; both are starts of intervals, the first and the last one"
+                    f"--from {self.from_} is after --to {self.to}; --from is the start of the first interval, --to of the last one"
                 )
             return intervals_between(first, last + length, length)
         at = _instant(self.start) if self.start is not None else default_start
@@ -271,7 +273,7 @@ def _say(outcomes: list[Outcome], as_json: bool) -> int:
         typer.echo(json.dumps(shown, indent=2))
         return 0
     for outcome in outcomes:
-        what = "would be computed" if outcome.computed else f"stays checkpoint {outcome.checkpoint}"
+        what = "would be computed" if outcome.computed else f"keeps checkpoint {outcome.checkpoint}"
         typer.echo(f"{outcome.interval}: {what}: {outcome.why}")
     computed = sum(outcome.computed for outcome in outcomes)
     typer.echo(f"{computed} of {len(outcomes)} intervals would be computed; nothing was written")
@@ -287,7 +289,7 @@ def interval_length(pipeline: str, newest: Interval | None, every: str | None) -
     if every is not None:
         return parse_duration(every)
     if newest is None:
-        raise UsageError(f"{pipeline} has no checkpoint yet, so say how long its intervals are, as in --every 1h")
+        raise UsageError(f"{pipeline} has no checkpoint yet; give the length of its intervals, as in --every 1h")
     return newest.end - newest.start
 
 
@@ -295,7 +297,7 @@ def _instant(text: str) -> datetime:
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
-        raise UsageError(f"--start {text!r} is no instant; write it as in 2024-01-01T00:00Z") from None
+        raise UsageError(f"--start {text!r} is not a time; write it as in 2024-01-01T00:00Z") from None
     if found.tzinfo is None:
         raise UsageError(f"--start {text!r} has no time zone; write it as in 2024-01-01T00:00Z")
     return found

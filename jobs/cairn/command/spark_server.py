@@ -106,15 +106,17 @@ def _free_behind(port: int) -> int:
 
 
 def spark(
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Where it listens, on 127.0.0.1.")] = 15002,
-    master: Annotated[str, typer.Option(help="Where its tasks run: local[*], local[2], spark://...")] = "local[*]",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port on 127.0.0.1 where the server listens.")] = 15002,
+    master: Annotated[
+        str, typer.Option(help="Spark master that runs the tasks: local[*], local[2], spark://...")
+    ] = "local[*]",
 ) -> int:
     """Run a Spark Connect server in the foreground, until Ctrl-C."""
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
-        raise UsageError("Spark needs a Java 17+ runtime, and there is no java on the PATH; run 'make java'")
+        raise UsageError("Spark needs Java 17 or newer, but the PATH has no java; run 'make java'")
     if answers(port):
         raise UsageError(
-            f"somebody listens on port {port} already; take another one, as in: cairn spark --port {_free_behind(port)}"
+            f"port {port} is in use by another process; use another port, as in: cairn spark --port {_free_behind(port)}"
         )
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     token = os.environ.get("SPARK_CONNECT_AUTHENTICATE_TOKEN") or new_secret()
@@ -123,7 +125,7 @@ def spark(
             file = stack.enter_context(kept_secret("spark-connect", port, token))
         except OSError as error:
             raise UsageError(
-                f"the token of the Spark server can't be kept in a file: {error}\nSet XDG_STATE_HOME to a folder of yours"
+                f"can't write the token of the Spark server to a file: {error}\nSet XDG_STATE_HOME to a folder that you may write to"
             ) from error
         return _serve(port, master, token, file)
 
@@ -135,7 +137,7 @@ def _serve(port: int, master: str, token: str, file: Path) -> int:
             _await_answer(server, port)
             connection = f'{{"conn_type": "spark_connect", "host": "sc://127.0.0.1", "port": {port}}}'
             typer.echo(
-                f"Its token:     {file}   (only you can read it; cairn and Airflow's tasks, run by you, find it there)"
+                f"Its token:     {file}   (only you can read it; your cairn commands and Airflow tasks find it there)"
             )
             typer.echo(f"Spark Connect: sc://127.0.0.1:{port}   (Ctrl-C stops it)")
             typer.echo(f"For PySpark:   export SPARK_CONNECT_AUTHENTICATE_TOKEN=$(cat {shlex.quote(str(file))})")
@@ -147,16 +149,16 @@ def _serve(port: int, master: str, token: str, file: Path) -> int:
         finally:
             if server.poll() is None:
                 os.killpg(server.pid, signal.SIGTERM)
-    raise StorageUnavailable(f"the Spark server ended with code {server.returncode}; what it said is above")
+    raise StorageUnavailable(f"the Spark server ended with code {server.returncode}; see its output above")
 
 
 def _await_answer(server: subprocess.Popen[bytes], port: int) -> None:
     deadline_s = time.monotonic() + 120
     while not answers(port):
         if server.poll() is not None:
-            raise StorageUnavailable(f"the Spark server ended with code {server.returncode}; what it said is above")
+            raise StorageUnavailable(f"the Spark server ended with code {server.returncode}; see its output above")
         if time.monotonic() > deadline_s:
             raise StorageUnavailable(
-                f"the Spark server does not answer on port {port} after two minutes; what it said is above, try again"
+                f"the Spark server does not answer on port {port} after two minutes; see its output above, then try again"
             )
         time.sleep(0.3)

@@ -32,16 +32,16 @@ from state_backend.values.records import Permissions, Record, RunRef, Savepoint
 if TYPE_CHECKING:
     from cairn.pipeline import Pipeline
 
-Root = Annotated[str, typer.Option(envvar="CAIRN_ROOT", help="Storage URL above the pipelines' folders.")]
+Root = Annotated[str, typer.Option(envvar="CAIRN_ROOT", help="URL of the folder that holds all pipelines.")]
 Name = Annotated[str, typer.Option("--pipeline", envvar="CAIRN_PIPELINE", help="Name of the pipeline.")]
 Code = Annotated[str, typer.Option(envvar="CAIRN_CODE", help="module:NAME of the Pipeline, as in its DAG.")]
-Spark = Annotated[str, typer.Option(envvar="CAIRN_SPARK", help="Where Spark is: sc://host:port, local[2], spark://...")]
-Dag = Annotated[str | None, typer.Option(help="The pipeline's DAG; left out: named like the pipeline.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON value on stdout instead of text.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
-AllowStale = Annotated[bool, typer.Option("--allow-stale", help="Also a checkpoint that a re-run made stale.")]
+Spark = Annotated[str, typer.Option(envvar="CAIRN_SPARK", help="URL of Spark: sc://host:port, local[2], spark://...")]
+Dag = Annotated[str | None, typer.Option(help="Id of the pipeline's DAG; left out: the pipeline's name.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done; do nothing.")]
+AllowStale = Annotated[bool, typer.Option("--allow-stale", help="Accept a stale checkpoint.")]
 AllowQuarantined = Annotated[
-    bool, typer.Option("--allow-quarantined", help="Also one that validation refused; you vouch for it.")
+    bool, typer.Option("--allow-quarantined", help="Accept a quarantined checkpoint, which validation refused.")
 ]
 
 
@@ -80,19 +80,21 @@ def _load_named(code: str, name: str | None) -> Any:
 def savepoint(
     root: Root,
     code: Code,
-    to: Annotated[str, typer.Option(help="The new savepoint's own folder, a storage URL.")],
+    to: Annotated[str, typer.Option(help="URL of a new folder for the savepoint.")],
     pipeline: Annotated[
-        str | None, typer.Option(envvar="CAIRN_PIPELINE", help="Its name, checked if given; --code says it too.")
+        str | None, typer.Option(envvar="CAIRN_PIPELINE", help="Expected name of the pipeline; not needed.")
     ] = None,
     checkpoint: Annotated[str, typer.Option(help="latest, an id, or an interval's end with its time zone.")] = "latest",
     format_: Annotated[
         Format, typer.Option("--format", help="native: compacted SSTs. canonical: Parquet.")
     ] = Format.native,
     consolidate: Annotated[
-        bool, typer.Option("--consolidate", help="First rewrite the checkpoint itself without what is obsolete.")
+        bool,
+        typer.Option("--consolidate", help="First rewrite the checkpoint itself without deleted and replaced entries."),
     ] = False,
     stop: Annotated[
-        bool, typer.Option("--stop", help="Pause the pipeline's DAG first, and leave it paused; needs airflow here.")
+        bool,
+        typer.Option("--stop", help="First pause the pipeline's DAG, and leave it paused; needs the airflow command."),
     ] = False,
     dag: Dag = None,
     timeout: Annotated[str, typer.Option(help="How long --stop waits for running tasks: 90s, 30m.")] = "30m",
@@ -103,7 +105,7 @@ def savepoint(
     """Copy a checkpoint into a folder of its own, which needs no other file and which retention never deletes."""
     if stop and checkpoint != "latest":
         raise UsageError(
-            f"--stop takes what the stopped pipeline has, not checkpoint {checkpoint}; leave one of them out"
+            f"--stop saves the newest checkpoint, not checkpoint {checkpoint}; leave out --stop or --checkpoint"
         )
     check_no_trial(root, "savepoint")
     timeout_s = parse_duration(timeout).total_seconds()
@@ -142,18 +144,20 @@ def savepoint(
 def restore(
     root: Root,
     from_savepoint: Annotated[
-        str | None, typer.Option("--savepoint", help="A savepoint's folder; needs --code and Spark.")
+        str | None, typer.Option("--savepoint", help="URL of the savepoint's folder; needs --code and Spark.")
     ] = None,
     checkpoint: Annotated[
-        str | None, typer.Option(help="Or go back to this one of the pipeline's own: an id, or an interval's end.")
+        str | None, typer.Option(help="Or go back to this checkpoint of the pipeline: an id, or an interval's end.")
     ] = None,
     code: Annotated[str | None, typer.Option(envvar="CAIRN_CODE", help="module:NAME of the Pipeline.")] = None,
-    pipeline: Annotated[str | None, typer.Option(envvar="CAIRN_PIPELINE", help="Name, for --checkpoint.")] = None,
+    pipeline: Annotated[
+        str | None, typer.Option(envvar="CAIRN_PIPELINE", help="Name of the pipeline, for --checkpoint.")
+    ] = None,
     dag: Dag = None,
     claim: Annotated[
-        ClaimMode, typer.Option(help="CLAIM: the savepoint becomes the pipeline's, and is deleted.")
+        ClaimMode, typer.Option(help="CLAIM deletes the savepoint after the restore.")
     ] = ClaimMode.NO_CLAIM,
-    yes: Annotated[bool, typer.Option("--yes", help="Agree to what --checkpoint discards.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Agree that --checkpoint discards later checkpoints.")] = False,
     allow_stale: AllowStale = False,
     allow_quarantined: AllowQuarantined = False,
     spark: Spark = "local[*]",
@@ -162,12 +166,12 @@ def restore(
 ) -> int:
     """Make a savepoint or an earlier checkpoint the state that the next interval starts from."""
     if (from_savepoint is None) == (checkpoint is None):
-        raise UsageError("expected one of --savepoint URL and --checkpoint ID")
+        raise UsageError("give either --savepoint URL or --checkpoint ID")
     if checkpoint is not None:
         allowed = Permissions(allow_stale_base=allow_stale, allow_quarantined=allow_quarantined)
         return _rewind(root, pipeline, dag, checkpoint, allowed, yes=yes, dry_run=dry_run, as_json=as_json)
     if code is None:
-        raise UsageError("--savepoint needs --code module:NAME: the pipeline that gets the state")
+        raise UsageError("--savepoint also needs --code module:NAME, the pipeline that gets the state")
     assert from_savepoint is not None
     into = load_code(code)
     from cairn.operations.restore_savepoint import plan_restore_savepoint, restore_savepoint
@@ -198,7 +202,7 @@ def _rewind(
     as_json: bool,
 ) -> int:
     if name is None:
-        raise UsageError("--checkpoint needs --pipeline: the one that goes back")
+        raise UsageError("--checkpoint also needs --pipeline NAME, the pipeline that goes back")
     coordinator = Coordinator(open_storage(join_url(root, name)), name)
     plan = plan_rewind(coordinator.log(), _id_of(coordinator, which), allowed)
     said: dict[str, Any] = {
@@ -211,28 +215,29 @@ def _rewind(
     if dry_run:
         return _say({"dry_run": True, **said}, what, as_json)
     if plan.discards and not yes:
-        raise UsageError(f"{what}\nNothing was done: agree to that with --yes")
+        raise UsageError(f"{what}\nNothing was done. To agree, run the same command with --yes")
     attempt = str(uuid.uuid4())
     agreed = frozenset(d.id for d in plan.discards)
     done = rewind(
         coordinator, plan.target.id, run=_run("rewind", attempt), attempt=attempt, permissions=allowed, agreed=agreed
     )
     coordinator.clean_up()
-    text = f"checkpoint {done.id} is checkpoint {plan.target.id} again.\n{what}"
+    text = f"checkpoint {done.id} is now the newest, with the state of checkpoint {plan.target.id}\n{what}"
     return _say({"checkpoint": done.id, **said}, text, as_json)
 
 
 def fork(
     root: Root,
     to: Annotated[str, typer.Option(help="Name of the pipeline that gets the state.")],
-    pipeline: Annotated[str | None, typer.Option(envvar="CAIRN_PIPELINE", help="The pipeline that is forked.")] = None,
+    pipeline: Annotated[str | None, typer.Option(envvar="CAIRN_PIPELINE", help="Name of the pipeline to fork.")] = None,
     checkpoint: Annotated[str, typer.Option(help="latest, an id, or an interval's end with its time zone.")] = "latest",
     from_savepoint: Annotated[
-        str | None, typer.Option("--savepoint", help="A native savepoint's folder, instead of --pipeline.")
+        str | None, typer.Option("--savepoint", help="URL of a native savepoint, instead of --pipeline.")
     ] = None,
-    to_root: Annotated[str | None, typer.Option(help="Root of the new pipeline; left out: --root.")] = None,
+    to_root: Annotated[str | None, typer.Option(help="Root of the new pipeline; left out: the same as --root.")] = None,
     start: Annotated[
-        str | None, typer.Option(help="Start of the new pipeline, with its time zone; left out: the same.")
+        str | None,
+        typer.Option(help="Start of the new pipeline, with time zone; left out: the start of the forked one."),
     ] = None,
     allow_stale: AllowStale = False,
     allow_quarantined: AllowQuarantined = False,
@@ -252,7 +257,7 @@ def fork(
         source = open_storage(join_url(root, pipeline))
         target = _id_of(Coordinator(source, pipeline), checkpoint)
     else:
-        raise UsageError("expected one of --pipeline NAME and --savepoint URL")
+        raise UsageError("give either --pipeline NAME or --savepoint URL")
     into = Coordinator(open_storage(join_url(to_root or root, to)), to)
     start_ms = None if start is None else to_ms(start_of("--start", start))
     attempt = str(uuid.uuid4())
@@ -322,7 +327,10 @@ def load_code(code: str) -> Pipeline:
 
 
 def _id_of(coordinator: Coordinator, which: str) -> int:
-    """Return the checkpoint's id. An explicit id may be unusable: the plan that gets the id reports that."""
+    """Return the checkpoint's id.
+
+    An id in `which` is returned unchecked. The caller plans with this id, and the plan refuses an unusable checkpoint.
+    """
     found = parse_checkpoint(which)
     return found if isinstance(found, int) else coordinator.record(found).id
 
@@ -335,7 +343,7 @@ def start_of(option: str, text: str) -> datetime:
     """
     found = parse_checkpoint(text)
     if not isinstance(found, datetime):
-        raise UsageError(f"{option} {text!r} is not an instant; write it as in 2013-01-02T00:00:00+00:00")
+        raise UsageError(f"{option} {text!r} is not a time with time zone; write it as in 2013-01-02T00:00:00+00:00")
     return found
 
 

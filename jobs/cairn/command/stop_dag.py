@@ -56,7 +56,7 @@ class DagControl(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopPlan:
-    """The tasks and commits that the runs of a paused DAG still need.
+    """The tasks to wait for and the runs to commit, before a paused DAG counts as stopped.
 
     Attributes:
         under_way: Active tasks to wait for, as `run/task`.
@@ -69,7 +69,7 @@ class StopPlan:
 
 
 def plan_stop(running: Mapping[str, Mapping[str, str | None]]) -> StopPlan:
-    """Return the tasks and commits that the runs of a paused DAG still need.
+    """Decide which tasks of a paused DAG to wait for, and which runs to commit in place of their `checkpoint` task.
 
     Args:
         running: Task states, as `DagControl.running` returns them.
@@ -118,8 +118,8 @@ def stopped(
                 break
             if plan.under_way and monotonic() > deadline_s:
                 raise StorageUnavailable(
-                    f"DAG {dag_id!r} is not at rest after {timeout_s:.0f} s: {', '.join(plan.under_way)}; it is "
-                    f"{'left paused, as it was' if paused_before else 'unpaused again'}. Try again with a longer --timeout"
+                    f"tasks of DAG {dag_id!r} are still active after {timeout_s:.0f} s: {', '.join(plan.under_way)}\nThe DAG is "
+                    f"{'still paused' if paused_before else 'unpaused again'}. Try again with a longer --timeout"
                 )
             wait(1.0)
         yield plan.uncommitted
@@ -215,7 +215,7 @@ class AirflowCli:
                 except ValueError:
                     continue
                 return rows
-        raise StorageUnavailable(f"airflow {' '.join(arguments)} answered no JSON, try again: {said.strip()[-500:]!r}")
+        raise StorageUnavailable(f"airflow {' '.join(arguments)} printed no JSON; try again: {said.strip()[-500:]!r}")
 
     def _run(self, *arguments: str) -> str:
         what = f"airflow {' '.join(arguments)}"
@@ -232,7 +232,7 @@ class AirflowCli:
             raise UsageError(f"can't run {self._command[0]!r}: {error}; --stop needs Airflow's command line") from error
         except subprocess.TimeoutExpired as error:
             raise StorageUnavailable(
-                f"{what} did not end within {self._timeout_s:.0f} s; try again, or look whether Airflow answers"
+                f"{what} did not end within {self._timeout_s:.0f} s; check that Airflow works, then try again"
             ) from error
         if done.returncode:
             raise self._refused(what, done.stdout, done.stderr)
@@ -242,8 +242,10 @@ class AirflowCli:
         text = " ".join(said).strip()
         lines = text.splitlines() or [""]
         if "does not exist" in text:
-            return UsageError(f"{what}: {lines[-1]}; --dag names the pipeline's DAG, AIRFLOW_HOME the Airflow")
-        return StorageUnavailable(f"{what} failed: {lines[-1]}; is AIRFLOW_HOME that of the Airflow that runs?")
+            return UsageError(f"{what}: {lines[-1]}\nCheck --dag (the id of the pipeline's DAG) and AIRFLOW_HOME")
+        return StorageUnavailable(
+            f"{what} failed: {lines[-1]}\nCheck that AIRFLOW_HOME is the folder of the running Airflow"
+        )
 
 
 def _airflow() -> str:

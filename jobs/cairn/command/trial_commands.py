@@ -37,26 +37,27 @@ FINDINGS = 1
 _KEEP = "3d"
 _LISTED = 10
 
-OfTrial = Annotated[str | None, typer.Argument(help="Name of the trial; left out: the only one.")]
+OfTrial = Annotated[str | None, typer.Argument(help="Name of the trial; left out: the pipeline's only trial.")]
 Keys = Annotated[
     list[str] | None,
-    typer.Option("--key", help="A column that tells output rows apart; may be repeated. Left out: whole rows."),
+    typer.Option("--key", help="Column that identifies an output row; may be repeated. Left out: compare whole rows."),
 ]
 
 
 def try_(
     root: Root,
     code: Annotated[str, typer.Option(envvar="CAIRN_CODE", help="module:NAME of the Pipeline with the new code.")],
-    from_: Annotated[str, typer.Option("--from", help="Start of the first interval, 2024-01-04.")],
+    from_: Annotated[str, typer.Option("--from", help="Start of the first interval, as in 2024-01-04.")],
     to: Annotated[str, typer.Option("--to", help="Start of the last interval, included.")],
     every: Annotated[
-        str | None, typer.Option(help="How long an interval is, as in 1h; left out: like production's newest one.")
+        str | None,
+        typer.Option(help="Length of an interval, as in 1h; left out: that of production's newest interval."),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Of the trial; left out: from its start and its code.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the trial; left out: made from its start and code.")] = None,
     savepoint: Annotated[
         str | None, typer.Option(help="Begin from this native savepoint instead of production's state.")
     ] = None,
-    keep: Annotated[str, typer.Option(help="How long it stays until a sweep removes it: 12h, 3d.")] = _KEEP,
+    keep: Annotated[str, typer.Option(help="How long the trial stays before a sweep removes it: 12h, 3d.")] = _KEEP,
     spark: Spark = "local[2]",
     as_json: Json = False,
 ) -> int:
@@ -100,8 +101,8 @@ def try_(
             "other_input": [str(i) for i in tried.other_input],
         }
         return _print_json(said)
-    typer.echo(f"kept until {format_instant(from_ms(trial.ends_ms))}, when the next sweep removes it")
-    typer.echo(f"what it changes:\n{compared}")
+    typer.echo(f"kept until {format_instant(from_ms(trial.ends_ms))}; the first sweep after that removes the trial")
+    typer.echo(f"to see what the trial changes, run:\n{compared}")
     return 0
 
 
@@ -112,9 +113,11 @@ def _say_plan(plan: TrialPlan) -> None:
         f"trial {trial.name} of {trial.pipeline}: code {trial.code_version or trial.code_hash[:8]}, from {begins}"
     )
     for interval in plan.other_input[:_LISTED]:
-        typer.echo(f"{interval}: the source says another position than production's checkpoint has")
+        typer.echo(
+            f"{interval}: the input has changed: the source's position differs from that in production's checkpoint"
+        )
     if len(plan.other_input) > _LISTED:
-        typer.echo(f"and so for {len(plan.other_input) - _LISTED} more intervals")
+        typer.echo(f"the input of {len(plan.other_input) - _LISTED} more intervals has changed too")
 
 
 def _say_outcome(outcome: Outcome, progress: Progress) -> None:
@@ -161,14 +164,15 @@ def compare(
     pipeline: Name,
     trial: OfTrial = None,
     key: Keys = None,
-    limit: Annotated[int, typer.Option(min=0, help="Examples of each kind of difference.")] = 3,
+    limit: Annotated[int, typer.Option(min=0, help="How many examples of each kind of difference.")] = 3,
     interval: Annotated[
-        str | None, typer.Option(help="Only the interval that starts then, 2024-01-04, and the state at its end.")
+        str | None,
+        typer.Option(help="Compare only the interval that starts then, as in 2024-01-04, and the state at its end."),
     ] = None,
     to: Annotated[
-        Path | None, typer.Option(help="Also write all rows that differ there, a Parquet file for each interval.")
+        Path | None, typer.Option(help="Folder for all rows that differ: a Parquet file for each interval.")
     ] = None,
-    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 if they differ.")] = False,
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with code 1 if the results differ.")] = False,
     as_json: Json = False,
 ) -> int:
     """Show what a trial changes: output rows, late rows and states beside production's, interval by interval.
@@ -195,11 +199,11 @@ def deploy(
     past: Annotated[
         bool,
         typer.Option(
-            "--past", help="Run the trial's intervals again in production, each only if it comes to the same."
+            "--past", help="Run the trial's intervals again in production; commit only results equal to the trial's."
         ),
     ] = False,
     key: Keys = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Agree to what it would do.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Agree to deploy.")] = False,
     spark: Spark = "local[2]",
     as_json: Json = False,
 ) -> int:
@@ -221,8 +225,8 @@ def deploy(
     what = [
         f"would run again in production: {len(plan.again)} intervals of the trial, {plan.trial.span}"
         if past
-        else "production's state is one that this code can take: nothing is run again",
-        *([f"and {len(plan.behind)} behind them, of which the trial says nothing"] if plan.behind else []),
+        else "this code can continue from production's state: no interval is run again",
+        *([f"and {len(plan.behind)} later intervals, which the trial did not run"] if plan.behind else []),
     ]
     if not yes:
         if as_json:
@@ -230,7 +234,7 @@ def deploy(
                 {"deployed": False, "again": len(plan.again), "behind": len(plan.behind), "comparison": said}
             )
         typer.echo("\n".join([*comparison_lines(plan.trial, said), *what]))
-        typer.echo("Nothing was done: agree to that with --yes")
+        typer.echo("Nothing was done. To agree, run the same command with --yes")
         return 0
     outcomes = []
     if past:
@@ -248,10 +252,10 @@ def deploy(
 def _say_next_steps(code: str, restore: str | None, past: bool) -> None:
     typer.echo(f"Let the DAG run {code} from the next interval on")
     if restore is not None:
-        typer.echo(f"To go back: the old code in the DAG, and its state:\n{restore}")
+        typer.echo(f"To go back, put the old code into the DAG, and restore its state:\n{restore}")
     elif past:
         typer.echo(
-            "To go back: the old code in the DAG, and run the intervals again with it; production began empty there"
+            "To go back, put the old code into the DAG, and run these intervals again: no checkpoint is before them"
         )
 
 

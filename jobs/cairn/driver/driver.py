@@ -114,7 +114,7 @@ def main(arguments: list[str] | None = None) -> int:
     for library in ("py4j", "great_expectations"):
         logging.getLogger(library).setLevel(logging.WARNING)
     call, request, more = parse_call(arguments, ["result"])
-    # At the end of `sys.path`, as in the task: a module beside a DAG must not hide a module of Python's library.
+    # The task's own folders come last in `sys.path`: a module beside a DAG must not hide a module of Python's library.
     sys.path += [p for p in os.environ.get("CAIRN_PYTHON_PATH", "").split(os.pathsep) if p and p not in sys.path]
     private = json.load(sys.stdin) if call.settings_on_stdin else {}
     session = Session(call=call, token=private.get("token"), conf=private.get("conf") or {})
@@ -164,8 +164,8 @@ def _process(session: Session, request: Process) -> ProcessResult:
         )
     if there is not None:
         log.info(
-            "%s %s: checkpoint %d, which run %s committed, was made by the same code from the same input: nothing is computed again. "
-            "Clear this task to compute it in any case",
+            "%s %s: nothing is computed, because code and input are the same as for checkpoint %d, which run %s committed. "
+            "To compute the interval again, clear this task",
             *(pipeline.name, interval, there.id, there.run.run_id),
         )
         return {
@@ -212,7 +212,7 @@ def _range(session: Session, request: Range) -> RangeResult:
         spark = session.connect(pipeline, "range") if request.reprocess == "changed" else None
         planned = plan_intervals(spark, pipeline, intervals, session.call.root, **how)
         for one in planned:
-            what = "would be computed" if one.computed else f"stays checkpoint {one.checkpoint}"
+            what = "would be computed" if one.computed else f"keeps checkpoint {one.checkpoint}"
             log.info("%s %s: %s: %s", pipeline.name, one.interval, what, one.why)
         return _counts(planned)
 
@@ -248,7 +248,7 @@ def _try(session: Session, request: Try) -> TryResult:
     for line in lines:
         log.info("%s", line)
     # The comparison goes into an XCom that a person reads. So it has at most 60 lines; the log has all of them.
-    shown = lines if len(lines) <= _SHOWN_LINES else [*lines[:_SHOWN_LINES], "and more, in the log of this task"]
+    shown = lines if len(lines) <= _SHOWN_LINES else [*lines[:_SHOWN_LINES], "the rest is in the log of this task"]
     return {
         "trial": trial.name,
         "same": found.same,
@@ -287,7 +287,7 @@ def _counts(outcomes: Sequence[Outcome]) -> RangeResult:
 
 
 def _committed(outcome: Outcome) -> dict[str, Any]:
-    """Return the extra fields of the asset event, as a `checkpoint` task of a single interval writes them."""
+    """Return the extra fields of the interval's asset event. A `checkpoint` task writes the same fields."""
     if outcome.record is not None:
         return summarise(outcome.record)
     return {"checkpoint": outcome.checkpoint, "interval": str(outcome.interval)}
@@ -369,7 +369,7 @@ def _validate(session: Session, request: Validate) -> ValidateResult:
         "%s, %s: %d files, %d entries%s, %d expectations, %s",
         *(found.what, found.mode, found.files, found.entries),
         f" restored in processes {', '.join(map(str, found.pids))}" if found.pids else "",
-        *(found.expectations, "all well" if found.success else f"{len(found.findings)} findings: refused"),
+        *(found.expectations, "no findings" if found.success else f"{len(found.findings)} findings: refused"),
     )
     return {
         "success": found.success,

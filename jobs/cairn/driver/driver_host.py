@@ -184,7 +184,7 @@ class _Host:
                 connection.sendall(struct.pack("!i", pid))
             except (OSError, ValueError) as error:
                 # If the driver was forked already and its task is dead, the lifeline kills the driver.
-                print(f"a request came to nothing: {error!r}", flush=True)
+                print(f"a request failed: {error!r}", flush=True)
             if any(connection is kept for _, kept in self._drivers.values()):
                 closing.pop_all()
                 for file in request.files:
@@ -314,7 +314,8 @@ def _become(request: Request, libc: Any) -> None:
     os.environ.update(request.environment)
     time.tzset()
     os.chdir(request.cwd)
-    # Without a new seed all drivers of this host would draw the same numbers. Python's `random` reseeds after a fork.
+    # Without a new seed all drivers of this host would draw the same random numbers from NumPy. Python's own `random`
+    # module needs no call: it reseeds after a fork.
     import numpy
 
     numpy.random.seed()

@@ -17,10 +17,11 @@ from typing import Any, ClassVar, Literal, TypedDict, get_origin, get_type_hints
 from state_backend.values.records import NO_PERMISSIONS, Permissions
 
 DRIVER = "cairn.driver.driver"
+# A `process` driver that has planned its attempt prints a line with this prefix, then JSON with attempt and options.
 BEGUN = "@cairn begun "
-"""Prefix of a line of output: a ``process`` driver has planned its attempt. JSON with attempt and options follows."""
+# A `range` or `deploy` driver that has committed an interval prints a line with this prefix, then JSON for the asset's
+# event.
 COMMITTED = "@cairn committed "
-"""Prefix of a line of output: a ``range`` or ``deploy`` driver has committed an interval. JSON for the asset's event follows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,13 +227,21 @@ class ProcessResult(TypedDict, total=False):
     """Result of `Process`: the prepared attempt, or the attempt of a committed checkpoint that the driver kept.
 
     Attributes:
+        attempt: Id of the attempt.
         reused: True if nothing was computed.
-        committed: Id of the kept checkpoint.
+        committed: Id of the kept checkpoint; absent if the driver prepared an attempt.
         checkpoint_base: Id of the base; None for empty state.
+        interval: The interval, as text.
+        input_rows: Number of input rows.
+        output_rows: Number of output rows.
+        keys: Number of entries of the largest value state; 0 without value states.
+        changed_bytes: Bytes of the entries that changed.
+        uploaded_bytes: Bytes of state files that were uploaded.
+        state_bytes: Bytes of all state files of the checkpoint.
+        durations_us: Microseconds by phase.
         counts: The counts that the source's position contains.
         sink: `module:NAME` of a pipeline that has a sink, else empty.
-
-    Sizes are bytes.
+        seconds: Duration of the driver's work.
     """
 
     attempt: str

@@ -24,7 +24,9 @@ def load_pipeline(reference: str) -> Pipeline:
     """
     module, _, name = reference.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), name)):
-        raise UsageError(f"{reference!r} names no pipeline; write it as module:NAME, as in pipelines.clicks:CLICKS")
+        raise UsageError(
+            f"{reference!r} does not name a pipeline; write it as module:NAME, as in pipelines.clicks:CLICKS"
+        )
     try:
         loaded = importlib.import_module(module)
     except CairnError:
@@ -34,12 +36,12 @@ def load_pipeline(reference: str) -> Pipeline:
             folders = "\n".join(f"  {folder}" for folder in sys.path if folder)
             raise UsageError(
                 f"can't load the pipeline {reference!r}: there is no module {error.name!r}\n"
-                "It may be in a package that is installed here, beside the DAG at the root of its bundle, or on the PYTHONPATH. "
-                f"Looked in:\n{folders}"
+                "Put the module into an installed package, beside the DAG at the root of its bundle, or on the PYTHONPATH. "
+                f"Python searched:\n{folders}"
             ) from None
         raised = UsageError(
             f"can't load the pipeline {reference!r}: importing {module} raised {type(error).__name__}: {user_text(error)}\n"
-            "Mend that module; nothing was read or computed"
+            "Fix that module. Nothing was read or computed"
         )
         raised.add_note(textwrap.indent(_own_traceback(error), "  "))
         raise raised from error

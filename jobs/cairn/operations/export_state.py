@@ -106,7 +106,7 @@ def _check_fits(source: StateSource, state: str) -> None:
     if descriptor is not None:
         structs.append(descriptor.versions[-1].value)
     if not all(fits_parquet(parse_struct(struct)) for struct in structs):
-        raise UsageError(f"{source}: state {state!r} has a struct without fields, which Parquet can't hold")
+        raise UsageError(f"{source}: state {state!r} has a struct without fields, which Parquet can't store")
 
 
 def _export_shard(source: StateSource, states: Sequence[str], to: str, shard: int) -> list[ExportedFile]:

@@ -102,5 +102,5 @@ def _root_of(url: str) -> str:
     """Return the URL of the pipeline's folder that contains an output file."""
     root, output, _ = url.rpartition("/" + paths.OUTPUT)
     if not output:
-        raise UsageError(f"{url!r} is no output file of a pipeline; expected one below its output/")
+        raise UsageError(f"{url!r} is not an output file of a pipeline; expected a file below the pipeline's output/")
     return root

@@ -351,16 +351,16 @@ def plan_zone(pipeline: str, wanted: str | None, session: str, recorded: str | N
     zone = zone_of(session if wanted is None else wanted)
     if wanted is None and recorded not in (None, zone.name):
         raise UsageError(
-            f"pipeline {pipeline!r}: it ran in the time zone {recorded!r} so far, and this Spark session is in {zone.name!r}\n"
-            f"Set spark.sql.session.timeZone to {recorded!r}, or name a zone in the pipeline: Pipeline(time_zone={zone.name!r}, ...)"
+            f"pipeline {pipeline!r}: so far it ran in the time zone {recorded!r}, but this Spark session has {zone.name!r}\n"
+            f"Set spark.sql.session.timeZone to {recorded!r}, or declare a zone in the pipeline: Pipeline(time_zone={zone.name!r}, ...)"
         )
     return zone
 
 
 def declared_states(spark: SparkSession, pipeline: Pipeline) -> tuple[StateDescriptor, ...]:
-    """Return the states that the processor declares for empty state.
+    """Return the states that the processor's `init` declares when no checkpoint exists.
 
-    Only for the row and pandas interfaces: the processor's `init` sees no key and input schema.
+    Do not call this for `api="arrow"`: there `init` could read the key and input schemas, which are empty here.
     """
     return _plan_states(spark, pipeline, None, StructType(), StructType()).states
 
@@ -422,13 +422,13 @@ def _initial_state(
     key = names.find_key(pipeline.key)
     if grouped_by is not None and list(map(names.find, grouped_by)) != key:
         raise UsageError(
-            f"{what} is grouped by {', '.join(grouped_by)}; the pipeline's key is {', '.join(pipeline.key)}"
+            f"{what} is grouped by {', '.join(grouped_by)}, but the pipeline's key is {', '.join(pipeline.key)}; group it by the key"
         )
     check_types(initial.schema, what)
     initial_key = key_schema_of(initial.schema, key)
     if [t for _, t in _key_types(initial_key.jsonValue())] != [t for _, t in _key_types(key_schema.jsonValue())]:
         raise SourceError(
-            f"{what}'s key is {initial_key.simpleString()}, the input's {key_schema.simpleString()}; cast one of them"
+            f"{what}'s key is {initial_key.simpleString()}, but the input's key is {key_schema.simpleString()}; cast one of them"
         )
     return initial, key
 
@@ -451,7 +451,7 @@ def _plan_states(
         raise
     except BaseException as error:
         raise ProcessorError(
-            f"pipeline {pipeline.name!r}: {name_of(pipeline.processor)}.init on the driver: {described(error)}"
+            f"pipeline {pipeline.name!r}: {name_of(pipeline.processor)}.init failed on the driver: {described(error)}"
         ) from error
     plan = plan_states(
         pipeline.name, base.states if base is not None else (), tuple(handle.declared.values()), deleted=handle.deleted
@@ -460,7 +460,7 @@ def _plan_states(
         log.warning("%s: %s", pipeline.name, warning)
     if plan.undeclared:
         log.warning(
-            "%s: no longer declared, but kept: %s; deleteIfExists in init() drops a state",
+            "%s: states that the processor no longer declares, but that are kept: %s; to drop a state, call deleteIfExists in init()",
             *(pipeline.name, ", ".join(plan.undeclared)),
         )
     return plan
@@ -485,14 +485,14 @@ def _check_unchanged(pipeline: Pipeline, base: Content | None, key_schema: Struc
 
 def _changed(pipeline: Pipeline, what: str, now: object, recorded: object) -> UsageError:
     keeping = (
-        "To keep the state, take a canonical savepoint and restore it under another name, which may have another max_parallelism\n"
+        "To keep the state, take a canonical savepoint, and restore it into a pipeline of another name with the new max_parallelism\n"
         if what == "max_parallelism"
         else ""
     )
     return UsageError(
         f"pipeline {pipeline.name!r}: {what} is {now}, but its state was made with {recorded}; it can't change\n"
-        f"Set it back, or give the pipeline another name to begin anew\n{keeping}"
-        "If it never was otherwise, another pipeline of this name writes below the same root: rename one of the two"
+        f"Set it back, or give the pipeline another name to begin with empty state\n{keeping}"
+        "If you never changed it, another pipeline of this name writes below the same root: rename one of the two"
     )
 
 

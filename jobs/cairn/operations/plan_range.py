@@ -63,15 +63,15 @@ def keep_or_compute(there: Result | None, reprocess: Reprocess, run: RunRef) -> 
         run: The present run.
     """
     if there is None:
-        return Compute(why="there is no result yet")
+        return Compute(why="the interval has no result yet")
     if there.spoilt is not None:
-        return Compute(why=f"checkpoint {there.id} does not count: {there.spoilt}")
+        return Compute(why=f"checkpoint {there.id} is not valid: {there.spoilt}")
     if (there.run.run_id, there.run.clear_number) == (run.run_id, run.clear_number):
         return Keep(checkpoint=there.id, why="an earlier try of this run has committed it", ours=True)
     if reprocess == "all":
-        return Compute(why=f"checkpoint {there.id} is computed again, as asked for")
+        return Compute(why=f"checkpoint {there.id} is computed again, as requested")
     if reprocess == "none":
-        return Keep(checkpoint=there.id, why="there is a result, and only what is missing is asked for")
+        return Keep(checkpoint=there.id, why="the interval has a result, and only missing results are requested")
     return AskSource()
 
 
@@ -83,11 +83,11 @@ def plan_by_input(there: Result, input_hash: str | None) -> Keep | Compute:
         input_hash: Input hash that a new result would have; None if it can't be computed.
     """
     if there.input_hash is None or input_hash is None:
-        untold = "the source records no position" if input_hash is None else "the source recorded none then"
-        return Compute(why=f"whether checkpoint {there.id} had the same code and input can't be told: {untold}")
+        untold = "the source records no position" if input_hash is None else "the source recorded no position then"
+        return Compute(why=f"Cairn can't tell whether checkpoint {there.id} had the same code and input: {untold}")
     if there.input_hash != input_hash:
-        return Compute(why=f"checkpoint {there.id} was made by other code, with other settings or from other input")
-    return Keep(checkpoint=there.id, why="the same code made it from the same input")
+        return Compute(why=f"checkpoint {there.id} was computed with other code, other settings or other input")
+    return Keep(checkpoint=there.id, why="code and input are the same")
 
 
 def intervals_between(first: datetime, end: datetime, length: timedelta) -> tuple[Interval, ...]:
@@ -103,12 +103,12 @@ def intervals_between(first: datetime, end: datetime, length: timedelta) -> tupl
     """
     if length <= timedelta(0) or end <= first:
         raise UsageError(
-            f"there is no interval from {format_instant(first)} to {format_instant(end)}; the end lies behind the start"
+            f"there is no interval from {format_instant(first)} to {format_instant(end)}: the end must be after the start"
         )
     count, rest = divmod(end - first, length)
     if rest:
         raise UsageError(
-            f"from {format_instant(first)} to {format_instant(end)} there is no whole number of intervals of {length}; the last one would end "
+            f"from {format_instant(first)} to {format_instant(end)} is not a whole number of intervals of {length}; the last interval would end "
             f"at {format_instant(first + (count + 1) * length)}"
         )
     return tuple(Interval(first + n * length, first + (n + 1) * length) for n in range(count))
@@ -119,7 +119,7 @@ def check_in_order(intervals: Sequence[Interval]) -> None:
     for before, after in pairwise(intervals):
         if before.end != after.start:
             raise UsageError(
-                f"{after} does not start where {before} ends; a range is run in the order of time, without gaps"
+                f"{after} does not start where {before} ends; give the intervals of a range in order and without gaps"
             )
 
 

@@ -92,35 +92,33 @@ def plan_reuse(earlier: Earlier, now: Now) -> Reuse | Recompute:
     Use it only if this try would compute the same and the attempt can still be committed. In doubt compute again.
     """
     if earlier.prepared is None:
-        return Recompute(reason="it had not finished")
+        return Recompute(reason="it did not finish")
     content = earlier.prepared.content
     if (content.run.run_id, content.interval) != (now.run.run_id, now.interval):
         return Recompute(reason=f"it belongs to run {content.run.run_id!r}, {content.interval}")
     if content.run.clear_number != now.run.clear_number:
-        return Recompute(reason="the run was cleared since, so that it is computed again on purpose")
+        return Recompute(reason="the run was cleared since, so the interval is computed again")
     changed = [
-        f"{name} was {earlier.options.get(name, 'nothing')}, is {now.options.get(name, 'nothing')}"
+        f"{name} was {earlier.options.get(name, 'nothing')} and is now {now.options.get(name, 'nothing')}"
         for name in sorted({*earlier.options, *now.options})
         if earlier.options.get(name) != now.options.get(name)
     ]
     if content.permissions != now.permissions:
-        changed.append(f"permissions were {content.permissions}, are {now.permissions}")
+        changed.append(f"permissions were {content.permissions} and are now {now.permissions}")
     if content.code_hash != now.code_hash:
-        changed.append(f"the processor's code was {content.code_hash[:12]}, is {now.code_hash[:12]}")
+        changed.append(f"the processor's code was {content.code_hash[:12]} and is now {now.code_hash[:12]}")
     if changed:
         return Recompute(reason="; ".join(changed))
     if now.initial_state:
-        return Recompute(reason="it took initial state, and whether that is the same can't be told")
+        return Recompute(reason="it read initial state, and Cairn can't tell whether that is the same")
     if not now.source_position:
-        return Recompute(
-            reason="the source records no position, so that it can't be told whether the input is the same"
-        )
+        return Recompute(reason="the source records no position, so Cairn can't tell whether the input is the same")
     if content.source_position != now.source_position:
-        return Recompute(reason="the source's position is another: the input has changed")
+        return Recompute(reason="the source's position differs: the input has changed")
     try:
         plan_commit(now.log, earlier.prepared)
     except AttemptLost as error:
-        return Recompute(reason=f"it can't be committed any more: {error}")
+        return Recompute(reason=f"it can no longer be committed: {error}")
     return Reuse(attempt=earlier.attempt)
 
 

@@ -92,7 +92,7 @@ def process_interval(
 
 def _log_begin(pipeline: Pipeline, attempt: Attempt, begun: Begun) -> None:
     state = f"checkpoint {begun.base.id} ({begun.base.content.totals.entries} entries)" if begun.base else "empty state"
-    log.info("%s %s: attempt %s, from %s", pipeline.name, attempt.interval, attempt.id, state)
+    log.info("%s %s: attempt %s starts from %s", pipeline.name, attempt.interval, attempt.id, state)
 
 
 def _compute(
@@ -170,7 +170,7 @@ def _reuse(
         return None
     assert prepared is not None
     log.info(
-        "%s %s: an earlier try (%d) has prepared attempt %s: base, code, options and input are unchanged, so it is used; nothing is "
+        "%s %s: try %d has prepared attempt %s, and base, code, options and input are unchanged: this attempt is used, and nothing is "
         "computed again",
         *(job.pipeline, job.interval, prepared.content.run.try_number, attempt),
     )

@@ -69,7 +69,7 @@ def read_source(spark: SparkSession, pipeline: Pipeline, interval: Interval) -> 
         raise raised from None
     if rows.isStreaming:
         raise SourceError(
-            f"{where}: the source returned a streaming DataFrame, which has no end; read the interval's rows by spark.read"
+            f"{where}: the source returned a streaming DataFrame, which has no end; read the interval's rows with spark.read"
         )
     check_types(schema, f"{where}: the input")
     try:
@@ -77,9 +77,7 @@ def read_source(spark: SparkSession, pipeline: Pipeline, interval: Interval) -> 
             raise TypeError(f"it is {_described(position)}, not a dict")
         json.dumps(position, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise SourceError(
-            f"{where}: the source's position must be a dict that is JSON, to be recorded: {error}"
-        ) from None
+        raise SourceError(f"{where}: the source's position must be a dict of JSON values: {error}") from None
     return rows, position
 
 
@@ -94,8 +92,8 @@ def check_types(schema: StructType, what: str) -> None:
         found = next(_not_for_python(field.dataType), None)
         if found is not None:
             raise SourceError(
-                f"{what}'s column {field.name!r} is {field.dataType.simpleString()}; {found} can't be handed to Python; "
-                "drop it in the source, or cast it to STRING"
+                f"{what}'s column {field.name!r} is {field.dataType.simpleString()}; {found} can't be passed to Python; "
+                "in the source, drop the column, or cast it to STRING"
             )
 
 
@@ -142,9 +140,9 @@ def _unreadable(where: str, error: Exception) -> str | None:
         (
             _UNREADABLE,
             "an input file can't be read",
-            "Mend the file, or what the source says of it (schema, options); or leave it out of the source",
+            "Fix the file, or fix the schema and options in the source, or leave the file out of the source",
         ),
-        (_BAD_DATA, "the input can't be computed", "Mend the rows, or what the source makes of them"),
+        (_BAD_DATA, "the input can't be computed", "Fix the rows, or fix the expressions in the source"),
     ):
         if found := pattern.search(text):
             causes = "".join(f"\nBecause: {cause}" for cause in _causes_below(text[found.end() :]))
@@ -178,7 +176,8 @@ def _told(error: Exception) -> str:
 
 
 def _is_frame(value: Any) -> bool:
-    # Classic DataFrames and those of Spark Connect both have these attributes. So Spark Connect is not imported.
+    # Classic DataFrames and those of Spark Connect both have these attributes. `isinstance` would need an import of
+    # Spark Connect.
     return isinstance(value, LocalRows) or all(
         hasattr(value, name) for name in ("schema", "isStreaming", "select", "unionByName")
     )

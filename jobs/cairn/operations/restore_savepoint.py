@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("cairn")
 
 CLAIM_MODES = ("NO_CLAIM", "CLAIM")
-# A try's task numbers start at a random number: the upper 48 of a uuid's 128 bits. The lower 80 bits are shifted out.
+# File names contain task numbers. The first task number of a try is random: the upper 48 of a uuid's 128 bits. So the
+# lower 80 bits are shifted out.
 _BITS_BEHIND_TASK = 80
 
 
@@ -111,8 +112,8 @@ def restore_savepoint(
 def _check_same_savepoint(begun: object, savepoint: Savepoint, path: str) -> None:
     if isinstance(begun, Content) and begun.restored_from != savepoint.savepoint:
         raise UsageError(
-            f"attempt {begun.attempt} restored savepoint {begun.restored_from}, and the one in {path} is {savepoint.savepoint}; "
-            "take a new uuid"
+            f"attempt {begun.attempt} began to restore savepoint {begun.restored_from}, but {path} holds savepoint {savepoint.savepoint}; "
+            "use a new uuid"
         )
 
 
@@ -227,13 +228,13 @@ def _check_fits(pipeline: Pipeline, savepoint: Savepoint) -> None:
     ):
         if recorded != now:
             raise UsageError(
-                f"pipeline {pipeline.name!r}: {what} is {now}, but the savepoint of {content.pipeline!r} was made with {recorded}\n"
-                "Declare it as it was, or choose another savepoint"
+                f"pipeline {pipeline.name!r}: {what} is {now}, but the savepoint of {content.pipeline!r} has {recorded}\n"
+                "Declare it as in the savepoint, or choose another savepoint"
             )
     if savepoint.format == "native" and content.max_parallelism != pipeline.max_parallelism:
         raise UsageError(
-            f"pipeline {pipeline.name!r}: max_parallelism is {pipeline.max_parallelism}, but the native savepoint was made with "
-            f"{content.max_parallelism}, and its files are by key group; take a canonical one, or keep {content.max_parallelism}"
+            f"pipeline {pipeline.name!r}: max_parallelism is {pipeline.max_parallelism}, but the native savepoint has "
+            f"{content.max_parallelism}, and its files are split by key group; use a canonical savepoint, or keep {content.max_parallelism}"
         )
 
 
@@ -241,6 +242,6 @@ def _committed(coordinator: Coordinator, attempt: str) -> Record:
     entry = coordinator.log().of_attempt(attempt)
     if not isinstance(entry, Record):
         raise UsageError(
-            f"attempt {attempt} was committed, but its checkpoint was dropped since; nothing is left to do"
+            f"attempt {attempt} was committed, but its checkpoint has been dropped since; nothing is left to do"
         )
     return entry

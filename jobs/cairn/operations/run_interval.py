@@ -103,7 +103,11 @@ def finish_commit(
         with clock.phase("clean_up"):
             coordinator.clean_up()
     except CorruptFile as error:  # Another checkpoint is damaged. This commit is valid.
-        log.warning("%s: nothing was deleted, since it can't be told what is needed: %s", pipeline.name, error)
+        log.warning(
+            "%s: the clean-up deleted nothing, because Cairn can't tell which files are needed: %s",
+            pipeline.name,
+            error,
+        )
     if failed is not None:
         if checkpoint_id in failed.ids:
             raise failed

@@ -193,12 +193,16 @@ def plan_intervals(
         if isinstance(decision, AskSource):
             assert result is not None
             if spark is None:
-                decision = Compute(why=f"unless code and input of checkpoint {result.id} are what they were")
+                decision = Compute(why=f"except if code and input are the same as for checkpoint {result.id}")
             else:
                 with in_zone_of(spark, pipeline.time_zone):
                     decision = plan_by_input(result, _made_of_now(spark, pipeline, interval, permissions))
         if isinstance(decision, Keep):
-            why = decision.why if again is None else f"{decision.why}; computed if the result of {again} differs"
+            why = (
+                decision.why
+                if again is None
+                else f"{decision.why}; computed again if the new result of {again} differs"
+            )
             outcomes.append(
                 Outcome(
                     interval=interval,
@@ -266,14 +270,14 @@ def _how_far(outcomes: Sequence[Outcome], intervals: Sequence[Interval], *, agai
     """
     computed = sum(outcome.computed for outcome in outcomes)
     return (
-        f"{computed} of {len(intervals)} intervals were computed and committed before, {len(outcomes) - computed} stay as they were; "
+        f"{computed} of {len(intervals)} intervals were computed and committed before the failure, {len(outcomes) - computed} kept their result; "
         f"it stopped at {intervals[min(len(outcomes), len(intervals) - 1)]}\n"
-        f"The same call {'computes all of them again; begin there to go on' if again else 'goes on from there'}"
+        f"The same call {'computes all of them again; to continue, begin there' if again else 'continues there'}"
     )
 
 
 class _Aside:
-    """A thread that does one piece of work at a time. The thread ends with the `ExitStack`."""
+    """A thread that does one piece of work at a time, and ends when the given `ExitStack` closes."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._pool = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="cairn-range"))
@@ -299,7 +303,16 @@ class _Aside:
 
 @dataclass(kw_only=True)
 class _Range:
-    """The state of one call of `run_intervals`: it makes one attempt and one commit per interval."""
+    """One call of `run_intervals`, which makes one attempt and one commit per interval.
+
+    Attributes:
+        first: Permissions for the first interval that is computed.
+        reading: Thread that asks the source for the next interval.
+        finishing: Thread that does the work after a commit.
+        known: Answers that the source gave before this call.
+
+    The other fields are the arguments of `run_intervals`.
+    """
 
     spark: SparkSession
     pipeline: Pipeline
@@ -359,7 +372,7 @@ class _Range:
                     # the output now: without a later commit in this range no other step would publish it.
                     self.finishing.wait()
                     self._finish(decision.checkpoint)
-                why = f"stays checkpoint {decision.checkpoint}: {decision.why}"
+                why = f"keeps checkpoint {decision.checkpoint}: {decision.why}"
                 kept = Outcome(
                     interval=interval,
                     computed=False,
@@ -372,12 +385,12 @@ class _Range:
                 continue
             following = intervals[n + 1] if n + 1 < len(intervals) else None
             if following is not None and isinstance(keep_or_compute(there.get(following), "none", self.run), Keep):
-                following = None  # The following interval may keep its result.
+                following = None  # The following interval may keep its result. Then its source need not be asked.
             record = self._compute(interval, read or self._read(interval), permissions, following)
             there = spoilt_by(there, record)
             # Later intervals start from this checkpoint. So they need no permission for the first interval's base.
             permissions = Permissions(replace_overlapping=self.first.replace_overlapping)
-            why = f"checkpoint {record.id}, since {decision.why}"
+            why = f"checkpoint {record.id}, because {decision.why}"
             yield (
                 Outcome(interval=interval, computed=True, ours=True, checkpoint=record.id, record=record, why=why),
                 time.monotonic() - started,

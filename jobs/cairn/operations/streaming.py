@@ -94,7 +94,9 @@ def from_streaming_checkpoint(
         from_streaming_checkpoint(spark, CLICKS, "gs://streams/clicks/checkpoint", "gs://state", hour)
     """
     if pipeline.api == "arrow":
-        raise UsageError(f"pipeline {pipeline.name!r}: a streaming query's processor has api='row' or 'pandas'")
+        raise UsageError(
+            f"pipeline {pipeline.name!r}: its api is 'arrow', but the processor of a streaming query has api='row' or 'pandas'"
+        )
     properties, last = _operator(spark, path, operator_id)
     batch = last if batch_id is None else batch_id
     _check_mode(pipeline, path, properties)
@@ -206,7 +208,7 @@ class _StateReader:
         except Exception as error:
             raise SourceError(
                 f"the streaming checkpoint {self._path} can't be read: {_first_line(error)}\n"
-                "Look at the path and the batch; the query must not run meanwhile"
+                "Check the path and the batch. The query must not run during the import"
             ) from error
 
 
@@ -218,13 +220,15 @@ def _operator(spark: SparkSession, path: str, operator_id: int) -> tuple[dict[st
     except Exception as error:
         raise SourceError(f"{what}: {_first_line(error)}") from error
     if not rows:
-        raise SourceError(f"{what}: it holds no operator's metadata; pass its checkpointLocation")
+        raise SourceError(f"{what}: it has no operator metadata; pass the query's checkpointLocation")
     for row in rows:
         if row.operatorId == operator_id and row.operatorName.startswith("transformWithState"):
             properties: dict[str, Any] = json.loads(row.operatorProperties)
             return properties, row.maxBatchId
     there = ", ".join(f"{row.operatorId}, a {row.operatorName}" for row in rows)
-    raise UsageError(f"operator {operator_id} of the query in {path} is no transformWithState; it has {there}")
+    raise UsageError(
+        f"operator {operator_id} of the query in {path} is not a transformWithState; the query has {there}"
+    )
 
 
 def _journaled(spark: SparkSession, file: str) -> dict[str, Any]:
@@ -238,7 +242,7 @@ def _check_mode(pipeline: Pipeline, path: str, properties: dict[str, Any]) -> No
     if mode != pipeline.time_mode:
         raise UsageError(
             f"pipeline {pipeline.name!r}: time_mode is {pipeline.time_mode!r}, but the query in {path} runs with "
-            f"{properties['timeMode']}; declare the query's"
+            f"{properties['timeMode']}; declare the query's time mode"
         )
 
 
@@ -251,8 +255,8 @@ def _check_states(
             continue
         if declared.get(name) != kind:
             raise StateSchemaError(
-                f"pipeline {pipeline.name!r}: the query in {path} has the {kind} state {name!r}, which init() declares "
-                f"{'not' if name not in declared else f'as a {declared[name]} state'}; declare it, or nothing of it could be kept"
+                f"pipeline {pipeline.name!r}: the query in {path} has the {kind} state {name!r}, which is "
+                f"{'not' if name not in declared else f'differently (as a {declared[name]} state)'} declared in init(); declare the query's state, or its entries would be lost"
             )
 
 
@@ -264,13 +268,23 @@ def _key_schema(pipeline: Pipeline, path: str, frames: list[DataFrame]) -> Struc
     found = frames[0].schema["key"].dataType
     if not isinstance(found, StructType) or [*map(str.lower, found.names)] != [*map(str.lower, pipeline.key)]:
         raise UsageError(
-            f"pipeline {pipeline.name!r}: key is {list(pipeline.key)}, but the query in {path} groups by {found.simpleString()}; declare the query's"
+            f"pipeline {pipeline.name!r}: key is {list(pipeline.key)}, but the query in {path} groups by {found.simpleString()}; declare the query's key"
         )
     return found
 
 
 def _entries(frame: DataFrame, n: int, descriptor: StateDescriptor, path: str) -> DataFrame:
-    """Return a state's rows in the form that `ImportJob` takes: key, number of the state, and its entries."""
+    """Return a state's rows in the form that `ImportJob` takes: key, number of the state, and its entries.
+
+    Args:
+        frame: The state as Spark's `statestore` source reads it.
+        n: Number of the state, in the order in which the pipeline's processor declares its states.
+        descriptor: The pipeline's declaration of the state.
+        path: The query's checkpoint, for error messages.
+
+    Raises:
+        StateSchemaError: The query's types differ from the declaration.
+    """
     column = {"value": "value", "list": "list_value", "map": "map_value"}[descriptor.kind]
     found: Any = frame.schema[column].dataType
     match descriptor.kind:
@@ -303,7 +317,7 @@ def _check_type(path: str, what: str, found: StructType, declared: dict[str, Any
     theirs, ours = parse_struct(found.jsonValue()), parse_struct(declared)
     if str(theirs) != str(ours):
         raise StateSchemaError(
-            f"state {what}: the query in {path} has {theirs}, init() declares {ours}; declare the query's"
+            f"state {what}: the query in {path} has {theirs}, but init() declares {ours}; declare the query's types"
         )
     if not fits_parquet(ours):
         raise StateSchemaError(f"state {what}: {ours} has a struct without fields, which can't be imported")
@@ -342,7 +356,7 @@ def initial_state_of(
     source = find_state(savepoint, root=root, pipeline=pipeline)
     if any(name == _HELD for name in (f["name"] for f in source.content.key_schema["fields"])):
         raise UsageError(
-            f"{source} has a key column {_HELD!r}, which is the name of the column with the state; rename the key's"
+            f"{source} has a key column {_HELD!r}, but the column with the state has this name; rename the key column"
         )
     kinds = {d.name: d.kind for d in source.content.states} | {TIMERS_NAME: "timers"}
     frames = []
@@ -431,6 +445,10 @@ class _Remembering:
     def put_back(self, held: Any, types: Types) -> None:
         """Write the states and timers of one key.
 
+        Args:
+            held: The key's states and timers, from a row of `initial_state_of`.
+            types: By state name, the types of its value and of its user key; None for a state without user keys.
+
         Raises:
             UsageError: The processor does not declare a state, or declares another kind of state.
         """
@@ -450,7 +468,7 @@ class _Remembering:
                     state.updateValue(_as_state(user_key, entry["user_key"]), _as_state(value, entry["value"]))
             else:
                 raise UsageError(
-                    f"there is a state {name!r}, which the query's processor does not declare, or as something else; declare it as it was"
+                    f"the initial state has a state {name!r}, which the query's processor does not declare in this form; declare it as in the pipeline"
                 )
 
 

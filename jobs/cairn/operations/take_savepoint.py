@@ -114,7 +114,7 @@ def check_destination(pipeline_root: str, to: str, format: str) -> None:
     destination, owner = open_storage(to), open_storage(pipeline_root)
     if f"{destination.url.rstrip('/')}/".startswith(f"{owner.url.rstrip('/')}/"):
         raise UsageError(
-            f"{to} lies inside the pipeline's own folder {owner.url}; choose one elsewhere, so that the savepoint outlives it"
+            f"{to} lies inside the pipeline's own folder {owner.url}; choose a folder elsewhere, or the savepoint would be deleted with the pipeline"
         )
 
 
@@ -149,14 +149,14 @@ def consolidate_checkpoint(spark: SparkSession, pipeline: Pipeline, root: str, r
     checkpoints = coordinator.log()
     if record.id not in checkpoints.retained or is_superseded(checkpoints, record):
         raise UsageError(
-            f"checkpoint {record.id} of {pipeline.name!r} was dropped, or another run of {record.content.interval} took its "
-            "place: consolidated it would be the newest again\nLeave consolidate out, or choose the newest one"
+            f"checkpoint {record.id} of {pipeline.name!r} can't be consolidated: it was dropped, or a re-run of "
+            f"{record.content.interval} replaced it\nLeave out consolidate, or choose the newest checkpoint"
         )
     refused = checkpoints.quarantine_above(record.id)
     if refused is not None:  # The commit would fail only after the rewrite.
         raise StateUnusable(
-            f"checkpoint {record.id} of {pipeline.name!r} is quarantined, or descends from checkpoint {refused}, which is "
-            f"({checkpoints.quarantined[refused].reason})\nLeave consolidate out, or choose a usable checkpoint"
+            f"checkpoint {record.id} of {pipeline.name!r} can't be consolidated: checkpoint {refused} is quarantined "
+            f"({checkpoints.quarantined[refused].reason}), with all checkpoints that come from it\nLeave out consolidate, or choose a usable checkpoint"
         )
     earlier = [c for c in checkpoints.completed() if c.content.kind == "consolidate" and c.content.base_id == record.id]
     if earlier and checkpoints.quarantine_above(earlier[-1].id) is None:
@@ -180,10 +180,14 @@ def consolidate_checkpoint(spark: SparkSession, pipeline: Pipeline, root: str, r
     try:
         coordinator.clean_up()
     except CorruptFile as error:  # Another checkpoint is damaged. This commit is valid.
-        log.warning("%s: nothing was deleted, since it can't be told what is needed: %s", pipeline.name, error)
+        log.warning(
+            "%s: the clean-up deleted nothing, because Cairn can't tell which files are needed: %s",
+            pipeline.name,
+            error,
+        )
     if consolidated is None:
         raise UsageError(
-            f"the consolidation of checkpoint {record.id} of {pipeline.name!r} was dropped by retention at once; leave consolidate out"
+            f"the consolidation of checkpoint {record.id} of {pipeline.name!r} was dropped by retention at once; leave out consolidate"
         )
     before, after = record.content.totals, consolidated.content.totals
     log.info(

@@ -235,7 +235,7 @@ class _Target:
         name: Name for findings and Data Docs.
         folder: URL of the folder that the file handles are relative to.
         content: The recorded content.
-        before: Record of the base, for expectations over time; None compares nothing.
+        before: Record of the base, to evaluate `expectations_over_time`; None skips them.
         options: Options with which `format("keyed_state")` reads the state.
         savepoint: The canonical files of a savepoint; None for a checkpoint or attempt.
         checkpoint_id: Id of the checkpoint; None for an attempt or savepoint.
@@ -251,7 +251,7 @@ class _Target:
 
 
 def _before(pipeline: Pipeline, root: str, record: Record) -> Record | None:
-    """Return the record of the base if the pipeline has expectations over time and the base is retained."""
+    """Return the base's record if the pipeline has `expectations_over_time`, which need it, and the base is retained."""
     base_id = record.content.base_id
     if base_id is None or pipeline.expectations_over_time is None:
         return None
@@ -259,7 +259,7 @@ def _before(pipeline: Pipeline, root: str, record: Record) -> Record | None:
     entry = checkpoints.entries.get(base_id)
     if base_id in checkpoints.retained and isinstance(entry, Record):
         return entry
-    log.info("checkpoint %d, which this one started from, was dropped: nothing is compared over time", base_id)
+    log.info("checkpoint %d, the base, was dropped: expectations_over_time are not evaluated", base_id)
     return None
 
 
@@ -294,7 +294,7 @@ def _validate(
     if mode == "fast":
         return found
     if spark is None:
-        raise UsageError("a full validation restores the state, so it needs a Spark session; fast does not")
+        raise UsageError("a full validation restores the state, so it needs a Spark session; mode fast needs none")
     found = _restored(spark, pipeline, target, found)
     if found.findings:
         check_retained(storage, target.checkpoint_id)
@@ -421,7 +421,7 @@ def _expected(
     known = {s.state for s in found.states}
     for name in {*suites, *over_time} - known:
         raise UsageError(
-            f"pipeline {pipeline.name!r} has expectations of a state {name!r}, which is not there; its states are {', '.join(sorted(known))}"
+            f"pipeline {pipeline.name!r} has expectations for a state {name!r}, but no such state exists; its states are {', '.join(sorted(known))}"
         )
     from cairn.spark.first_cause import first_cause
 
@@ -500,7 +500,7 @@ def _growth(over_time: OverTime, earlier: DataFrame, before: Record) -> Iterator
     yield gxe.ExpectTableRowCountToBeBetween(
         min_value=None if over_time.least_rows is None else math.ceil(rows * over_time.least_rows),
         max_value=None if over_time.most_rows is None else math.floor(rows * over_time.most_rows),
-        meta={"notes": f"checkpoint {before.id}, which this one started from, has {rows} rows"},
+        meta={"notes": f"checkpoint {before.id}, the base, has {rows} rows"},
     )
 
 
@@ -512,7 +512,7 @@ class _Suites:
             import great_expectations as gx
         except ModuleNotFoundError as error:
             raise UsageError(
-                f"pipeline {pipeline.name!r} has expectations, and {socket.gethostname()} lacks Great Expectations ({error}); install it "
+                f"pipeline {pipeline.name!r} has expectations, but {socket.gethostname()} lacks Great Expectations ({error}); install it "
                 "where drivers run: pip install './cairn_state-0.1.0-py3-none-any.whl[validation]'"
             ) from None
 
@@ -577,7 +577,8 @@ class _Suites:
         for identifier, run in result.run_results.items():
             first = self.docs_page is None or (not run.success and not self.findings)
             if self._actions and first:
-                # Show the page of the first failure, else the first page. The index page needs scripts of other hosts.
+                # Show the page of the first failure, else the first page. Do not show the index page: it loads scripts from
+                # other hosts.
                 (site,) = self._context.get_docs_sites_urls(resource_identifier=identifier, site_name=_SITE)
                 self.docs_page = unquote(urlsplit(site["site_url"]).path)
             yield from ((found, frame.columns) for found in run.results)
@@ -612,8 +613,8 @@ def _finding(state: str, result: Any, columns: Sequence[str]) -> str | None:
     for raised in _exceptions(result.exception_info):
         raise UsageError(
             f"{what} could not be evaluated: {raised}\n"
-            f"The expectation is wrong, not the data. The columns here are {', '.join(columns)}\n"
-            "Mend it in the pipeline's expectations, then validate again: nothing was marked"
+            f"The expectation is wrong, not the data. The columns of the table are {', '.join(columns)}\n"
+            "Fix the expectation in the pipeline, then validate again. Nothing was marked"
         )
     if result.success:
         return None

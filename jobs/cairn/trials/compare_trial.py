@@ -56,7 +56,7 @@ def compare_trial(
     if start is not None and not intervals:
         raise UsageError(
             f"trial {trial.name!r} of {pipeline!r} has no interval that starts at {format_instant(start)}\n"
-            f"Its intervals are those of {trial.span}, each {timedelta(milliseconds=trial.length_ms)} long"
+            f"Its intervals lie in {trial.span}, each {timedelta(milliseconds=trial.length_ms)} long"
         )
     if to is not None:
         to.mkdir(parents=True, exist_ok=True)
@@ -88,14 +88,12 @@ def comparison_lines(trial: Trial, said: dict[str, Any]) -> list[str]:
     missing = [i for i in intervals if i["old"] is None or i["new"] is None]
     for one in missing[:_LISTED]:
         who = "production" if one["old"] is None else "the trial"
-        lines.append(f"{one['start']}: {who} has no result, so that there is nothing to compare")
+        lines.append(f"{one['start']}: {who} has no result, so nothing is compared")
     if len(missing) > _LISTED:
-        lines.append(f"and {len(missing) - _LISTED} more without a result")
+        lines.append(f"and {len(missing) - _LISTED} more intervals without a result")
     other = [i["start"] for i in intervals if i["position"] == "other"]
     if other:
-        lines.append(
-            f"input: the source said another position in {len(other)} intervals, the first one from {other[0]}"
-        )
+        lines.append(f"input: the source's position differs in {len(other)} intervals, the first from {other[0]}")
     for what, rows in (("output", said["outputs"]), ("late rows", said["late"])):
         lines += _rows_lines(what, rows)
     for state in said["states"]:
@@ -106,7 +104,7 @@ def comparison_lines(trial: Trial, said: dict[str, Any]) -> list[str]:
             lines.append(f"  {_entry(example)}")
     differing = [i["start"] for i in intervals if i["state"] == "other"]
     if differing:
-        lines.append(f"the state differs in {len(differing)} intervals, the first one from {differing[0]}")
+        lines.append(f"the state differs in {len(differing)} intervals, the first from {differing[0]}")
     lines += _cost(intervals)
     if said["same"]:
         lines.append("no difference: every digest is equal")
@@ -119,7 +117,7 @@ def _rows_lines(what: str, found: list[dict[str, Any]]) -> list[str]:
     totals = {kind: sum(one[kind] for one in found) for kind in ("changed", "only_old", "only_new")}
     words = {"changed": "changed", "only_old": "only in production", "only_new": "only in the trial"}
     counts = ", ".join(f"{n:,} {words[kind]}" for kind, n in totals.items() if n)
-    lines = [f"{what} in {len(found)} intervals, the first one from {found[0]['start']}: {counts or 'other columns'}"]
+    lines = [f"{what} in {len(found)} intervals, the first from {found[0]['start']}: {counts or 'other columns'}"]
     for which, text in (
         ("added", "columns only in the trial"),
         ("removed", "columns only in production"),
@@ -135,7 +133,7 @@ def _rows_lines(what: str, found: list[dict[str, Any]]) -> list[str]:
     lines += [f"  {_column(column)}" for column in columns.values()]
     repeated = sum(one["repeated_keys"] for one in found)
     if repeated:
-        lines.append(f"  {repeated:,} keys are of several rows, which are compared as a whole")
+        lines.append(f"  {repeated:,} keys have several rows, which are compared as whole rows")
     for one in [one for one in found if one["examples"]][:1]:
         for example in one["examples"]:
             if example["change"] == "changed":
@@ -149,9 +147,15 @@ def _rows_lines(what: str, found: list[dict[str, Any]]) -> list[str]:
 
 
 def _added(before: dict[str, Any] | None, more: dict[str, Any]) -> dict[str, Any]:
-    """Add a column's changes in one more interval to its changes so far.
+    """Add a column's changes in one more interval to its changes in earlier intervals.
 
-    The mean is that of all changed rows together. It stays None if the values are not numbers.
+    Args:
+        before: The changes so far: `name`, `changed` (number of changed rows), `mean` and `largest` (absolute
+            difference of the changed values; None if they are not numbers). None for the first interval.
+        more: The changes in the next interval, in the same form.
+
+    Returns:
+        The changes of both. The means are weighted by their numbers of rows.
     """
     if before is None or before["mean"] is None or more["mean"] is None:
         return more if before is None else {**before, "changed": before["changed"] + more["changed"]}

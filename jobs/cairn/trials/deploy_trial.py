@@ -44,7 +44,8 @@ class DeployPlan:
         again: The trial's intervals that production runs again; empty if only the next interval gets the new code.
         behind: Later intervals that production has committed. They are run again too, and the trial says nothing about
             them.
-        back: Record of the checkpoint to return to; None if production began empty there or has no checkpoint.
+        back: Record of the checkpoint that undoes the deployment, if production is restored to it. None if production
+            has no checkpoint, or starts from empty state at the first of these intervals.
     """
 
     trial: Trial
@@ -76,8 +77,8 @@ def plan_deployment(
     hashed = code_hash(pipeline.processor, pipeline.name)
     if hashed != trial.code_hash:
         raise UsageError(
-            f"the code of {pipeline.name!r} is {hashed[:12]}, and trial {trial.name!r} was of {trial.code_hash[:12]} ({trial.code})\n"
-            "Only what was tried can be deployed: name that code, or try this one"
+            f"the code of {pipeline.name!r} has hash {hashed[:12]}, but trial {trial.name!r} ran code with hash {trial.code_hash[:12]} ({trial.code})\n"
+            "Only tried code can be deployed: give the trial's code, or try this code first"
         )
     there = coordinator_of(pipeline, root).log()
     newest = max(there.completed(), key=lambda c: (c.content.interval.end, c.id), default=None)
@@ -90,15 +91,15 @@ def plan_deployment(
     missing = [i for i in again if i not in tried]
     if missing:
         raise UsageError(
-            f"trial {trial.name!r} of {pipeline.name!r} is not whole: {len(missing)} of its {len(again)} intervals are missing, "
-            f"the first one is {missing[0]}\nTry again, to go on with it"
+            f"trial {trial.name!r} of {pipeline.name!r} is not complete: {len(missing)} of its {len(again)} intervals are missing, "
+            f"the first is {missing[0]}\nRun the same cairn try again to complete it"
         )
     base = plan_base(there, pipeline.name, again[0], Permissions(), to_ms(pipeline.start))
     digest = None if base is None else base.content.digest
     if digest != (None if trial.base is None else trial.base.digest):
         raise UsageError(
-            f"the state of {pipeline.name!r} at {format_instant(again[0].start)} is not what trial {trial.name!r} began from\n"
-            "It was run again since, or the trial began from a savepoint. Remove the trial, and try again from what is there now"
+            f"the state of {pipeline.name!r} at {format_instant(again[0].start)} is not the state that trial {trial.name!r} began from\n"
+            "An earlier interval was run again since, or the trial began from a savepoint. Remove the trial, and try again from the present state"
         )
     end = max((c.content.interval.end for c in there.completed()), default=trial.span.end)
     later = there.outputs_near(Interval(trial.span.end, end)) if end > trial.span.end else []
@@ -153,8 +154,8 @@ def deploy_past(
         why = other_than_tried(wanted, content)
         if why is not None:
             raise NotAsTried(
-                f"{pipeline.name} {content.interval}: it did not come to what trial {trial.name!r} came to: {why}\n"
-                "This interval was not committed, and those behind it stay as they were\n"
+                f"{pipeline.name} {content.interval}: its result differs from that of trial {trial.name!r}: {why}\n"
+                "This interval was not committed, and later intervals are unchanged\n"
                 "Remove the trial, and try again"
             )
 
@@ -197,7 +198,7 @@ def other_than_tried(tried: Made, content: Content) -> str | None:
         if (ours != theirs) if alike else sum(f[0] for f in ours) != sum(f[0] for f in theirs):
             rows = "late rows" if late else "output"
             what.append(
-                f"its {rows} ({sum(f[0] for f in ours)} rows) are others than the trial's ({sum(f[0] for f in theirs)})"
+                f"its {rows} ({sum(f[0] for f in ours)} rows) differs from the trial's ({sum(f[0] for f in theirs)})"
             )
     if not what:
         return None
@@ -210,23 +211,23 @@ def _file(file: OutputFile) -> tuple[int, int, int]:
 
 def _cause(tried: Content | None, content: Content) -> str:
     if tried is None:
-        return "Of the trial's checkpoint only digest and output are left"
+        return "Cairn can't tell why: only digest and output of the trial's checkpoint remain"
     if tried.source_position != content.source_position:
-        return "The input is another: the source says another position"
+        return "The input differs: the source gives another position"
     if not content.source_position:
-        return "The source records no position, so that it can't be told whether the input is the same"
+        return "The source records no position, so Cairn can't tell whether the input is the same"
     if tried.code_hash != content.code_hash:
-        return "The code is another"
+        return "The code differs"
     if tried.input_hash != content.input_hash:
-        return "A setting of the pipeline or of the Spark session, or what its source declares, is another"
-    return "Code, settings and input are the same: the processor's results depend on something else, as on a clock or on chance"
+        return "A setting of the pipeline or of the Spark session differs, or the source's code or schema"
+    return "Code, settings and input are the same: the processor's results depend on something else, such as a clock or random numbers"
 
 
 def restore_command(log: Log, plan: DeployPlan, root: str) -> str | None:
     """Return the command that goes back to the state before the deployment.
 
     Returns:
-        The command; None if production began empty there, or the checkpoint is not usable any longer.
+        The command; None if `plan.back` is None, or that checkpoint is no longer usable.
     """
     if plan.back is None:
         return None

@@ -57,10 +57,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cairn")
 
+# How long a trial stays after its last run, by default.
 KEEP = timedelta(days=3)
-"""How long a trial stays after it was run, where nobody says otherwise."""
+# A trial retains at most this many of its newest checkpoints. Only output and digest remain of earlier ones.
 MOST_STATES = 300
-"""Checkpoints of a trial whose state stays; of those before, output and digest do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,14 +292,15 @@ def _base(
         The content (None: empty state), what to fork, and the URL of the folder that contains it.
 
     Raises:
-        UsageError: Production has no valid state there, or the savepoint ends at another instant.
+        UsageError: Production has no valid state at the start of the first interval, or the savepoint ends at another
+            instant.
     """
     if savepoint is not None:
         saved = read_savepoint(open_storage(savepoint))
         if saved.content.interval.end != first.start:
             raise UsageError(
                 f"the savepoint {savepoint} holds the state at {format_instant(saved.content.interval.end)}, "
-                f"and the trial is to begin at {format_instant(first.start)}\nBegin it where the savepoint ends"
+                f"but the trial begins at {format_instant(first.start)}\nBegin the trial where the savepoint ends"
             )
         return saved.content, saved, savepoint
     try:
@@ -308,8 +309,8 @@ def _base(
         if forked is not None and forked[0] not in there.retained and forked[1].interval.end == first.start:
             return forked[1], forked[0], folder
         raise UsageError(
-            f"{pipeline.name}: a trial can't begin at {format_instant(first.start)}: production has no state there that counts\n"
-            f"It can begin at {_beginnings(there, pipeline)}, or from a savepoint (--savepoint)"
+            f"{pipeline.name}: a trial can't begin at {format_instant(first.start)}: production has no valid state at that time\n"
+            f"The trial can begin at {_beginnings(there, pipeline)}, or from a savepoint (--savepoint)"
         ) from error
     return (None, None, folder) if found is None else (found.content, found.id, folder)
 
@@ -318,7 +319,7 @@ def _forked(pipeline: Pipeline, root: str, before: Trial | None) -> tuple[int, C
     """Return the production checkpoint that an earlier call forked: its id, and the state as the trial's first record.
 
     Returns:
-        Id and content; None if there is no earlier call, or it began empty or from a savepoint.
+        Id and content; None if there is no earlier call, or the trial began from empty state or a savepoint.
     """
     if before is None or before.base is None or before.base.savepoint is not None:
         return None
@@ -345,8 +346,8 @@ def _check_cut(there: Log, pipeline: Pipeline, span: Interval, intervals: Sequen
     if cut:
         other = min(cut)
         raise UsageError(
-            f"{pipeline.name}: production has a result of {other}, and the trial is of {min(intervals)} and so on: they are cut otherwise\n"
-            f"Try intervals as production has them: --every {int((other.end - other.start).total_seconds())}s"
+            f"{pipeline.name}: production has a result of {other}, but the trial's first interval is {min(intervals)}: the boundaries differ\n"
+            f"Use the length of production's intervals: --every {int((other.end - other.start).total_seconds())}s"
         )
 
 
@@ -359,7 +360,7 @@ def _other_input(there: Log, intervals: Sequence[Interval], asked: Mapping[Inter
     for record in sorted(there.completed(), key=lambda r: r.id):
         if record.content.kind == "interval":
             recorded[record.content.interval] = record.content.source_position
-    # JSON turns tuples into lists, as in production's record.
+    # Production's record is JSON, which has lists in place of tuples. Convert the new positions alike before comparing.
     now = {i: json.loads(json.dumps(asked[i].position)) for i in intervals}
     return tuple(i for i in intervals if recorded.get(i) and recorded[i] != now[i])
 
