@@ -89,7 +89,7 @@ class AirflowClient(AirflowRest):
         conf: Mapping[str, Any] | None = None,
         timeout_s: float = 60,
     ) -> Backfill:
-        """Create a backfill, as `create_backfill` does, with dates as ISO text."""
+        """Create a backfill from `first` to `last`, which are dates as ISO text."""
         return self.create_backfill(
             dag_id,
             datetime.fromisoformat(first),
@@ -269,7 +269,8 @@ class AirflowServer(Server):
             # Tasks send their API requests to this URL, not to host and port in the section [api].
             "AIRFLOW__API__BASE_URL": self.client.url,
             "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "10",
-            # Every worker imports Airflow again before its first task, so there are only as many workers as cores.
+            # Every worker imports Airflow again before its first task. More than two workers would slow down a machine
+            # with two cores.
             "AIRFLOW__CORE__PARALLELISM": "2",
             # A run is a few short tasks in sequence. With the default of 1 s, the scheduler's sleep would take most of
             # the run's time.
@@ -293,7 +294,8 @@ class AirflowServer(Server):
         if code := self.processes.wait("database"):
             tail = self.processes.log_path("database").read_text(errors="replace")[-3000:]
             raise RuntimeError(f"Airflow's database could not be set up (code {code}):\n{tail}")
-        # If the file can't be written, the user must pass a token to commands in CAIRN_AIRFLOW_TOKEN.
+        # Commands of this user read the password from this file. If the file can't be written, the user must pass a token
+        # to commands in CAIRN_AIRFLOW_TOKEN.
         with suppress(OSError):
             self._kept.enter_context(kept_secret("airflow", self.port, self.password))
         for name, arguments in _COMPONENTS.items():

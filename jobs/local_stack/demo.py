@@ -123,9 +123,8 @@ def show(days: int, spark: SparkConnectServer, airflow: AirflowServer, env: dict
     Returns:
         The exit code: 0 if every day was processed.
     """
-    # Start both servers without waiting, so that both start up at the same time as the flights are written. Start them
-    # from this thread, because the kernel ends the children when their
-    # thread ends.
+    # Start both servers without waiting, so that they start up while the flights are written. Start them from this
+    # thread, because the kernel ends a child process when the thread that started it ends.
     say(f"starting Spark Connect ({spark.url}) and Airflow ({airflow.client.url}); logs: {_short(DATA / 'logs')}")
     spark.start()
     airflow.start()

@@ -166,8 +166,8 @@ WEATHER = Pipeline(
     ),
     time_mode="event",
     event_time="observed_at",
-    # Rows that are two hours or more older than the interval's start are late. So an observation of the hour before the
-    # interval still counts.
+    # Rows that are two hours or more older than the interval's start are late. With a delay of one hour, an observation
+    # exactly one hour before the start would be late too.
     watermark_delay=timedelta(hours=2),
     watermark="interval",
     parallelism=2,

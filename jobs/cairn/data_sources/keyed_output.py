@@ -108,7 +108,7 @@ class KeyedOutput(DataSource):
             except NotFound as error:
                 raise _gone(newest.handle, storage) from error
         # No record compared this schema with earlier schemas. A column that is NOT NULL in this file may be null or
-        # missing in an older file.
+        # missing in an older file. So `names_and_types` makes all columns nullable.
         return (names_and_types(parse_struct(schema)).to_json(),)
 
     def _files(self, log: Log) -> list[OutputFile]:
@@ -199,8 +199,8 @@ def converter(file: OutputFile, written: dict[str, Any], schemas: Sequence[dict[
     if version is not None:
         chain = chain[version - 1 :]
     elif (own := parse_struct(written)) in chain:
-        # An interval that the previous release prepared and this release committed has no version in its record. Its
-        # file has one of the known schemas.
+        # The record of an interval that the previous release prepared and this release committed names no version. But
+        # the file of such an interval has one of the known schemas.
         chain = chain[len(chain) - 1 - chain[::-1].index(own) :]
     else:
         chain = [own, *chain]

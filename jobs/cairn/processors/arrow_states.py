@@ -42,8 +42,8 @@ class KeyedRows:
 
     Attributes:
         rows: The rows of all chosen keys, key after key.
-        offsets: The number of keys + 1 positions, as int64. The i-th chosen key has the rows `offsets[i] ..
-            offsets[i+1]-1`.
+        offsets: Positions in `rows` as int64, one more than there are chosen keys. The i-th chosen key has the rows
+            `offsets[i] .. offsets[i+1]-1`.
     """
 
     rows: pa.Table
@@ -67,8 +67,8 @@ class KeyedEntries:
     Attributes:
         keys: The user keys of all entries, one row for each entry.
         values: The values of all entries, one row for each entry.
-        offsets: The number of keys + 1 positions, as int64. The i-th chosen key has the entries `offsets[i] ..
-            offsets[i+1]-1`.
+        offsets: Positions in `keys` and `values` as int64, one more than there are chosen keys. The i-th chosen key has
+            the entries `offsets[i] .. offsets[i+1]-1`.
     """
 
     keys: pa.Table

@@ -73,7 +73,8 @@ class OutputRows:
 
         Args:
             row: The row that the processor yielded.
-            others: The list that collects cells which the processor could still change.
+            others: The list to which the method appends cells that the processor could still change. `settle` copies
+                the cells of a row if the list is not empty.
         """
         plain = type(row).asDict is Row.asDict
         fields = row.asDict(not plain)
@@ -83,7 +84,9 @@ class OutputRows:
             raise ProcessorError(_unknown_fields(fields, self._names))
         if plain:
             return tuple(without_rows(fields.get(name), others) for name in self._names)
-        others.append(row)  # The `asDict` of a user's subclass may return the same objects for several rows.
+        # A user's subclass of Row may return the same objects from `asDict` for several rows. With an entry in `others`,
+        # `settle` copies the cells of this row.
+        others.append(row)
         return tuple(fields.get(name) for name in self._names)
 
     def settle(self) -> None:

@@ -67,7 +67,7 @@ def row_maker(names: Sequence[str]) -> Callable[[Iterable[Any]], Row]:
 class RowValueState(state_variables.ValueState, spark_api.ValueState):
     """PySpark's `ValueState` over the shard's state.
 
-    Here and below, parameters have PySpark's names, because user code may pass them by name.
+    The parameters of its methods have PySpark's names, because user code may pass them by name.
     """
 
 

@@ -75,7 +75,7 @@ class ColumnNames:
 
 
 def unquoted(name: str) -> str:
-    """Return the name without Spark's backticks. A text that is no single quoted name is returned unchanged."""
+    """Return the name without Spark's backticks. A text that is not one quoted name is returned unchanged."""
     match = _QUOTED.fullmatch(name)
     return match[1].replace("``", "`") if match else name
 

@@ -1,7 +1,7 @@
 """Process one interval on each shard, and write `prepared.json` with the results of all shards.
 
-Each Spark task: restore -> process -> fire timers -> expire -> capture -> upload -> ack. Then the driver, once: all
-acks -> prepared.json. In changelog mode, the task uploads a segment instead of captured files.
+Each Spark task: restore -> process -> fire timers -> expire -> flush the store to files -> upload -> ack. Then the
+driver, once: all acks -> prepared.json. In changelog mode, the task uploads a segment instead of the store's files.
 
 A task that stops leaves a local folder, and files of the attempt that no record names. If Spark runs a task twice, each
 run writes under other names, and only the successful run's ack counts.
@@ -269,11 +269,11 @@ class IntervalJob:
     def _changelog(
         self, restored: RestoredShard, shard: int, owned: KeyGroupRange, work: Path
     ) -> ShardChangelog | None:
-        """Return the recorder of the shard's changes; None if the checkpoint must write files.
+        """Return the recorder that writes the shard's changes as a segment; None if the shard must upload SSTs instead.
 
-        A segment can be added only to a base manifest of the same key-group range, or to an empty shard at the start. A
-        store that was clipped, or combined from several shards, has no files on the storage that a segment could
-        follow.
+        A segment can follow only a base manifest with the same key groups, or a shard that starts empty. After a change
+        of parallelism, the store was put together from parts of other shards. No manifest describes such a store, so
+        the method returns None. In other modes than "changelog" it returns None too.
         """
         base, ref = restored.base, None
         if not self.base_parallelism:
@@ -349,7 +349,13 @@ class IntervalJob:
         return runner, rows.keys
 
     def _timer_values(self, watermark_ms: int | None) -> TimerValues:
-        """Return the clock as Spark's `TimerValues`: (-1, -1) without a clock, and watermark 0 if there is none yet."""
+        """Return the times that the processor sees, as Spark's `TimerValues`.
+
+        Both times are -1 if the pipeline's time mode is "none".
+
+        Args:
+            watermark_ms: The watermark in milliseconds since the epoch; None, for no watermark yet, becomes 0.
+        """
         timed = self.time.mode != "none"
         return TimerValues(self.time.processing_time_ms, watermark_ms or 0) if timed else TimerValues(-1, -1)
 

@@ -79,7 +79,7 @@ class ShippedProcessor:
     broadcasts: tuple[tuple[int, bytes], ...]
 
     def __call__(self) -> Any:
-        """Make a new processor in a worker, from a copy of its own.
+        """Unpickle and make a new processor in a worker. Two processors never share an object.
 
         Raises:
             UsageError: The code can't be loaded in the worker, or the worker has other code.
@@ -217,7 +217,8 @@ def _named(pipeline: str) -> Iterator[None]:
 class _Pickler(cloudpickle.Pickler):
     """Pickler that replaces broadcast variables by their ids.
 
-    Spark sends the values of broadcast variables only with its own functions. This pickle is not one of these.
+    Spark sends the values of broadcast variables only with functions that Spark itself pickles. So `ShippedProcessor`
+    sends the values.
     """
 
     def __init__(self, file: Any, broadcasts: dict[int, Broadcast[Any]]) -> None:
@@ -250,8 +251,8 @@ def _dump(pickler: cloudpickle.Pickler, value: Any) -> None:
 class _Copier(cloudpickle.Pickler):
     """Pickler for a copy in the same process, which keeps classes, modules and broadcast variables by identity.
 
-    Loading a notebook's class in the notebook's process would replace its methods by copies. These would not see later
-    changes of the notebook's variables.
+    A class from a notebook, if it were pickled and loaded in the notebook's own process, would have copies of its methods.
+    The copies would not see later changes of the notebook's variables.
     """
 
     def __init__(self, file: Any) -> None:
@@ -314,7 +315,10 @@ def _blame(modules: Sequence[UserModule]) -> str:
 
 
 def unship(option: str) -> Any:
-    """Return the job that `ship` packed, in a worker.
+    """Return the job that `ship` packed. Only workers call this function.
+
+    Args:
+        option: The text that `ship` returned on the driver.
 
     Raises:
         UsageError: The worker's runtime has another version than the driver's.

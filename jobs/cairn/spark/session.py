@@ -54,8 +54,8 @@ _LOST = (
     "NO_ACTIVE_SESSION",
     "stopped SparkContext",
 )
-# Spark ends an operation whose client is dead after `spark.connect.execute.manager.detachedTimeout` (5 minutes). So an
-# older operation still runs only if its driver does.
+# `interrupt_former` searches the sessions that began in the last 24 hours. This is enough for drivers that ran less than
+# a day: Spark ends an operation 5 minutes after its client died (`spark.connect.execute.manager.detachedTimeout`).
 _HOURS_BACK = 24
 # The most sessions of one name in an hour. A Connect server closes a session that was idle for the server's timeout
 # (default: 1 h). With a timeout of one minute, a server closes up to 60 sessions in an hour.
@@ -134,8 +134,8 @@ def collect_once(spark: SparkSession, made: Callable[[], DataFrame]) -> list[Row
 
     Args:
         spark: The session.
-        made: The function that makes the frame. A classic session reads the setting for the deletion when the frame is
-            made.
+        made: The function that makes the frame. `collect_once` calls it after it has turned on the deletion: a classic
+            session reads that setting when the frame is made.
 
     Source: SPARK-47764, SPARK-52777.
     """
@@ -168,7 +168,7 @@ def _set(spark: SparkSession, name: str, value: str) -> Iterator[None]:
         allowed = False
     yield
     if allowed:
-        # The block has succeeded, so a server that died since is no failure.
+        # The block has succeeded. So an error of this reset, as of a server that has died since, is ignored.
         with suppress(Exception):
             spark.conf.unset(name) if before is None else spark.conf.set(name, before)
 
@@ -364,8 +364,8 @@ def _interrupt_sessions(
         hour: The hour of the sessions, in hours since the epoch.
         tag: The tag of the operations.
         token: The Connect server's token.
-        recent: True if sessions that replaced closed sessions of this hour are searched too. False for older hours:
-            Spark creates a session when a request names a session that does not exist.
+        recent: True to search also the sessions that replaced a closed session of this hour. False for older hours:
+            only the first session is searched, because a request for a session that does not exist creates it.
 
     Returns:
         The ids of the interrupted operations.
