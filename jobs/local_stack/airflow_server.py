@@ -201,7 +201,7 @@ class AirflowClient(AirflowRest):
             if states.keys() == wanted and all(state in _ENDED for state in states.values()):
                 return states
             if time.monotonic() > deadline_s:
-                raise TimeoutError(f"runs of {dag_id} did not end in {timeout_s} s: {states}")
+                raise TimeoutError(f"runs of the DAG {dag_id} did not end within {timeout_s} s: {states}")
             time.sleep(1)
 
 
@@ -249,7 +249,7 @@ class AirflowServer(Server):
         self.home = home
         home.mkdir(parents=True, exist_ok=True)
         self.python = str(python or sys.executable)
-        self.database = "of your own"
+        self.database = "your own"
         self._postgres = Postgres(
             database_dir or home / "airflow.postgres", log_dir=log_dir or home / "logs" / "components"
         )
@@ -363,7 +363,7 @@ class AirflowServer(Server):
         except PostgresUnavailable as error:
             url, self.database = f"sqlite:///{self.home}/airflow.db", "SQLite"
             print(
-                f"Airflow's database is SQLite, which may refuse a backfill while the scheduler runs ({error})",
+                f"Airflow uses SQLite, and may refuse a backfill while the scheduler runs: PostgreSQL can't run here ({error})",
                 flush=True,
             )
         (self.home / ".airflow-database").write_text(url + "\n")
@@ -383,7 +383,7 @@ def _password(file: Path) -> str:
     file.chmod(0o600)
     passwords = json.loads(file.read_text() or "{}")
     if ADMIN not in passwords:
-        raise RuntimeError(f"{file} has no password of the user {ADMIN}; delete the file, and start again")
+        raise RuntimeError(f"{file} has no password for the user {ADMIN}; delete the file, and start Airflow again")
     return str(passwords[ADMIN])
 
 

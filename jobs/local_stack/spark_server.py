@@ -100,7 +100,9 @@ class SparkConnectServer(Server):
             if answers(self.port):
                 return
             if time.monotonic() > deadline_s:
-                raise TimeoutError(f"no Spark Connect server after {timeout_s} s: {self._processes.log_path(_NAME)}")
+                raise TimeoutError(
+                    f"the Spark Connect server does not answer after {timeout_s} s; its log: {self._processes.log_path(_NAME)}"
+                )
             time.sleep(0.3)
 
     def pids(self) -> Iterator[int]:

@@ -224,8 +224,11 @@ def test_what_is_missing_is_said(spark: SparkSession, tmp_path: Path, counted: t
         ({"path": str(root), "state": "none"}, "no state 'none'; it has total, items"),
         ({"path": str(root), "state": "total", "checkpoint": "7"}, "no usable checkpoint 7"),
         ({"path": str(tmp_path), "state": "total"}, "is no savepoint"),
-        ({"path": str(root), "state": "total", "key": "ann"}, "not JSON"),
-        ({"path": str(root), "state": "total", "key": '{"user": [7]}'}, "no key of 'counting' is like that"),
+        ({"path": str(root), "state": "total", "key": "ann"}, "is not JSON"),
+        (
+            {"path": str(root), "state": "total", "key": '{"user": [7]}'},
+            "the key does not fit the key columns of pipeline 'counting'",
+        ),
     ):
         spark.dataSource.register(KeyedState)
         with pytest.raises(Exception, match=says):

@@ -189,9 +189,9 @@ def _unknown_fields(fields: Any, names: list[str]) -> str:
     ]
     for name in extra:
         if close := get_close_matches(name, missing, 1):
-            lines.append(f"Did you mean {close[0]!r} where it says {name!r}? Give both the same name")
+            lines.append(f"Did you mean {close[0]!r} instead of {name!r}? Use the same name in both")
     if len(lines) == 2:
-        lines.append("Add it to output_schema with its type, or leave it out of the row")
+        lines.append("Add the field to output_schema with its type, or leave it out of the row")
     return "\n".join(lines)
 
 
@@ -223,7 +223,7 @@ def no_nulls_if_none_may_be(field: pa.Field, array: pa.Array) -> pa.Array:
     """
     if not field.nullable and array.null_count:
         raise ProcessorError(
-            f"output column {field.name!r} is NOT NULL, but a row has no value for it; yield one, or declare it without NOT NULL"
+            f"output column {field.name!r} is NOT NULL, but a row has no value for it; yield a value, or declare the column without NOT NULL"
         )
     return array
 

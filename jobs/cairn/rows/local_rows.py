@@ -50,8 +50,8 @@ class LocalRows:
         for field in schema.fields:
             if (found := unordered(field.dataType)) is not None:
                 raise UsageError(
-                    f"{what}: column {field.name!r} is {field.dataType.simpleString()}; rows with {found.simpleString()} are put in "
-                    "order by Spark only\nLeave the column out here, or test this pipeline with run_interval and a Spark session"
+                    f"{what}: column {field.name!r} is {field.dataType.simpleString()}; only Spark can sort values of type {found.simpleString()}\n"
+                    "Leave the column out here, or test this pipeline with run_interval and a Spark session"
                 )
         self.schema = schema
         self.zone = zone
@@ -315,13 +315,13 @@ def _columns(rows: Sequence[Any], schema: t.StructType, what: str) -> list[list[
             unknown = [str(name) for name in fields if name not in names]
             if unknown:
                 raise UsageError(
-                    f"{what}: row {n} has {', '.join(map(repr, unknown))}, which the schema lacks; it has {', '.join(names)}"
+                    f"{what}: row {n} has {', '.join(map(repr, unknown))}, which the schema lacks; the schema has {', '.join(names)}"
                 )
             values: Iterable[Any] = [fields.get(name) for name in names]
         elif isinstance(row, tuple | list):
             if len(row) != len(names):
                 raise UsageError(
-                    f"{what}: row {n} has {len(row)} values, the schema {len(names)} columns: {', '.join(names)}"
+                    f"{what}: row {n} has {len(row)} values, but the schema has {len(names)} columns: {', '.join(names)}"
                 )
             values = row
         else:

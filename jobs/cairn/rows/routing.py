@@ -74,7 +74,7 @@ def check_order_by(order_by: Sequence[str], schema: StructType) -> None:
     unknown = [name for name in order_by if name not in schema.names]
     if unknown:
         raise UsageError(
-            f"order_by names {', '.join(unknown)}, which the input lacks; found: {', '.join(schema.names)}"
+            f"order_by names {', '.join(unknown)}, which the input lacks; the input has {', '.join(schema.names)}"
         )
 
 

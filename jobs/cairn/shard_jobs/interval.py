@@ -187,7 +187,7 @@ class IntervalJob:
             runner, keys = self._run_processor(inputs, state, output)
         if inputs.ticks != 1:
             raise InvariantViolated(
-                f"shard {shard} got {inputs.ticks} ticks: rows were not placed one shard to a partition"
+                f"shard {shard} got {inputs.ticks} ticks instead of 1: Spark did not place each shard in a partition of its own"
             )
         with clock.phase("timers"):
             runner.fire_timers()
@@ -378,7 +378,7 @@ class IntervalJob:
         if expected_rows is not None and expected_rows != input_rows:
             raise SourceError(
                 f"{self.pipeline} {self.interval}: the source counted {expected_rows} rows, but {input_rows} reached the "
-                "processor; did the input change while it was read? Run the interval again"
+                "processor\nThe input may have changed while it was read. Run the interval again"
             )
         newest_event_us = max((ack.newest_event_us for ack in acks if ack.newest_event_us is not None), default=None)
         time_ = self.time

@@ -141,7 +141,10 @@ def run_on_shards(
             # copies, so each shard may need one more try.
             if not tries_left:
                 raise
-            log.warning("a host's copy of a file is damaged; all is computed once more, with the storage's: %s", error)
+            log.warning(
+                "the cached copy of a state file on a host is damaged; the job runs again with the file from the storage: %s",
+                error,
+            )
     return by_shard([pickle.loads(row.ack) for row in found], job.parallelism)
 
 

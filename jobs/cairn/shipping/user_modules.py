@@ -129,7 +129,7 @@ class _Search:
         common: dict[str, Any] = {"name": name, "file": spec.origin, "folders": folders}
         common["digest"] = hashlib.sha256(data).hexdigest()
         if installed:
-            said = f"{package.name} {package.version}" if package is not None else "no distribution's"
+            said = f"{package.name} {package.version}" if package is not None else "of no known package"
             return UserModule(kind="installed", package=said, **common)
         if spec.origin.endswith(".py"):
             return UserModule(kind="source", source=data, **common)
@@ -196,7 +196,7 @@ def bytes_of(spec: ModuleSpec) -> bytes:
             data: bytes = loader.get_data(file)
         except (AttributeError, OSError):
             raise UsageError(
-                f"the module {spec.name} of the processor can't be read any more: {gone}; put it back, or start anew without it"
+                f"the module {spec.name} of the processor can no longer be read: {gone}\nPut the file back, or restart this process without the module"
             ) from None
         return data
 
@@ -212,7 +212,7 @@ def _imported(source: bytes, name: str, package: str) -> tuple[str, ...]:
         with warnings.catch_warnings(action="ignore"):
             tree = ast.parse(source)
     except (SyntaxError, ValueError) as error:
-        raise UsageError(f"the module {name} of the processor can't be parsed: {error}; mend it") from None
+        raise UsageError(f"the module {name} of the processor can't be parsed: {error}\nCorrect the file") from None
     names: list[str] = []
     pending: list[ast.AST] = [tree]
     while pending:
@@ -276,7 +276,7 @@ def package_here(name: str, finders: Sequence[Any]) -> str:
     if spec is None or spec.origin is None:
         return "not installed"
     package = distribution_of(spec.origin, name)
-    return f"{package.name} {package.version}" if package is not None else "no distribution's"
+    return f"{package.name} {package.version}" if package is not None else "of no known package"
 
 
 def runtime_sources() -> Iterator[tuple[str, str, bytes]]:

@@ -44,8 +44,8 @@ def first_cause() -> Iterator[None]:
                 raise errors.UsageError(
                     f"a Python worker of Spark lacks the package {missing[1]}\n"
                     "Install what Cairn needs where executors run: pip install './cairn_state-0.1.0-py3-none-any.whl[spark,gcs]'\n"
-                    "Or send a packed environment with spark.archives, and have spark.pyspark.python name its Python.\n"
-                    "Cairn's own modules are sent by the driver of a master; on a Connect server install them too"
+                    "Or send a packed environment with spark.archives, and set spark.pyspark.python to its Python.\n"
+                    "With a Spark master, the driver sends Cairn's own modules. On a Spark Connect server, install them too"
                 ) from error
             raise
         # The worker's traceback lists the causes of an error before the error. So the last match is the error itself.
