@@ -34,7 +34,9 @@ class Rerun:
         for name in ("first", "last"):
             object.__setattr__(self, name, getattr(self, name).astimezone(UTC))
         if self.last < self.first:
-            raise UsageError(f"nothing can be run again from {self.first.isoformat()} back to {self.last.isoformat()}")
+            raise UsageError(
+                f"the first interval to run, {self.first.isoformat()}, is later than the last, {self.last.isoformat()}"
+            )
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields as they stand in a result file."""

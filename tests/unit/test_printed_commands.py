@@ -40,6 +40,7 @@ AIRFLOW = "tests/integration/test_airflow.py::"
 CLI = "tests/unit/test_cli.py::"
 PAGES_OF_TRIALS = "tests/unit/test_ui_trials.py::test_a_trial_is_listed_and_shown_beside_production as printed"
 PAGES_OF_UI = "tests/unit/test_ui_pages.py::"
+FORGET = "tests/unit/test_forget.py::test_the_commands_that_are_printed_forget_the_key as printed"
 # docs/trying.md has them as they are printed.
 TRYING = "tests/integration/test_docs.py::test_every_block_of_the_page_runs as printed"
 ERRORS = "tests/unit/test_errors_page.py::test_the_commands_of_the_page_work_when_typed as printed"
@@ -100,6 +101,13 @@ RUN = {
     "cairn estimate --root URL --pipeline NAME": "tests/unit/test_cost_model.py::test_a_pipeline_is_estimated_from_its_own_history as printed",
     "cairn export": HERE + "test_what_docs_show_of_a_pipeline",
     "cairn export --to /tmp/tables --state history --jobs 2": HERE + "test_what_docs_show_of_a_pipeline",
+    "cairn forget": HERE + "test_a_person_s_data_is_deleted_as_the_page_shows as printed",
+    "cairn forget --key '{\"tailnum\": \"N14228\"}' --drop-checkpoints --rewrite-output --dry-run": HERE
+    + "test_a_person_s_data_is_deleted_as_the_page_shows as printed",
+    "cairn forget --key '{\"tailnum\": \"N14228\"}' --drop-checkpoints --rewrite-output --yes": HERE
+    + "test_a_person_s_data_is_deleted_as_the_page_shows as printed",
+    "cairn forget --pipeline … --key JSON --on-rerun filter": FORGET,
+    "cairn forget --root … --pipeline …": FORGET,
     "cairn fork": CLI + "test_a_fork_is_a_pipeline_of_its_own",
     "cairn list --root file://…/data/state --pipeline …": "tests/integration/test_new_pipeline.py::"
     "test_the_printed_command_runs_the_first_interval as printed",
@@ -320,6 +328,22 @@ def test_what_docs_show_of_a_pipeline(root: Path, tmp_path: Path) -> None:
     command = "cairn export --to /tmp/tables --state history --jobs 2"
     assert "history: 2 rows in" in said(root, command.replace("/tmp/tables", str(tmp_path / "tables")))
     assert pq.read_table(tmp_path / "tables" / "state-history").num_rows == 2
+
+
+def test_a_person_s_data_is_deleted_as_the_page_shows(root: Path, tmp_path: Path) -> None:
+    """The dry run first, which leaves all as it is; then every table of the state is without the aircraft."""
+    copied = Path(shutil.copytree(root, tmp_path / "state"))
+    commands = [c for c, pages in in_docs().items() if "docs/forget.md" in pages and "--key" in c]
+    dry, done = sorted(commands)
+    assert dry.endswith("--dry-run") and done.endswith("--yes")
+    would = said(copied, dry).splitlines()
+    assert would[0].endswith("would be rewritten") and "places that may still hold the key:" in would
+    assert said(copied, "cairn diff 4 5 --state history") == said(root, "cairn diff 4 5 --state history")
+    assert said(copied, done).startswith("checkpoint 6 is checkpoint 5 without the key\n")
+    said(copied, f"cairn export --to {tmp_path / 'tables'} --state history")
+    left = pq.read_table(tmp_path / "tables" / "state-history").to_pylist()
+    assert [row["key"]["tailnum"] for row in left] == ["N24211"]
+    assert said(copied, "cairn verify") and "N24211" not in said(copied, "cairn show")
 
 
 def test_a_sweep_takes_what_its_dry_run_names(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
