@@ -114,7 +114,10 @@ def test_the_first_pipeline_in_airflow(clone: Path) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         refused = subprocess.run(["make", "ui", f"PORT={port}"], cwd=clone, capture_output=True, text=True, check=False)
-    assert refused.returncode != 0 and f"port {port} is taken; another one: make ui PORT=8081" in refused.stderr
+    assert (
+        refused.returncode != 0
+        and f"another program uses port {port}; choose another port: make ui PORT=8081" in refused.stderr
+    )
 
     with started(clone, "make", "spark", f"SPARK_PORT={free_port()}") as spark_lines:
         (connection,) = (line for line in spark_lines if line.startswith("For Airflow:"))
