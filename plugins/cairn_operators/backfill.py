@@ -47,7 +47,8 @@ class RunIntervalsOperator(DriverOperator):
         every: Length of an interval.
         reprocess: Which intervals with a result are computed again: "changed" (other code or input made the result),
             "none" or "all".
-        permissions: As in `StatefulMicroBatchOperator`; only `replace_overlapping` applies to all intervals.
+        permissions: As in `StatefulMicroBatchOperator`. `replace_overlapping` applies to all intervals, the other
+            permissions only to the first interval that is computed.
         dry_run: Log what would be computed; compute nothing.
         mode: Form of the checkpoints: incremental, full or changelog.
         **kwargs: More arguments of `DriverOperator` and Airflow's `BaseOperator`.
@@ -80,8 +81,8 @@ class RunIntervalsOperator(DriverOperator):
         mode: str = "incremental",
         **kwargs: Any,
     ) -> None:
-        # Airflow keeps only one event per task for an asset that is an outlet. Through an alias a task can add many
-        # events.
+        # A task can add only one event to an asset that is its outlet. Through an alias it can add an event per
+        # interval.
         self.alias = AssetAlias(f"cairn_{pipeline_name}_range")
         self.asset = pipeline_asset(pipeline_name)
         super().__init__(**{"doc_md": _DOC, **kwargs, "outlets": [self.alias, *kwargs.pop("outlets", [])]})
@@ -101,14 +102,14 @@ class RunIntervalsOperator(DriverOperator):
         """Process the range in a driver, and add an event to the asset for each commit.
 
         Returns:
-            Counts of intervals, and `checkpoint`: the id of the last interval's checkpoint. The id is None after a dry
-            run in which that interval would be computed.
+            Counts of intervals, and `checkpoint`: the id of the last interval's checkpoint. After a dry run that would
+            compute the last interval, `checkpoint` is None.
 
         Raises:
             AirflowException: Storage, Spark or user code failed, and a retry may help. It continues after the last
                 commit.
             AirflowFailException: An argument is invalid, or a retry can't help.
-            DownstreamTasksSkipped: There is no checkpoint for the tasks behind this one.
+            DownstreamTasksSkipped: A dry run made no checkpoint that downstream tasks could read.
         """
         from cairn.driver.driver_protocol import COMMITTED, Range
 
@@ -158,7 +159,7 @@ def tell_asset(context: Any, alias: AssetAlias, asset: Asset, committed: Sequenc
         context: Airflow's context of the running task.
         alias: The task's outlet, through which the events are added.
         asset: The asset of the pipeline.
-        committed: The summaries of the checkpoints.
+        committed: Summary of each checkpoint, as the driver printed it.
     """
     if (events := context.get("outlet_events")) is None:
         return
@@ -170,14 +171,14 @@ def tell_asset(context: Any, alias: AssetAlias, asset: Asset, committed: Sequenc
 
 
 def instant(name: str, text: str) -> datetime:
-    """Parse a day or an instant in ISO format. It is in UTC if it has no time zone.
+    """Parse a day or an instant.
 
     Args:
         name: Name of the argument, for the error message.
-        text: The day or the instant.
+        text: A day or an instant in ISO format. It is in UTC if it has no time zone.
 
     Raises:
-        AirflowFailException: The text is neither.
+        AirflowFailException: The text is neither a day nor an instant.
     """
     try:
         found = datetime.fromisoformat(str(text).strip())

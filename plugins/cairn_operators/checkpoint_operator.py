@@ -100,7 +100,7 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
         Raises:
             AirflowException: Storage or sink failed, and a retry may help.
             AirflowFailException: The attempt is lost, or a retry can't help for another reason.
-            DownstreamTasksSkipped: The commit succeeded, and some tasks behind this one have nothing to do.
+            DownstreamTasksSkipped: The commit succeeded, and some downstream tasks have nothing to do.
         """
         with as_google_identity(self.gcp_conn_id):
             summary = self._execute(context)
@@ -114,10 +114,10 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
         return summary
 
     def _not_due(self, context: Any, *, dropped: bool) -> list[str]:
-        """Return the ids of directly following tasks that have nothing to do, so that Airflow does not start them.
+        """Return the ids of direct downstream tasks that have nothing to do, so that Airflow does not start them.
 
-        These are savepoint and sweep tasks that are not due after this interval. If retention has dropped the
-        checkpoint already, they are also the tasks that read the checkpoint.
+        A savepoint or sweep task has nothing to do if it is not due after this interval. A task that reads the
+        checkpoint has nothing to do if retention has already dropped the checkpoint (`dropped`).
         """
         behind = context["task"].downstream_list if self.has_dag() else []
         examine = [task.task_id for task in behind if dropped and getattr(task, "checkpoint", None) is not None]
@@ -137,7 +137,7 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
         phases_us: dict[str, int] = {}
 
         def ended(phase: str) -> None:
-            """Record the microseconds since the phase before ended."""
+            """Record the duration of a phase: the microseconds since the previous phase ended."""
             phases_us[phase] = int((time.monotonic() - started_s) * 1e6) - sum(phases_us.values())
 
         try:
@@ -155,7 +155,7 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
             ended("publish")
             try:
                 coordinator.clean_up()
-            except CorruptFile as error:  # A file of another checkpoint is damaged. The commit counts.
+            except CorruptFile as error:  # A file of another checkpoint is damaged, which does not undo this commit.
                 self.log.warning("nothing was deleted, since it can't be told what is needed: %s", error)
             ended("clean_up")
             tags = {"pipeline": self.pipeline_name}
@@ -163,7 +163,7 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
             if failed is not None:
                 if committed.id in failed.ids:
                     raise failed
-                self.log.warning("%s", failed)  # The sink refused earlier intervals, whose own tasks have failed.
+                self.log.warning("%s", failed)  # Only earlier intervals failed in the sink, and so did their own tasks.
         except AttemptLost as error:
             raise AirflowFailException(
                 f"{failure_of(error, context['dag_run'].dag_id)}\nOnly a new attempt can be committed; clear this run's tasks "
@@ -187,7 +187,7 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
             self.log.info("%-15s %s", name, f"{value:>15,}" if isinstance(value, int) else value)
         self.log.info("::endgroup::")
         send_metrics(self.pipeline_name, committed.record, timedelta(microseconds=wall_us))
-        # The commit writes the record before these phases end, so only the log can show them.
+        # The record can't hold these durations, since the commit writes the record before the phases end.
         self.log.info("checkpoint %d: %s", committed.id, in_words(phases_us, wall_us))
         # Airflow's `outlet_events` is false while it is empty, so it is compared with None.
         if (outlet_events := context.get("outlet_events")) is not None:
@@ -239,16 +239,21 @@ def send_metrics(pipeline_name: str, record: Record, duration: timedelta) -> Non
 
 
 def _sink_hook(sink_of: str, url: str) -> tuple[Callable[[Record], None] | None, bool]:
-    """Return the pipeline's sink hook or None, and True if a failed interval must hold back later intervals."""
+    """Return what `publish` needs of a pipeline.
+
+    Returns:
+        The function that calls the pipeline's sink with a record's output, or None without a sink; and True if the sink
+        gets no later interval while an earlier one has failed.
+    """
     module, _, name = sink_of.partition(":")
     pipeline = getattr(importlib.import_module(module), name)
     return pipeline.sink_hook(None, url), pipeline.sink_in_order
 
 
 def _maker(task: Any) -> Any:
-    """Return the nearest upstream task that makes attempts. Return `task` itself if there is no such task.
+    """Return the nearest upstream task that prepares attempts; `task` itself without such a task.
 
-    If a gate validates attempts, the validation task lies between the two.
+    The search passes over a validation task between `process` and `checkpoint`, as in a DAG with `gate=True`.
     """
     before = [task]
     while before:
@@ -260,7 +265,7 @@ def _maker(task: Any) -> Any:
 
 
 def again_command(context: Any, task: Any) -> str:
-    """Return the command that clears a task of the run, and the tasks downstream of it."""
+    """Return the command that clears `task` and its downstream tasks in the current run."""
     from state_backend.values.airflow_commands import clear_command
 
     run = context["dag_run"]

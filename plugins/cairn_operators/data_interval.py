@@ -1,4 +1,4 @@
-"""The data interval of a run, and the cadence of tasks that run only at some intervals."""
+"""Read the data interval of a run, and decide which intervals a task with `every` runs at."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ def _suggestion(timetable: Any) -> str:
 
 
 def is_due(end: datetime, start: datetime, every: timedelta | None) -> bool:
-    """Return True if an interval is on a cadence: it ends a whole number of `every` after `start`.
+    """Return True if an interval ends a whole number of `every` after `start`.
 
-    The elapsed time counts from `start` and not from the last run. So a re-run of an old interval decides as its first
-    run.
+    The time is counted from `start`, not from the last run. So a re-run of an old interval gets the same answer as the
+    first run of that interval.
 
     Args:
         end: End of the interval.
         start: Start date of the DAG.
-        every: The cadence; None is always due.
+        every: The time between two due intervals, such as 7 days; None makes each interval due.
     """
     if every is None:
         return True
@@ -66,5 +66,5 @@ def is_due(end: datetime, start: datetime, every: timedelta | None) -> bool:
 
 
 def _plain(instant: datetime) -> datetime:
-    """Convert Airflow's pendulum datetime to a plain one. Differences of pendulum's have no remainder operator."""
+    """Convert Airflow's pendulum datetime to a plain `datetime`. Differences of pendulum datetimes have no `%`."""
     return datetime.fromisoformat(instant.isoformat())

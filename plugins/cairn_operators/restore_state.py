@@ -1,4 +1,4 @@
-"""The operator and the DAG that go back to a checkpoint, fork a checkpoint, or restore a savepoint."""
+"""The operator and the DAG that restore an earlier checkpoint or a savepoint, or fork a checkpoint."""
 
 from __future__ import annotations
 
@@ -37,10 +37,11 @@ class Restoration:
     """The plan of one restore.
 
     Attributes:
-        kind: Go back to a checkpoint (rewind), start another pipeline (fork), or restore a savepoint.
+        kind: "rewind" goes back to a checkpoint, "fork" starts another pipeline with it, "savepoint" restores a
+            savepoint.
         checkpoint: Id of the checkpoint to restore; None for a savepoint.
-        discards: Ids of the newer checkpoints from which no interval would start any longer.
-        text: Description for the person who has to agree.
+        discards: Ids of the newer checkpoints that the restore would discard: no interval would start from them.
+        text: Description of the restore for the task log, and for the person who has to agree.
     """
 
     kind: Literal["rewind", "fork", "savepoint"]
@@ -114,7 +115,7 @@ class RestoreStateOperator(DriverOperator):
 
     @property
     def dag_of_pipeline(self) -> str:
-        """The id of the DAG that processes the pipeline. Commands in messages name this DAG."""
+        """The id of the DAG that processes the pipeline, for commands in messages."""
         return str(self.pipeline_dag_id)
 
     def execute(self, context: Any) -> dict[str, Any]:
@@ -151,8 +152,8 @@ class RestoreStateOperator(DriverOperator):
         if savepoint is not None and self.claim == "CLAIM":
             claim = read_claim(open_storage(savepoint))
             if claim is not None and claim.attempt == self._attempt(context):
-                # CLAIM deletes the savepoint after the commit. The earlier try may have died before it deleted all
-                # files.
+                # With CLAIM the driver deletes the savepoint after the commit. An earlier try may have died before all
+                # files were deleted, so this try calls the driver again.
                 self._restore_savepoint(context, savepoint)
         self.log.info("an earlier try of this run has committed checkpoint %d; nothing is left to do", checkpoint)
         kind = "fork" if self.fork_as else "rewind" if savepoint is None else "savepoint"
@@ -296,7 +297,10 @@ class RestoreStateOperator(DriverOperator):
         return int(self.run_driver(request)["checkpoint"])
 
     def _attempt(self, context: Any) -> str:
-        """Return the attempt: the same uuid in every try of a run until a clear. A retry completes an earlier try."""
+        """Return the attempt's uuid, which is the same in all tries of a run until the run is cleared.
+
+        So a retry finds what an earlier try committed, and completes it.
+        """
         run = context["dag_run"]
         name = f"cairn:{run.dag_id}:{run.run_id}:{self.task_id}:{run.clear_number or 0}"
         return str(uuid.uuid5(uuid.NAMESPACE_URL, name))
@@ -305,7 +309,7 @@ class RestoreStateOperator(DriverOperator):
         return _coordinator_of(self.root, self.pipeline_name)
 
     def _into(self) -> Coordinator:
-        """Return the coordinator of the pipeline that receives the state."""
+        """Return the coordinator of the pipeline that gets the restored state: the fork, or this pipeline."""
         return _coordinator_of(self.fork_root or self.root, self.fork_as) if self.fork_as else self._coordinator()
 
     def _permissions(self) -> Any:
@@ -331,7 +335,8 @@ def parse_target(text: str) -> int | str | datetime:
         text: A checkpoint's id, the end of an interval, `latest`, or the folder of a savepoint.
 
     Returns:
-        The id as an int, the end as a datetime with a time zone, and `latest` or the folder as text.
+        An int for an id, a datetime with a time zone for the end of an interval, the text itself for `latest` or a
+        folder.
 
     Raises:
         AirflowFailException: The text is none of these.

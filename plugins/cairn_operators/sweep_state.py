@@ -21,8 +21,8 @@ names stays. It may run beside the pipeline; in doubt it deletes nothing. The lo
 class SweepStateOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type-checked here
     """The task that deletes files of crashed and lost attempts, and trials whose time is over.
 
-    It may run beside the pipeline. An attempt that wrote nothing for `min_age` is recorded in the log as abandoned
-    before its files are deleted, so it can't be committed later.
+    The task may run beside the pipeline. If an attempt has written nothing for `min_age`, the task first records in the
+    log that the attempt is abandoned, and then deletes its files. So the attempt can't be committed later.
 
     Args:
         pipeline_name: Name of the `Pipeline`.
@@ -71,7 +71,7 @@ class SweepStateOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
         """Sweep the pipeline's folder, or skip the task if it is not due.
 
         Returns:
-            Counts of the deleted files, the abandoned attempts and the removed trials; those of the plan in a dry run.
+            Counts of deleted files, abandoned attempts and removed trials. In a dry run: what a sweep would delete.
 
         Raises:
             AirflowSkipException: No sweep is due after this interval.

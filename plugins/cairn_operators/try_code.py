@@ -36,7 +36,7 @@ The trial is removed by a sweep when its time is over.
 class TryCodeOperator(DriverOperator):
     """The task that runs intervals with other code beside production, and compares the results.
 
-    Production is only read. A retry goes on where the try before stopped.
+    The task only reads production. A retry goes on where the earlier try stopped.
 
     Args:
         pipeline: The `Pipeline` with the new code, as `module:NAME`.
@@ -45,9 +45,9 @@ class TryCodeOperator(DriverOperator):
         first: Start of the first interval: an ISO instant, or a day; UTC if it has no zone.
         last: Start of the last interval, included.
         every: Length of an interval.
-        trial: Name of the trial; empty: derived from its start and its code.
+        trial: Name of the trial; if empty, Cairn derives a name from the first interval and the code.
         key: Columns that identify output rows, separated by commas; empty compares whole rows.
-        keep: Time for which the trial stays.
+        keep: How long the trial stays before a sweep removes it.
         **kwargs: More arguments of `DriverOperator` and Airflow's `BaseOperator`.
 
     Raises:
@@ -117,7 +117,8 @@ class DeployTrialOperator(DriverOperator):
         root: URL of the folder that holds the pipelines.
         pipeline_name: Name of the `Pipeline` in production.
         trial: Name of the trial.
-        how: One of `DEPLOY`; "no" skips the task.
+        how: One of `DEPLOY`: deploy from the next interval on, deploy and run the trial's intervals again in production
+            too, or "no", which skips the task.
         comparison: Text that the person sees.
         response_timeout: Longest wait for the person; None for no limit.
         **kwargs: More arguments of `DriverOperator` and Airflow's `BaseOperator`.
@@ -149,7 +150,8 @@ class DeployTrialOperator(DriverOperator):
         """Ask a person whether to deploy. Deploy at once if the person agreed in an earlier try.
 
         Returns:
-            Counts of intervals that ran again and that stay behind, and the command to go back.
+            `again` (number of the trial's intervals that ran again in production), `behind` (number of later intervals
+            that ran again too) and `back` (the command that undoes the deployment; None if that is impossible).
 
         Raises:
             TaskAwaitingInput: The task waits, without a worker slot, for a person.
@@ -266,7 +268,7 @@ def trial_pipeline(
         root: URL of the folder that holds the pipelines.
         pipeline_name: Name of the `Pipeline`; None: read from the source of its module.
         every: Length of an interval, as in the pipeline's own DAG.
-        keep: Time for which a trial stays.
+        keep: How long a trial stays before a sweep removes it.
         spark_conn_id: Connection to Spark.
         gcp_conn_id: Connection with the key for a `gs://` root; None for application default credentials.
         try_: More arguments of the `TryCodeOperator`.

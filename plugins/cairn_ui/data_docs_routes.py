@@ -1,7 +1,7 @@
 """Serve Data Docs in Airflow's UI: files below `docs_root()`, of pipelines that the user may read.
 
-The pages run in a browser sandbox. Their content comes from data, and a script in it must not act with the user's
-session. The list of the pages is a page in the frame of the checkpoints' pages.
+The pages run in a browser sandbox, because they contain values from user data: a script in such a value must not act
+with the user's session. Only the list of the pages is not sandboxed, since Cairn's own template renders it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def page(path: str, rights: routes.Asks) -> Response:
     """Serve a file of the Data Docs. A folder stands for its `index.html`.
 
     Raises:
-        HTTPException: 404 without such a file, 403 if the user may not read all pipelines of its name.
+        HTTPException: 404 if the file does not exist. 403 if the user may not read every pipeline that has the name of
+            the file's pipeline: these pipelines share one folder.
     """
     root = docs_root()
     file = page_in(root, path)
