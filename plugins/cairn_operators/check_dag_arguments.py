@@ -28,5 +28,5 @@ def check_pipeline_and_root(dag_id: str, pipeline: str, root: str) -> None:
     if "{" not in root and scheme_of(root) is None:
         raise ValueError(
             f"DAG {dag_id}: root {root!r} is no storage URL; expected {ACCEPTED}. "
-            "A relative path is none: tasks run in folders of their own"
+            "A relative path does not work, since each task runs in another folder"
         )

@@ -25,13 +25,14 @@ if TYPE_CHECKING:
     from state_backend.values.records import Record
 
 
-_DOC = """Commits what `process` prepared: state, source position and output of the interval become current in one write. Then the
-output is published and files that no retained checkpoint needs are deleted. No Spark.
+_DOC = """Commits what `process` prepared: one write makes state, source position and output of the interval current. Then the task
+sends the output to the sink, and deletes files that no retained checkpoint needs. It needs no Spark.
 
-* Its **retries** finish what an earlier try left; nothing is committed twice.
-* **Clearing it alone** commits nothing: the attempt is committed already, or lost. To run the interval again, clear `process`
-  with downstream.
-* Sets off DAGs that are scheduled on the asset `cairn://<pipeline>`; the event has the checkpoint's id, interval, rows, bytes.
+* A **retry** finishes what an earlier try left. Nothing is committed twice.
+* If you **clear only this task**, it commits nothing new: the attempt is already committed, or lost. To run the interval again, clear
+  `process` with downstream.
+* Each commit adds an event to the asset `cairn://<pipeline>`, which starts DAGs that are scheduled on the asset. The event has the
+  checkpoint's id, interval, rows and bytes.
 """
 
 
@@ -79,7 +80,9 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
             gcp_conn_id = gcp_conn_id or process.gcp_conn_id
             sink_of = process.output["sink"] if sink_of is None else sink_of
         if pipeline_name is None or root is None:
-            raise ValueError('pass attempt=process.output["attempt"], or attempt, pipeline_name and root as texts')
+            raise ValueError(
+                'pipeline_name or root is missing: pass attempt=process.output["attempt"], or all three as texts'
+            )
         self.asset = pipeline_asset(pipeline_name)
         super().__init__(
             outlets=[self.asset, *kwargs.pop("outlets", [])], **{"doc_md": _DOC, **COMMITS_FIRST, **kwargs}
@@ -106,7 +109,10 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
             summary = self._execute(context)
         push_outputs(context, checkpoint=summary["checkpoint"])
         if skipped := self._not_due(context, dropped="base" not in summary):
-            self.log.info("nothing to do for these at this interval, so not started: %s", ", ".join(skipped))
+            self.log.info(
+                "these tasks have nothing to do after this interval, so Airflow does not start them: %s",
+                ", ".join(skipped),
+            )
             context["ti"].xcom_push(
                 key=BaseXCom.XCOM_RETURN_KEY, value=summary
             )  # Airflow pushes no result for a task that raises.
@@ -156,7 +162,9 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
             try:
                 coordinator.clean_up()
             except CorruptFile as error:  # A file of another checkpoint is damaged, which does not undo this commit.
-                self.log.warning("nothing was deleted, since it can't be told what is needed: %s", error)
+                self.log.warning(
+                    "the clean-up deleted nothing: a file that says what is still needed is damaged: %s", error
+                )
             ended("clean_up")
             tags = {"pipeline": self.pipeline_name}
             stats.gauge("cairn.checkpoint.unpublished", len(failed.ids) if failed is not None else 0, tags=tags)
@@ -166,8 +174,8 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
                 self.log.warning("%s", failed)  # Only earlier intervals failed in the sink, and so did their own tasks.
         except AttemptLost as error:
             raise AirflowFailException(
-                f"{failure_of(error, context['dag_run'].dag_id)}\nOnly a new attempt can be committed; clear this run's tasks "
-                f"from the one that makes it:\n{again_command(context, _maker(context['task']))}"
+                f"{failure_of(error, context['dag_run'].dag_id)}\nThis attempt can't be committed any more. "
+                f"Make a new attempt:\n{again_command(context, _maker(context['task']))}"
             ) from error
         except CairnError as error:
             raise failure_of(error, context["dag_run"].dag_id) from error
@@ -179,7 +187,7 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
         from state_backend.values.phases import in_words
 
         if committed.record is None:
-            self.log.info("committed as checkpoint %d, which retention has dropped since", committed.id)
+            self.log.info("the attempt was committed as checkpoint %d, which retention has dropped since", committed.id)
             return {"checkpoint": committed.id}
         summary = summarise(committed.record)
         self.log.info("::group::Checkpoint %d of %s", committed.id, self.pipeline_name)

@@ -20,19 +20,20 @@ def data_interval(context: Any) -> tuple[datetime, datetime]:
         timetable = getattr(context.get("dag"), "timetable", None)
         if start is not None and start == end and timetable is not None:
             raise AirflowFailException(
-                f"this run's data interval has no length ({start}), since the DAG's schedule is a {type(timetable).__name__}: a tick. "
-                f"State is kept per interval. Give the DAG schedule={_suggestion(timetable)} (from airflow.sdk), or set [scheduler] "
-                "create_cron_data_intervals (create_delta_data_intervals for a timedelta) to True in airflow.cfg, which changes all "
-                'DAGs; stateful_pipeline takes "@daily" as it is. Then backfill the days you want'
+                f"this run's data interval has no length ({start}), because the DAG's schedule is a {type(timetable).__name__}. "
+                "Cairn keeps state per interval.\n"
+                f"Give the DAG schedule={_suggestion(timetable)} (from airflow.sdk). Or set [scheduler] create_cron_data_intervals "
+                "(for a timedelta: create_delta_data_intervals) to True in airflow.cfg, which changes all DAGs. Only "
+                'stateful_pipeline takes "@daily" as it is. Then backfill the days that you want'
             )
         from state_backend.values.airflow_commands import backfill_command
         from state_backend.values.errors import Rerun
 
         first = _plain(context["dag"].start_date)
         raise AirflowFailException(
-            f"this run has no data interval (found start {start}, end {end}), and state is kept per interval.\n"
-            "Trigger it with a logical date, or backfill the intervals that you want, from the first one's start to the last one's, "
-            f"as the very first one alone:\n{backfill_command(context['dag_run'].dag_id, Rerun(first=first, last=first))}"
+            f"this run has no data interval (start {start}, end {end}), but Cairn keeps state per interval.\n"
+            "Trigger the run with a logical date, or backfill the intervals that you want. This command runs only the DAG's first "
+            f"interval:\n{backfill_command(context['dag_run'].dag_id, Rerun(first=first, last=first))}"
         )
     return start, end
 

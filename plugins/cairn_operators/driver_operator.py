@@ -91,7 +91,7 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
         self._driver = DriverProcess(self.driver_module, self.dag_of_pipeline)
         try:
             spark = spark_location(self.spark_conn_id, self.spark_conf)
-            self.log.info("Spark is %s", spark.url)
+            self.log.info("Spark runs at %s", spark.url)
             private = {"token": spark.token, "conf": dict(spark.conf)} if spark.token or spark.conf else None
             task, again = _task()
             call = Call(
@@ -121,7 +121,7 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
         """
         if self._driver is not None:
             self._driver.stop()
-            raise SystemExit("stopped by Airflow; the Spark driver is stopped too")
+            raise SystemExit("Airflow stopped this task, and the task stopped its Spark driver")
 
 
 def _task() -> tuple[str | None, bool]:

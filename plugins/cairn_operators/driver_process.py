@@ -180,7 +180,9 @@ def _lines(process: subprocess.Popen[bytes] | WarmDriver) -> Iterator[str]:
             elif process.poll() is not None:
                 break
             if os.getppid() != supervisor:
-                raise AirflowException("the supervisor of this task is gone; its driver is stopped")
+                raise AirflowException(
+                    "Airflow's supervisor of this task has died, so the task stopped its Spark driver"
+                )
     if rest:
         yield rest.decode(errors="replace").rstrip()
 

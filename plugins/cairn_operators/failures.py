@@ -65,5 +65,5 @@ def exit_failure(return_code: int) -> AirflowException:
             name = signal.Signals(-return_code).name
         except ValueError:
             name = f"signal {-return_code}"
-        return AirflowException(f"the Spark driver was killed ({name}); a retry begins again")
+        return AirflowException(f"the Spark driver was killed ({name}); a retry is safe")
     return AirflowException(f"the Spark driver ended with code {return_code} and no result; its log is above")

@@ -44,8 +44,8 @@ def google_credentials(conn_id: str | None) -> Iterator[dict[str, str]]:
     fields = _fields(BaseHook.get_connection(conn_id).extra_dejson)
     if useless := [name for name in _UNKNOWN if fields.get(name)]:
         raise AirflowFailException(
-            f"connection {conn_id!r} has {', '.join(useless)}, which is not supported here: give key_path or keyfile_dict, or "
-            "neither, and then the application default credentials count"
+            f"connection {conn_id!r} has {', '.join(useless)}, which Cairn does not support. Give key_path or keyfile_dict, or "
+            "neither of them to use application default credentials"
         )
     environment = {"GOOGLE_CLOUD_PROJECT": str(fields["project"])} if fields.get("project") else {}
     if fields.get("key_path"):

@@ -39,16 +39,17 @@ _ASK_AIRFLOW_S = 1.0
 
 MODES = ("incremental", "full", "changelog")
 
-_DOC = """Runs the data interval on Spark: restores the state of the checkpoint that ends where the interval starts, processes the
-interval's rows, uploads what changed. Nothing is committed; that is for the next task.
+_DOC = """Processes the run's data interval on Spark: restores the state of the checkpoint that ends where the interval starts,
+processes the interval's rows, and uploads the changes. The next task commits them.
 
-* **Deferred**: it waits, without a worker slot, for the checkpoint of the interval before.
-* **Retry**: takes what an earlier try prepared if base, code, options and input are unchanged, else begins again from the
-  last checkpoint. The log says which, and why.
-* **Clear** (with downstream): the interval is computed again from the checkpoint before it. If the result differs, later days are
-  stale, and refused with the command that runs them again.
-* **Output of another cut** (the schedule changed): refused until the run's parameter `replace_overlapping` says to replace it.
-* **StateGapError, StaleStateError**: no retry helps; the last lines of the log have the command that does.
+* **Deferred**: the task waits, without a worker slot, for the checkpoint of the interval before.
+* **Retry**: the task takes what an earlier try prepared if base, code, options and input are unchanged. Otherwise it begins
+  again from the last checkpoint. The log says which, and why.
+* **Clear** (with downstream): the interval is computed again from the checkpoint before it. If the result differs, checkpoints of
+  later intervals are stale. Their next interval is refused; the message has the command that runs them again.
+* **The schedule changed**: output of intervals with other boundaries is only replaced if you set the run's parameter
+  `replace_overlapping`.
+* **Gap or stale base**: no retry helps. The last lines of the log have the command that does.
 """
 
 
@@ -111,9 +112,9 @@ class StatefulMicroBatchOperator(DriverOperator):
         check_mode(self.task_id, mode)
         if self.depends_on_past or self.max_active_tis_per_dag is not None:
             raise ValueError(
-                f"{self.task_id}: leave out depends_on_past and max_active_tis_per_dag. The task itself keeps the intervals in order, "
-                "and while it is deferred Airflow counts it as active: it would keep the run that it waits for from starting. To "
-                "limit how many compute at a time, give it a pool"
+                f"{self.task_id}: remove depends_on_past and max_active_tis_per_dag. The task itself keeps the intervals in order. "
+                "Airflow counts a deferred task as active, so with these limits it would block the run that it waits for. To limit "
+                "how many of these tasks run at a time, give them a pool"
             )
         self.pipeline_name = pipeline_name or pipeline_name_of(kwargs["pipeline"])
         self.mode = mode
@@ -160,7 +161,9 @@ class StatefulMicroBatchOperator(DriverOperator):
             AirflowFailException: As `execute`.
         """
         waited_ms = max(0, _now_ms() - since_ms)
-        self.log.info("waited %.0f s: %s", waited_ms / 1000, (event or {}).get("why"))
+        self.log.info(
+            "waited %.0f s for the checkpoint of the interval before: %s", waited_ms / 1000, (event or {}).get("why")
+        )
         return self._in_order(context, {"wait": waited_ms * 1000}, since_ms=since_ms, alone_since_ms=alone_since_ms)
 
     def _in_order(
@@ -240,7 +243,7 @@ class StatefulMicroBatchOperator(DriverOperator):
             raise failure_of(error, context["dag_run"].dag_id) from error
         if isinstance(decision, Refuse):
             text = with_command(decision.message, context["dag_run"].dag_id, decision.rerun)
-            raise failure(decision.error, f"{text}\nThen run this one again:\n{again_command(context, self)}")
+            raise failure(decision.error, f"{text}\nThen run this interval again:\n{again_command(context, self)}")
         return log, decision
 
     def _url(self) -> str:
@@ -271,7 +274,7 @@ class StatefulMicroBatchOperator(DriverOperator):
             SystemExit: A driver was running, or the task was waiting with a worker slot.
         """
         if self._waits:
-            raise SystemExit("stopped by Airflow, while it waited for the checkpoint of the interval before")
+            raise SystemExit("Airflow stopped this task while it waited for the checkpoint of the interval before")
         super().on_kill()
 
     def _defer(
@@ -287,8 +290,8 @@ class StatefulMicroBatchOperator(DriverOperator):
         now_ms, deadline_ms = _now_ms(), since_ms + _ms(self.wait_timeout)
         if now_ms >= deadline_ms:
             raise AirflowFailException(
-                f"waited {self.wait_timeout} for the checkpoint of the interval before, from {wait.reason}; "
-                f"see to that run, then run this one again:\n{again_command(context, self)}"
+                f"waited {self.wait_timeout} for the checkpoint of the interval before, from {wait.reason}\n"
+                f"Find out why that run is not done. Then run this interval again:\n{again_command(context, self)}"
             )
         alone_since_ms = (alone_since_ms or now_ms) if wait.alone else None
         until_ms = deadline_ms

@@ -142,8 +142,8 @@ def plan_start(
             soon = all(_is_at_work(log, run, interval) for run in open_runs)
             return Wait(reason=", ".join(map(str, open_runs)), runs=open_runs, alone=alone, soon=soon)
         left_alone = (
-            f"{', '.join(map(str, open_runs))} did not start for {patience}: it is not waited for, since it may have to wait "
-            "for this run to end"
+            f"{', '.join(map(str, open_runs))} did not start within {patience}. This task does not wait longer, since Airflow may "
+            "start that run only after this run has ended"
         )
     if log.newest is None:
         # The log is empty. The driver checks that the interval begins at `Pipeline.start`.
@@ -157,7 +157,7 @@ def plan_start(
             # The driver keeps the interval's result if code and input are the same. Otherwise the driver refuses the
             # interval, because the dropped base can't be restored.
             return Go(
-                reason="the state that it starts from is dropped, and so is its own: it stays as it is if code and input are the same",
+                reason="retention has dropped this interval's base and its checkpoint. If code and input are the same, the result stays",
                 there=True,
             )
         text = f"{error}\n{left_alone}" if left_alone else str(error)

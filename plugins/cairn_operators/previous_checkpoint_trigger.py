@@ -108,12 +108,12 @@ class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow i
 
     async def _look(self, ask_airflow: bool) -> str | None:
         if self.url is not None and (checkpoint_id := await asyncio.to_thread(self.committed, self.url)) is not None:
-            return f"checkpoint {checkpoint_id} is there"
+            return f"checkpoint {checkpoint_id} is committed"
         # This request does not run in a thread: all requests of a triggerer to Airflow share one channel, whose lock
         # works only in the event loop.
         if ask_airflow and (ended := await self._ended()) is not None:
             return ended
-        return "time is up" if time.time() * 1000 >= self.until_ms else None
+        return "the longest wait is over" if time.time() * 1000 >= self.until_ms else None
 
     def committed(self, url: str) -> int | None:
         """Return the id of the awaited checkpoint; None if the log does not have it yet or the storage does not answer.
@@ -145,7 +145,7 @@ class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow i
         except NotFound:
             return None
         except RetryableError as error:
-            self.log.warning("the storage does not answer, it is asked again: %s", error)
+            self.log.warning("the storage does not answer; the trigger asks again: %s", error)
             return None
 
     async def _ended(self) -> str | None:
@@ -163,13 +163,13 @@ class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow i
             dag_id=self.dag_id, run_ids=runs, states=["success", "failed"]
         )
         if over:
-            return f"{over} of {', '.join(runs)} ended"
+            return f"{over} of these runs ended: {', '.join(runs)}"
         for run_id in runs:
             tasks = states.get(run_id)
             if tasks is None:
-                return f"{run_id} is gone"
+                return f"run {run_id} was deleted"
             if not is_unfinished(self.task_ids, tasks):
-                return f"{run_id} has ended: {tasks}"
+                return f"run {run_id} has ended: {tasks}"
             if run_id in self.queued and any(state is not None for state in tasks.values()):
-                return f"{run_id} has started"
+                return f"run {run_id} has started"
         return None

@@ -52,7 +52,7 @@ class RetriesOverHalfAnHour(RetryPolicy):  # type: ignore[misc]
         failure = max(1, self.retries - max_tries + try_number)
         if isinstance(exception, UserCodeFailed):
             if failure > USER_CODE_RETRIES:
-                return RetryDecision.fail(f"an exception of the pipeline's code, after {USER_CODE_RETRIES} retries")
+                return RetryDecision.fail(f"the pipeline's code still fails after {USER_CODE_RETRIES} retries")
             return RetryDecision.retry(timedelta(seconds=_SECONDS[0]))
         seconds = _SECONDS[min(failure, RETRIES) - 1]
         return RetryDecision.retry(timedelta(seconds=seconds), f"retry {failure} of {self.retries} in {seconds} s")

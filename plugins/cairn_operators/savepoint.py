@@ -73,7 +73,7 @@ class SavepointOperator(DriverOperator):
         """
         _, end = data_interval(context)
         if not self.is_due_at(end, context["dag"].start_date):
-            raise AirflowSkipException(f"a savepoint is taken every {self.every}, and not at {end.isoformat()}")
+            raise AirflowSkipException(f"savepoints are taken every {self.every}; none is due at {end.isoformat()}")
         from cairn.driver.driver_protocol import TakeSavepoint
 
         request = TakeSavepoint(

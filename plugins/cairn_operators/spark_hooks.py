@@ -40,8 +40,11 @@ class _Location(BaseHook):  # type: ignore[misc]  # Airflow is not type-checked 
             try:
                 socket.create_connection((address.hostname or "", address.port or 15002), timeout=5).close()
             except OSError as error:
-                return False, f"nobody listens at {host}: {error}"
-        return True, f"something listens at {url}" if hosts else f"{url} runs inside the driver"
+                return False, f"can't connect to {host}: {error}"
+        return (
+            True,
+            f"{url} accepts connections" if hosts else f"{url} runs inside the driver, so there is no server to test",
+        )
 
 
 class SparkConnectLocation(_Location):

@@ -75,8 +75,8 @@ def spark_location(conn_id: str, conf: Mapping[str, Any] | None = None) -> Spark
                 url = f"{url}{'' if ';' in url else '/'};{name}={value}"
     elif token:
         raise AirflowFailException(
-            f"connection {conn_id!r} has a token or password, and leads to the Spark master {url!r}, which takes none; tokens are for "
-            "Spark Connect (sc://host)"
+            f"connection {conn_id!r} has a token or password, but a Spark master such as {url!r} takes none. Remove it; only Spark "
+            "Connect (sc://HOST) takes tokens"
         )
     if token:
         mask_secret(token)
@@ -121,8 +121,8 @@ def spark_url(conn_type: str, host: str | None, port: int | None, schema: str | 
     if kind == "spark":
         return _master(conn_type, host, port)
     raise AirflowFailException(
-        f"a connection of type {conn_type!r} does not lead to Spark; use spark_connect or spark, or of type generic a host like "
-        "sc://HOST or spark://HOST"
+        f"the connection to Spark has type {conn_type!r}; expected spark_connect or spark, or generic with a host like sc://HOST or "
+        "spark://HOST"
     )
 
 
@@ -185,7 +185,7 @@ def _texts(what: str, conf: Mapping[str, Any]) -> dict[str, str]:
     for name, value in plain.items():
         if not isinstance(value, str | int | float):
             raise AirflowFailException(
-                f"{what}: {name} is a {type(value).__name__}, not a text, a number, true or false"
+                f"{what}: {name} is a {type(value).__name__}; expected a text, a number, true or false"
             )
         texts[name] = str(value).lower() if isinstance(value, bool) else str(value)
         if isinstance(value, str) and value and is_secret(name, value, redaction):

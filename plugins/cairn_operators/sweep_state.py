@@ -13,8 +13,8 @@ from cairn_operators.data_interval import data_interval, is_due
 from cairn_operators.failures import failure
 from cairn_operators.google_connection import as_google_identity
 
-_DOC = """Deletes files that crashed and lost attempts left behind, and that nothing needs, and trials whose time is over. It goes by reference: what any record
-names stays. It may run beside the pipeline; in doubt it deletes nothing. The log lists what goes.
+_DOC = """Deletes files that crashed and lost attempts left behind, and trials whose time is over. A file that any record names stays.
+The task may run beside the pipeline. If it can't be sure about a file, it deletes nothing. The log lists the deleted files.
 """
 
 
@@ -81,7 +81,7 @@ class SweepStateOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
         if self.every is not None:
             _, end = data_interval(context)
             if not self.is_due_at(end, context["dag"].start_date):
-                raise AirflowSkipException(f"swept every {self.every}, and not at {end.isoformat()}")
+                raise AirflowSkipException(f"sweeps run every {self.every}; none is due at {end.isoformat()}")
         with as_google_identity(self.gcp_conn_id):
             return self._execute()
 
@@ -105,9 +105,9 @@ class SweepStateOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
         for file in plan.delete:
             self.log.info("%s %12d %s", "would delete" if self.only_plan else "orphan", file.size_bytes, file.path)
         for path in result.rebuilt:
-            self.log.warning("%s a lost file anew: %s", "would write" if self.only_plan else "wrote", path)
+            self.log.warning("%s a lost file again: %s", "would write" if self.only_plan else "wrote", path)
         for path in plan.unknown:
-            self.log.warning("left alone, not ours: %s", path)
+            self.log.warning("not deleted, since Cairn did not write it: %s", path)
         for trial in trials:
             done = "would remove" if self.only_plan else "removed"
             self.log.info("%s trial %s, whose time is over: %d files", done, trial.name, trial.files)

@@ -69,7 +69,7 @@ class ValidateStateOperator(DriverOperator):
             kwargs["outlets"] = [asset, *kwargs.get("outlets", [])]
         super().__init__(**{**THEN_VALIDATES, **kwargs})
         if sum(given is not None for given in (checkpoint, attempt, savepoint)) != 1:
-            raise ValueError(f"{self.task_id}: expected one of checkpoint, attempt and savepoint")
+            raise ValueError(f"{self.task_id}: give exactly one of checkpoint, attempt and savepoint")
         self.asset = asset
         self.checkpoint = checkpoint
         self.attempt = attempt
@@ -126,22 +126,22 @@ class ValidateStateOperator(DriverOperator):
         """Return the error message for a refused target: findings, affected published output, and what to do."""
         findings = "\n".join(f"- {finding}" for finding in result["findings"])
         what = self._target()
-        head = f"{what} is refused: {len(result['findings'])} finding(s)\n{findings}\nData Docs: {self.docs_page}\n"
+        head = f"validation refused {what}: {len(result['findings'])} finding(s)\n{findings}\nData Docs: {self.docs_page}\n"
         if self.attempt is not None:
             return (
-                f"{head}Nothing of it is committed or published. Mend the cause, then clear this run's process task with its "
+                f"{head}The attempt is neither committed nor published. Remove the cause. Then clear this run's process task with "
                 "downstream."
             )
         if self.savepoint is not None:
-            return f"{head}Take another savepoint; this one should not be restored."
+            return f"{head}Do not restore this savepoint. Take another one."
         from state_backend.values.airflow_commands import with_command
         from state_backend.values.errors import Rerun
 
         published = "\n".join(f"- {one}" for one in result.get("published", ()))
         text = (
-            f"{head}It is quarantined: no interval starts from it any more. Output that is published already and was made with it:\n"
-            f"{published or '- none'}\nMend the cause, then clear this run's process task with its downstream, and of later runs "
-            "too, or run them again:"
+            f"{head}The checkpoint is quarantined: no interval starts from it. Published output that depends on it:\n"
+            f"{published or '- none'}\nRemove the cause. Then clear the process tasks of this run and of later runs with "
+            "downstream, or run these intervals again:"
         )
         again = result.get("rerun")
         return with_command(text, self.dag_of_pipeline, Rerun.from_json(again) if again else None)

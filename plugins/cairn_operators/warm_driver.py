@@ -179,7 +179,7 @@ def _folder() -> Path:
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if found.st_uid != os.getuid() or found.st_mode & 0o077 or folder.is_symlink():
-        raise PermissionError(f"{folder} is not this user's alone")
+        raise PermissionError(f"other users can access {folder}")
     return folder
 
 

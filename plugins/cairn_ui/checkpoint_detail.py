@@ -282,7 +282,7 @@ def _restores(ref: PipelineRef, target: str) -> Iterator[Action]:
         conf = json.dumps({"target": target})
         yield Action(
             title=f"Go back to checkpoint {target}",
-            why="The DAG lists the checkpoints that it would discard, and waits for a person if there are any.",
+            why="The DAG lists the checkpoints that it would discard. If there are any, it waits for a person to agree.",
             command=shlex.join(["airflow", "dags", "trigger", dag_id, "--conf", conf]),
             dag_id=dag_id,
             conf=conf,
@@ -291,7 +291,8 @@ def _restores(ref: PipelineRef, target: str) -> Iterator[Action]:
         words = ["cairn", "restore", "--root", ref.root, "--pipeline", ref.name, "--checkpoint", target, "--dry-run"]
         yield Action(
             title=f"Go back to checkpoint {target}",
-            why="Lists the checkpoints that it would discard. No DAG restores this pipeline: restore_pipeline makes one.",
+            why="Lists the checkpoints that it would discard; without --dry-run it restores. To restore from Airflow, add a DAG with "
+            "restore_pipeline.",
             command=shlex.join(words),
         )
 
@@ -300,7 +301,7 @@ def _savepoint(root: str, code: str, target: str) -> Action:
     words = ["cairn", "savepoint", "--root", root, "--code", code, "--checkpoint", target, "--to"]
     return Action(
         title="Keep it as a savepoint",
-        why="A copy that nothing deletes. Replace DESTINATION by the URL of a new folder.",
+        why="Copies the checkpoint into a folder that Cairn never deletes. Replace DESTINATION with the URL of a new folder.",
         command=f"{shlex.join(words)} DESTINATION",
     )
 
@@ -314,15 +315,13 @@ def _run_again(pipeline: str, dag_id: str, log: Log, record: Record, airflow: st
         interval.end - interval.start,
         record.content.pipeline_start_ms,
     )
-    why = "The next interval can't start from this checkpoint any more. "
+    why = "No interval can start from this checkpoint. "
     if again.first != interval.start:
         why += (
             "The checkpoint before this interval can't be used either, so the command begins with an earlier interval. "
         )
     return Action(
-        title="Run its interval again"
-        if again.first == interval.start
-        else "Run its interval and those before it again",
+        title="Run its interval again" if again.first == interval.start else "Run its interval and earlier ones again",
         why=f"{why}Later intervals may need a re-run too: the overview has the command for all of them.",
         command=backfill_command(dag_id, again, airflow),
     )

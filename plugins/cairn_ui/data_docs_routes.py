@@ -57,7 +57,9 @@ def page(path: str, rights: routes.Asks) -> Response:
     root = docs_root()
     file = page_in(root, path)
     if file is None:
-        raise HTTPException(404, "no such page: Data Docs are written when a full validation evaluates expectations")
+        raise HTTPException(
+            404, "This page does not exist. A full validation writes Data Docs when it evaluates expectations"
+        )
     name = file.relative_to(root.resolve()).parts[0]
     refs = routes.dags.pipelines()
     if not rights.may_read_docs(name, refs):
@@ -69,8 +71,8 @@ def page(path: str, rights: routes.Asks) -> Response:
 
 def _why_not(name: str, known: bool) -> str:
     if known:
-        return "Airflow does not let you read the DAG of this pipeline"
+        return "You may not read the DAG of this pipeline"
     return (
-        f"no DAG of Airflow has a pipeline named {name!r}, so nobody may read its Data Docs. Add the URL of the pipeline's folder to "
-        "CAIRN_UI_PIPELINES. Then users who may read Airflow's configuration may read these Data Docs"
+        f"No DAG in Airflow has a pipeline named {name!r}, so Airflow can't tell who may read its Data Docs. Add the URL of the "
+        "pipeline's folder to CAIRN_UI_PIPELINES. Then users who may read Airflow's configuration may read these Data Docs"
     )

@@ -64,8 +64,8 @@ class PipelineRef:
         """The reason why the pages can't read the pipeline: its root or name is a Jinja template. None otherwise."""
         if "{{" in self.root or "{{" in self.name:
             return (
-                f"The DAG says where the pipeline lies by a template ({self.folder}), which is filled in only when a task runs.\n"
-                "Name the folder in CAIRN_UI_PIPELINES, and it is shown."
+                f"The DAG gives the pipeline's folder by a template ({self.folder}), which Airflow renders only when a task runs.\n"
+                "To see this pipeline here, add the URL of its folder to CAIRN_UI_PIPELINES."
             )
         return None
 

@@ -182,50 +182,61 @@ def lateness(furthest: datetime | None, schedule: Schedule | None, now: datetime
         return None
     behind = schedule.asked_end if furthest is None or (schedule.asked_end or now) > furthest else None
     if schedule.running and behind is not None:
-        return Chip(tone="info", text="running", title=f"{plural(schedule.running, 'run')} under way")
+        return Chip(tone="info", text="running", title=f"{plural(schedule.running, 'run')} in progress")
     if schedule.paused:
-        return Chip(tone="warn", text="paused", title="The DAG is paused: no run is made")
+        return Chip(tone="warn", text="paused", title="The DAG is paused: Airflow creates no runs")
     if behind is not None and now - behind > GRACE:
         late = span((now - behind).total_seconds())
-        return Chip(tone="bad", text=f"late by {late}", title="A run was due, and its interval has no checkpoint")
+        return Chip(tone="bad", text=f"late by {late}", title="A run was due, but its interval has no checkpoint")
     if schedule.next_due is not None and now - schedule.next_due > GRACE:
         late = span((now - schedule.next_due).total_seconds())
         return Chip(
             tone="bad",
             text=f"late by {late}",
-            title="A run is due, and Airflow has not made it: does the scheduler run?",
+            title="A run is due, but Airflow has not created it. Check that the scheduler is running",
         )
     if schedule.next_due is None:
-        return Chip(tone="info", text="nothing due", title="The schedule has no further run")
-    return Chip(tone="good", text="on time", title="Every interval that was due has its checkpoint")
+        return Chip(tone="info", text="no run due", title="The schedule has no more runs")
+    return Chip(tone="good", text="on time", title="Each interval that was due has a checkpoint")
 
 
 def health_of(reading: Reading) -> tuple[Chip, ...]:
-    """Return the problems of a pipeline, worst first. Without problems the only chip is `sound`.
+    """Return the problems of a pipeline, worst first. Without problems the only chip is `no problems`.
 
     A pipeline without any commit and without problems has no chip.
     """
     status, log = reading.status, reading.log
     found = []
     if status.problem is not None:
-        found.append(Chip(tone="bad", text="next can't start", title=status.problem))
+        found.append(Chip(tone="bad", text="next interval can't start", title=status.problem))
     if status.quarantined:
         ids = ", ".join(str(n) for n, _ in status.quarantined)
-        found.append(Chip(tone="bad", text=f"{len(status.quarantined)} quarantined", title=f"Validation refused {ids}"))
+        found.append(
+            Chip(
+                tone="bad",
+                text=f"{len(status.quarantined)} quarantined",
+                title=f"Validation refused these checkpoints: {ids}",
+            )
+        )
     if status.unpublished:
-        title = "Their output is committed, but the sink hook has not run"
+        title = "The output of these intervals is committed, but the sink has not taken it"
         found.append(Chip(tone="warn", text=f"{len(status.unpublished)} unpublished", title=title))
     if stale := unrepaired(reading):
-        title = "Made from state that changed later, and not made again: " + ", ".join(
-            f"{n} by {by}" for n, by in stale
+        title = (
+            "Computed from state that has changed since. Run the intervals of these checkpoints again: "
+            + ", ".join(f"{n} (changed by {by})" for n, by in stale)
         )
         found.append(Chip(tone="warn", text=f"{len(stale)} stale", title=title))
     since = unvalidated_since(reading)
     if since is not None and since[0]:
-        title = "No checkpoint was validated yet" if since[1] is None else f"Checkpoint {since[1]} was validated last"
+        title = (
+            "No retained checkpoint was validated"
+            if since[1] is None
+            else f"The last validated checkpoint is {since[1]}"
+        )
         found.append(Chip(tone="info", text=f"{since[0]} not validated", title=title))
     if not found and log.head_id:
-        found.append(Chip(tone="good", text="sound"))
+        found.append(Chip(tone="good", text="no problems"))
     return tuple(found)
 
 
@@ -364,18 +375,18 @@ def overview(
         return f"committed {ago} ago"
 
     pointers = [
-        _pointer("Latest completed", newest, committed(newest.id) if newest else "", "Nothing was committed yet"),
+        _pointer("Latest completed", newest, committed(newest.id) if newest else "", "No checkpoint was committed yet"),
         _pointer(
             "Latest validated",
             done.get(validated) if validated else None,
             " and ".join(sorted(reading.validated[validated])) + " validation" if validated else "",
-            "None of the retained checkpoints was validated",
+            "No retained checkpoint was validated",
         ),
         _pointer(
             "Last restored",
             done.get(restored) if restored else None,
             _restored_from(done[restored]) if restored else "",
-            "None of the retained checkpoints is a restored one",
+            "No retained checkpoint comes from a restore",
         ),
         _savepoint(savepoint, done),
     ]
@@ -429,7 +440,7 @@ def _restored_from(record: Record) -> str:
 def _savepoint(savepoint: Mapping[str, Any] | None, done: Mapping[int, Record]) -> Pointer:
     title = "Last savepoint"
     if not savepoint or not isinstance(savepoint.get("checkpoint"), int):
-        nothing = "No task of the DAG has taken one that Airflow remembers"
+        nothing = "Airflow's database has no savepoint of this DAG"
         return Pointer(title=title, checkpoint=None, interval=None, note="", nothing=nothing)
     taken = savepoint["checkpoint"]
     record = done.get(taken)

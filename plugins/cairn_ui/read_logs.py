@@ -87,8 +87,10 @@ class Reader:
         except (CairnError, NotAnswered) as error:
             return Look(reading=known, problem=str(error))
         except Exception as error:
-            _log.exception("%s can't be shown", ref.folder)
-            return Look(reading=known, problem=f"{type(error).__name__}: {error}\nThe API server's log has more.")
+            _log.exception("pipeline %s can't be read for a page", ref.folder)
+            return Look(
+                reading=known, problem=f"{type(error).__name__}: {error}\nThe API server's log has the details."
+            )
 
     def look_at_all(self, refs: Collection[PipelineRef], wait_s: float = WAIT_S / 2) -> dict[str, Look]:
         """Read several pipelines at the same time, as `look` does, and return the results by `PipelineRef.key`.
@@ -154,8 +156,8 @@ class Reader:
         call = self._begin(ref, what, work)
         if not call.done.wait(wait_s):
             raise NotAnswered(
-                f"{ref.folder} has not answered within {wait_s:.1f} s.\n"
-                "Is the storage reachable from the API server? The read goes on; this page asks again by itself."
+                f"{ref.folder} did not answer within {wait_s:.1f} s.\n"
+                "Check that the API server can reach the storage. The read goes on, and this page refreshes by itself."
             )
         if call.error is not None:
             raise call.error

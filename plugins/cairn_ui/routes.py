@@ -87,7 +87,7 @@ def static(name: str) -> Response:
     """Serve a style sheet or a script."""
     file = STATIC / name
     if "/" in name or file.suffix not in CONTENT_TYPES or not file.is_file():
-        raise HTTPException(404, "no such file")
+        raise HTTPException(404, "This file does not exist")
     kept = {"Cache-Control": "public, max-age=86400", "X-Content-Type-Options": "nosniff"}
     return FileResponse(file, media_type=CONTENT_TYPES[file.suffix], headers=kept)
 
@@ -247,7 +247,7 @@ def of_checkpoint(request: Request, rights: Asks, key: str, number: int) -> Resp
 
     def view(reading: Reading) -> Any:
         if not 1 <= number <= reading.log.head_id:
-            raise HTTPException(404, f"there is no checkpoint {number}; the newest one is {reading.log.head_id}")
+            raise HTTPException(404, f"Checkpoint {number} does not exist; the newest one is {reading.log.head_id}")
 
         def read(storage: Storage) -> Any:
             reading.log.entry(number)
@@ -282,7 +282,7 @@ def compare(
         pair = [reading.log.entry(n) if n in reading.log.retained else None for n in (first, second)]
         if not all(isinstance(record, Record) for record in pair):
             gone = ", ".join(str(n) for n, r in zip((first, second), pair, strict=True) if not isinstance(r, Record))
-            raise HTTPException(404, f"retention does not keep checkpoint {gone}: only what is kept can be compared")
+            raise HTTPException(404, f"Checkpoint {gone} is not retained. Only retained checkpoints can be compared")
         one, other = pair
 
         def read(storage: Storage) -> Any:
@@ -348,7 +348,9 @@ def of_trial_rows(
         trial, every = _tried(ref, reading, name)
         found = next((one for one in every if one.interval.start == start), None)
         if found is None or found.old is None or found.new is None:
-            raise HTTPException(404, "the trial and production have no interval in common that starts then")
+            raise HTTPException(
+                404, "The trial and production do not both have a result of the interval that starts at this time"
+            )
         words = trial_rows.command_of(ref, name, start, columns)
         asked, compared = comparisons.known(ref, name, found, columns)
         pending = None
@@ -356,9 +358,9 @@ def of_trial_rows(
             try:
                 compared = _asked(ref, f"rows {asked}", lambda _: _compare(ref, asked, words))
             except NotAnswered:
-                pending = "The rows are being read; this page asks again by itself."
+                pending = "The comparison is running. This page refreshes by itself."
             except trial_rows.Busy:
-                pending = "Another comparison is under way, and there is one at a time; this page asks again by itself."
+                pending = "Another comparison is running, and only one runs at a time. This page refreshes by itself."
         row = trials.interval_row(found)
         said = compared.found if compared is not None else None
         return trials.RowsPage(
@@ -388,7 +390,7 @@ def of_docs(request: Request, rights: Asks, key: str, path: str) -> Response:
     ref = _ref(rights, key)
     page = docs.page_at(path) if rights.may_read_docs(ref.name, dags.pipelines()) else None
     if page is None or page.pipeline != ref.name or page_in(docs_root(), path) is None:
-        raise HTTPException(404, "no such page of Data Docs")
+        raise HTTPException(404, "This page of Data Docs does not exist")
     return _of_pipeline(request, ref, Look(reading=None), "docs.html", page=page, docs_prefix=DOCS_PREFIX)
 
 
@@ -409,10 +411,10 @@ def of_task(request: Request, rights: Asks, dag_id: str, task_id: str, run_id: s
 
 def _run(request: Request, rights: Rights, dag_id: str, run_id: str, task_id: str | None) -> Response:
     if not rights.may_read_dag(dag_id):
-        raise HTTPException(403, "Airflow does not let you read this DAG")
+        raise HTTPException(403, "You may not read this DAG")
     run = airflow_side.run_of(dag_id, run_id)
     if run is None:
-        raise HTTPException(404, "Airflow has no such run")
+        raise HTTPException(404, "Airflow has no such run of this DAG")
     refs = [r for r in dags.pipelines() if dag_id == r.dag_id or dag_id in r.restore_dags]
     refs = rights.readable(refs)
     looks = reader.look_at_all(refs)
@@ -486,7 +488,7 @@ def _ref(rights: Rights, key: str) -> PipelineRef:
     """
     ref = next((r for r in dags.pipelines() if r.key == key), None)
     if ref is None or not rights.may_read(ref):
-        raise HTTPException(404, "no such pipeline, or its DAG is not yours to read")
+        raise HTTPException(404, "This pipeline does not exist, or you may not read its DAG")
     return ref
 
 
@@ -519,7 +521,7 @@ def _tried(ref: PipelineRef, reading: Reading, name: str) -> tuple[Trial, list[I
 
     found = _asked(ref, f"trial {name}", read)
     if found is None:
-        raise HTTPException(404, "there is no such trial; it may have been removed")
+        raise HTTPException(404, "This trial does not exist. It may have been removed")
     return found
 
 

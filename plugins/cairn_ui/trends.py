@@ -176,7 +176,7 @@ def _charts(records: Sequence[Record]) -> list[tuple[str, str, list[Series], Wor
     return [
         (
             "bytes",
-            "New against full bytes",
+            "Bytes: new and full",
             [
                 series("full", [t.state_bytes for t in totals]),
                 series("new", [t.uploaded_bytes for t in totals]),
@@ -186,12 +186,12 @@ def _charts(records: Sequence[Record]) -> list[tuple[str, str, list[Series], Wor
         ),
         (
             "duration",
-            "Duration by phase, of the slowest shard",
+            "Duration of each phase in the slowest shard",
             [series(name, [point.get(name) for point in phases]) for name in names],
             span,
             "linear",
         ),
-        ("files", "Live files", [series("files", [t.state_files for t in totals])], _whole, "linear"),
+        ("files", "State files", [series("files", [t.state_files for t in totals])], _whole, "linear"),
         ("keys", "Keys", [series("keys", [keys_of(c) for c in records])], _whole, "linear"),
         (
             "rows",
@@ -206,7 +206,7 @@ def _charts(records: Sequence[Record]) -> list[tuple[str, str, list[Series], Wor
         ),
         (
             "restore",
-            "Restore: time",
+            "Time to restore",
             [series("restore", [point.get("restore") for point in phases])],
             span,
             "linear",

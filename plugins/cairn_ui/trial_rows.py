@@ -112,12 +112,14 @@ def too_much(found: IntervalDifference, limits: Limits) -> str | None:
     files = [f for made in sides for f in made.outputs if (found.late if f.late else found.output) == "other"]
     rows, written = sum(f.rows for f in files), sum(f.handle.size_bytes for f in files)
     if rows > limits.rows:
-        return f"both outputs together have {count(rows)} rows, and a page reads {count(limits.rows)} at most"
+        return (
+            f"the outputs of production and trial have {count(rows)} rows; a page compares at most {count(limits.rows)}"
+        )
     if written > limits.output_bytes:
-        return f"both outputs together have {size(written)}, and a page reads {size(limits.output_bytes)} at most"
+        return f"the outputs of production and trial have {size(written)}; a page compares at most {size(limits.output_bytes)}"
     entries = sum(made.content.totals.entries for made in sides if made.content is not None)
     if found.state == "other" and entries > limits.entries:
-        return f"both states together have {count(entries)} entries, and a page reads {count(limits.entries)} at most"
+        return f"the states of production and trial have {count(entries)} entries; a page compares at most {count(limits.entries)}"
     return None
 
 
@@ -231,7 +233,9 @@ def run_limited(words: Sequence[str], environment: Mapping[str, str], limits: Li
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-            return Compared(found=None, problem=f"it took longer than {span(limits.seconds)}", too_much=True)
+            return Compared(
+                found=None, problem=f"the comparison took longer than {span(limits.seconds)}", too_much=True
+            )
         texts = []
         for file in (said, errors):
             file.seek(0)
@@ -256,8 +260,10 @@ def answer_of(code: int, said: bytes, errors: str, took_s: float, limits: Limits
         return Compared(found=None, problem=problem, too_much=True)
     if code < 0 or any(words in errors for words in _OUT_OF_MEMORY):
         # A signal is treated as lack of memory: native code ends the process if it gets no memory within the limit.
-        return Compared(found=None, problem=f"it needed more than {size(limits.memory_bytes)} of memory", too_much=True)
-    return Compared(found=None, problem=errors.strip()[-2000:] or f"the command ended with code {code}")
+        return Compared(
+            found=None, problem=f"the comparison needed more than {size(limits.memory_bytes)} of memory", too_much=True
+        )
+    return Compared(found=None, problem=errors.strip()[-2000:] or f"the comparison ended with exit code {code}")
 
 
 def _limited(memory_bytes: int) -> Callable[[], None]:

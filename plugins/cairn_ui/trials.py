@@ -232,10 +232,10 @@ def notes_of(row: IntervalRow, found: Mapping[str, Any]) -> tuple[str, ...]:
     """
     notes = []
     if row.state.text == _WORDS["other"][0] and found["states_at"] is None:
-        notes.append("The states differ, and retention has dropped one of them: their entries can't be read any more.")
+        notes.append("The states differ, but retention has dropped one of them, so their entries can't be compared.")
     for what, verdict, parts in (("output", row.output, "outputs"), ("late rows", row.late, "late")):
         if verdict.text == _WORDS["other"][0] and not found[parts]:
-            notes.append(f"The {what}: the same rows, in other files.")
+            notes.append(f"The {what}: the same rows, but in different files.")
     return tuple(notes)
 
 
@@ -248,14 +248,14 @@ def _rows_part(title: str, rows: Mapping[str, Any]) -> Part:
     columns = (
         ("columns only in the trial", "columns_added"),
         ("columns only in production", "columns_removed"),
-        ("columns of another type", "columns_retyped"),
+        ("columns with another type", "columns_retyped"),
     )
     notes = [f"{text}: {', '.join(rows[name])}" for text, name in columns if rows[name]]
     if rows["repeated_keys"]:
-        notes.append(f"{rows['repeated_keys']:,} keys are of several rows, which are compared as a whole")
+        notes.append(f"{rows['repeated_keys']:,} keys occur in several rows, so those rows are compared as whole rows")
     return Part(
         title=title,
-        counts=_counts(rows, _ROW_WORDS) or "other columns",
+        counts=_counts(rows, _ROW_WORDS) or "only the columns differ",
         notes=tuple(notes),
         columns=_columns(rows["columns"]),
         examples=tuple(_row_example(one) for one in rows["examples"]),
@@ -352,9 +352,9 @@ def page_of(ref: PipelineRef, trial: Trial, found: Sequence[IntervalDifference],
         tone="good" if not differing and not missing else "warn",
         rows=rows,
         commands=(
-            ("Row by row and entry by entry", f"cairn compare {name} --root {root} --pipeline {pipeline}"),
-            ("What deploying it would do", f"cairn deploy {name} --code {code} --past --root {root}"),
-            ("Remove it", f"cairn trials remove {name} --root {root} --pipeline {pipeline}"),
+            ("Compare row by row and entry by entry", f"cairn compare {name} --root {root} --pipeline {pipeline}"),
+            ("Show what a deployment would do", f"cairn deploy {name} --code {code} --past --root {root}"),
+            ("Remove the trial", f"cairn trials remove {name} --root {root} --pipeline {pipeline}"),
         ),
     )
 
@@ -370,8 +370,8 @@ def headline(intervals: int, differing: int, missing: int) -> str:
     if missing == intervals:
         return "nothing to compare yet"
     compared = intervals - missing
-    text = f"{differing} of {compared} intervals differ" if differing else "every digest is equal"
-    return f"{text}; {missing} without a result on both sides" if missing else text
+    text = f"{differing} of {compared} intervals differ" if differing else "all results are equal"
+    return f"{text}; {missing} can't be compared: no result in production or in the trial" if missing else text
 
 
 def interval_row(found: IntervalDifference) -> IntervalRow:
