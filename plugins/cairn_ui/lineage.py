@@ -153,6 +153,8 @@ def source(log: Log, checkpoint_id: int) -> str | None:
     content = entry.content
     if content.kind == "consolidate":
         return f"checkpoint {content.base_id}, consolidated"
+    if content.kind == "forget":
+        return f"checkpoint {content.base_id} without forgotten keys"
     if content.kind != "restore":
         return f"same result as checkpoint {entry.reproduces}" if entry.reproduces is not None else None
     if content.restored_from is not None:

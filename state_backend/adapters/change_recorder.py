@@ -18,9 +18,13 @@ _SPILL = EngineOptions(write_buffer_bytes=8 * MIB, block_cache_bytes=MIB, bloom_
 class ChangeRecorder:
     """Net changes of the `RocksStore` that has this object as its `recorder`.
 
-    A replay of the changes deletes ranges before it writes entries. So the recorder forgets each entry that a later
-    range deletion covers. Above 16 MiB, entries move from memory to a RocksDB in `folder`, which need not exist. Beyond
-    about `limit_bytes` the recorder gives up: so many changes do not become a segment.
+    A replay of the changes deletes all ranges first, and then writes the entries. So the recorder forgets each entry
+    that a later range deletion covers. Above 16 MiB, entries move from memory to a RocksDB in `folder`.
+
+    Args:
+        folder: A local folder, which need not exist.
+        limit_bytes: Above about this many bytes the recorder stops recording, because so many changes do not become a
+            segment.
     """
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
@@ -29,8 +33,8 @@ class ChangeRecorder:
         self._net: dict[bytes, bytes | None] = {}
         self._ranges: list[tuple[bytes, bytes]] = []
         self._new_ranges: list[tuple[bytes, bytes]] = []
-        # Upper bound of the bytes of entries in memory: repeated writes of a key add up. `write` counts exactly when
-        # the bound exceeds 16 MiB.
+        # Upper bound of the bytes of entries in memory. It may be too high, because each write of the same key adds to
+        # it. When it exceeds 16 MiB, `write` counts all bytes again and stores the exact number here.
         self._held_bytes = 0
         self._spilled: RocksStore | None = None
         self._spilled_bytes = 0
@@ -45,7 +49,8 @@ class ChangeRecorder:
         self._held_bytes += content_bytes(changes) + _ENTRY_BYTES * len(changes)
         if self._held_bytes > _MEMORY_BYTES:
             self._held_bytes = content_bytes(self._net.items()) + _ENTRY_BYTES * len(self._net)
-            # With more than half kept in memory, one of the next writes would count all entries again.
+            # Counting all entries takes time. If more than half of the memory is really used, the next count would come
+            # soon, so the entries move to disk now.
             if self._held_bytes > _MEMORY_BYTES // 2:
                 self._spill()
 
@@ -83,8 +88,8 @@ class ChangeRecorder:
     def _forget_deleted(self) -> None:
         """Remove the recorded entries that new range deletions cover.
 
-        All new ranges are applied at once, because each time sorts the entries. A dropped state deletes one range in
-        each key group.
+        All ranges since the last call are applied together, because each call sorts the entries. When a state is
+        dropped, there is one range for each key group.
         """
         if not self._new_ranges:
             return

@@ -32,8 +32,9 @@ def make_locked_folder(parent: str, prefix: str) -> tuple[Path, int]:
         except OSError:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        if lock is not None:  # None: another process took the folder, not locked yet, for abandoned. Then try again.
+        if lock is not None:
             return folder, lock
+        # Another process deleted the folder as abandoned, because the folder had no lock yet. Try again.
 
 
 def lock_folder(folder: Path | str, above: int | None = None) -> int | None:

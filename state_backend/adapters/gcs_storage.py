@@ -63,10 +63,12 @@ from state_backend.values.errors import (
 from state_backend.values.handles import FileInfo, Handle
 
 STEP_BYTES = 8 * CHUNK_BYTES
-"""What is sent at once. The server takes multiples of 256 KiB; what is not acknowledged stays in memory."""
+"""Bytes of an upload session that one request sends, a multiple of 256 KiB as the server demands.
+
+They stay in memory until the server confirms them."""
 
 BATCH = 100
-"""How many files are deleted by one request: the most that the server takes."""
+"""The number of files that one request deletes: the most that the server accepts."""
 
 EMULATOR_VARIABLE = "STORAGE_EMULATOR_HOST"
 
@@ -164,7 +166,7 @@ def _received(response: requests.Response, at_most: int, until_s: float, *, deco
     """
     data: bytes = response.raw.read1(at_most, decode_content=decode)
     if time.monotonic() > until_s:
-        raise requests.ReadTimeout("the answer comes too slowly")
+        raise requests.ReadTimeout("the server answers too slowly")
     return data
 
 
@@ -330,8 +332,8 @@ class GcsStorage:
             data = b"".join(body)
             if body.crc32c not in (None, google_crc32c.value(data)):
                 raise StorageUnavailable(
-                    f"can't read {path!r} of {self.url}: what arrived has crc32c {google_crc32c.value(data):08x}, "
-                    f"expected {body.crc32c:08x} as the server says; try again"
+                    f"can't read {path!r} of {self.url}: the received bytes have crc32c {google_crc32c.value(data):08x}, "
+                    f"expected {body.crc32c:08x}; try again"
                 )
             return data
 
@@ -375,7 +377,7 @@ class GcsStorage:
         try:
             answer = self._send(doing, page)
         except NotFound:
-            raise UsageError(f"can't {doing}: the bucket {self._bucket!r} does not exist; make it first") from None
+            raise UsageError(f"can't {doing}: the bucket {self._bucket!r} does not exist; create it first") from None
         self._bucket_seen = True
         return answer
 
@@ -431,7 +433,7 @@ class GcsStorage:
     def replace(self, path: str, data: bytes, *, generation: int) -> Handle:
         """Rewrite a file that still has the given generation, as `Storage.replace` specifies."""
         doing = f"replace {path!r} of {self.url}"
-        if generation <= 0:  # To the server, generation 0 means that the file is absent.
+        if generation <= 0:  # The server would take 0 for "create the file if it is absent".
             with self._connections.lent() as google:
                 raise self._mismatch(self._look(google, path, doing), doing)
         return self._write(path, (data,), generation, doing)
@@ -501,7 +503,7 @@ class GcsStorage:
             else:
                 failure = failure or _failure(status, body)
         if failure is not None or waiting:
-            raise failure or requests.ConnectionError("the server answered a part only")
+            raise failure or requests.ConnectionError("the server answered only a part of the batch")
 
     def _delete(self, google: _Connection, path: str, generation: int, doing: str) -> bool:
         write, blob = _Write(), self._blob(google, path)
@@ -538,7 +540,7 @@ class GcsStorage:
         with self._connections.lent() as google:
             original = source._look(google, handle.path, doing)
             if original is None:
-                raise NotFound(f"can't {doing}: there is no such file")
+                raise NotFound(f"can't {doing}: the file does not exist")
             if (original.size or 0, _crc32c(original.crc32c)) != (handle.size_bytes, handle.crc32c):
                 raise CorruptFile(
                     f"{handle.path!r} of {source.url} is damaged: expected {handle.size_bytes} bytes with crc32c "
@@ -656,7 +658,7 @@ class GcsStorage:
         tried = False
 
         def put(body: bytes, content_range: str, timeout_s: float) -> tuple[_Stored | None, int]:
-            """Send bytes. Return the file, or None before the last byte, and the number of bytes on the server."""
+            """Send bytes, and return the stored file (None if bytes are missing) and how many bytes the server has."""
             response = google.session.put(
                 session, data=body, headers={**headers, "Content-Range": content_range}, timeout=timeout_s,
                 allow_redirects=False,
@@ -683,7 +685,7 @@ class GcsStorage:
                 if made is not None:
                     return made
             if whole is not None or has != end:
-                raise requests.ConnectionError("the server took a part only")
+                raise requests.ConnectionError("the server stored only a part of the bytes")
             return _Stored(end, None, 0)
 
         return self._send(doing, push, None if whole is None else write)
@@ -702,7 +704,7 @@ class GcsStorage:
         """
         if not write.uncertain:
             if generation == 0:
-                raise AlreadyExists(f"can't {doing}: it exists")
+                raise AlreadyExists(f"can't {doing}: the file exists already")
             raise self._mismatch(self._look(google, path, doing), doing)
         try:
             found = self._look(google, path, doing)
@@ -727,7 +729,7 @@ class GcsStorage:
             f"{stored.size_bytes} bytes with crc32c {stored.crc32c or 0:08x}"
         )
         if generation != 0:
-            raise UnknownOutcome(f"{problem}; read the file before going on")
+            raise UnknownOutcome(f"{problem}; check the file before you go on")
         blob = self._blob(google, handle.path)
 
         def remove(timeout_s: float) -> None:
@@ -739,7 +741,7 @@ class GcsStorage:
             pass
         except PreconditionFailed:
             raise _unknown(doing) from None
-        raise StorageUnavailable(f"{problem}, and does not keep them; try again")
+        raise StorageUnavailable(f"{problem}; they were deleted, try again")
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
@@ -797,9 +799,9 @@ class GcsStorage:
     def _translated(self, doing: str, error: BaseException, write: _Write | None) -> BaseException:
         status = error.code if isinstance(error, GoogleAPICallError) else None
         if status in (404, 410):
-            return NotFound(f"can't {doing}: there is no such file")
+            return NotFound(f"can't {doing}: the file does not exist")
         if status == 412:
-            return PreconditionFailed(f"can't {doing}: it was rewritten since it was looked at")
+            return PreconditionFailed(f"can't {doing}: another process has rewritten the file meanwhile")
         if write is not None and write.uncertain:
             return _unknown(doing, _said(error))
         if isinstance(error, CairnError):
@@ -807,12 +809,12 @@ class GcsStorage:
         reason = f"can't {doing}: {_said(error)}"
         if status == 401 or (isinstance(error, GoogleAuthError) and not _is_transient(error)):
             return UsageError(
-                f"{reason}; the credentials are refused: renew them, or set GOOGLE_APPLICATION_CREDENTIALS to others"
+                f"{reason}; the credentials are refused: renew them, or set GOOGLE_APPLICATION_CREDENTIALS to another key file"
             )
         if _is_refusal(error):
             return PermissionRefused(
-                f"{reason}; give this identity the role Storage Object User on the bucket {self._bucket!r}, wait until that is "
-                "known everywhere (some minutes), then try again"
+                f"{reason}; give this identity the role Storage Object User on the bucket {self._bucket!r}, wait some "
+                "minutes, then try again"
             )
         if status is not None or _is_transient(error):
             gave_up = f" for {self._patience.deadline_s:g} s" if _is_transient(error) else ""
@@ -847,8 +849,8 @@ class GcsStorage:
 
     def _mismatch(self, found: Blob | None, doing: str) -> CairnError:
         if found is None:
-            return NotFound(f"can't {doing}: there is no such file")
-        return PreconditionFailed(f"can't {doing}: it was rewritten since it was looked at")
+            return NotFound(f"can't {doing}: the file does not exist")
+        return PreconditionFailed(f"can't {doing}: another process has rewritten the file meanwhile")
 
 
 class _Body:
@@ -896,7 +898,7 @@ class _Body:
                 if not data and self._size_bytes is None:
                     self._size_bytes = self._at
                 elif not data and self._at != self._size_bytes:
-                    raise requests.ConnectionError("the body ended early")
+                    raise requests.ConnectionError("the server's answer ended early")
         except Exception:
             self.close()
             raise
@@ -911,7 +913,7 @@ class _Body:
         self._response = response
         if response.status_code != (206 if self._at else 200):
             if response.status_code < 400:
-                raise StorageUnavailable("the server does not go on with a download where it broke; try again")
+                raise StorageUnavailable("the server can't continue the interrupted download; try again")
             raise from_http_response(response)
         if not self._at:
             length = response.headers.get("Content-Length", response.headers.get("x-goog-stored-content-length"))
@@ -992,8 +994,10 @@ def _said(error: BaseException) -> str:
     return f"HTTP {error.code}{': ' + told if told else ''}"
 
 
-def _unknown(doing: str, found: str = "the answer to it was lost") -> UnknownOutcome:
-    return UnknownOutcome(f"can't tell whether this took effect: {doing} ({found}); look before trying again")
+def _unknown(doing: str, found: str = "the server's answer was lost") -> UnknownOutcome:
+    return UnknownOutcome(
+        f"can't tell whether this took effect: {doing} ({found}); check the file before you try again"
+    )
 
 
 def _crc32c(text: str | None) -> int | None:

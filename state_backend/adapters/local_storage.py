@@ -56,20 +56,21 @@ from state_backend.values.handles import FileInfo, Handle
 
 CHUNK_BYTES = 1 << 20
 
-# Name and size of the file that reserves disk space for a sweep. Before it has deleted much, a sweep writes a record of
-# at most 64 KiB, small files and folders of one block each, and one tombstone at a time.
+# Name and size in bytes of the file that reserves disk space for a sweep. A sweep of a full disk deletes this file
+# first, because it must write before it can delete others: a record of at most 64 KiB, small files and folders of one
+# block each, and one tombstone at a time. 2 MiB are enough for these.
 _ROOM, _ROOM_BYTES = "room", 2 << 20
 
 _ADVICE = {
-    errno.ENOSPC: "free some space (a sweep needs none), or move the root to a larger disk",
-    errno.EDQUOT: "free some space, or have the quota raised",
+    errno.ENOSPC: "free some space (`cairn sweep` works on a full disk), or move the root to a larger disk",
+    errno.EDQUOT: "free some space, or raise the quota",
     errno.EACCES: "give this user read and write permission there",
     errno.EPERM: "give this user permission there; the file system must support hard links",
     errno.EOPNOTSUPP: "the file system must support hard links; use another one",
     errno.EXDEV: "keep the whole root on one file system",
     errno.EROFS: "mount it writable, or use another root",
-    errno.ENOTDIR: "a part of the path is a file where a directory is expected; use another root, or move that file",
-    errno.ENOENT: "something removed its directory meanwhile; check what else uses it",
+    errno.ENOTDIR: "a part of the path is a file where a folder is expected; use another root, or move that file",
+    errno.ENOENT: "another program deleted its folder; check what else uses it",
 }
 
 # Advice for downloads: the full disk is that of this host, not the storage.
@@ -78,7 +79,7 @@ _HERE = {errno.ENOSPC: FULL_DISK, errno.EDQUOT: FULL_DISK}
 # Errors after which `copy_from` copies a file, because the system refuses the hard link.
 _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.EOPNOTSUPP, errno.ELOOP)
 
-# Errors after which a network file system may still have done the operation.
+# Errors after which a network file system may still have done the operation. So `_publish` raises `UnknownOutcome`.
 _UNCONFIRMED = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
 
 
@@ -105,8 +106,8 @@ def os_errors(doing: str, *, may_be_absent: bool = True, advice: Mapping[int, st
     except OSError as error:
         if isinstance(error, LinkInPath):
             raise BehindLink(
-                f"can't {doing}: {error.link!r} is a symbolic link, and nothing is changed behind a link below a root; "
-                "put what the link leads to in its place, or remove the link"
+                f"can't {doing}: {error.link!r} is a symbolic link, and Cairn changes no files behind a link below a root\n"
+                "Replace the link by the folder that it leads to, or delete the link"
             ) from error
         reason = f"can't {doing}: {os.strerror(error.errno) if error.errno else error}"
         if error.errno == errno.EEXIST:
@@ -175,7 +176,7 @@ def write_verified(
                     file.write(chunk)
             temp.replace(destination)
         finally:
-            with suppress(OSError):  # The file is renamed already, or the disk fails and the earlier error counts.
+            with suppress(OSError):  # After success the file has another name. After a failure the first error counts.
                 temp.unlink()
 
 
@@ -187,8 +188,8 @@ def open_url(url: str, *, google_key_file: str | None = None) -> LocalStorage:
 class LocalStorage:
     """Storage in an absolute directory, which the first write creates.
 
-    The first write of an instance also deletes files that crashed writers left in `.tmp`: those whose mtime is older
-    than `leftover_min_age_s` seconds. The mtime of a file that is being written changes all the time.
+    The first write of an instance also deletes files that crashed writers left in `.tmp`: those that were last written
+    more than `leftover_min_age_s` seconds ago. A live writer writes to its file all the time, so its file stays.
 
     Attributes:
         url: The root, for messages.
@@ -199,7 +200,8 @@ class LocalStorage:
             raise UsageError(f"a local storage root must be an absolute path without '..'; got {str(root)!r}")
         self.url = f"file://{root}"
         self._root = root
-        # Cairn made every root below .trials. So links are followed only up to the folder above .trials.
+        # Cairn made every folder below .trials, and makes no links there. So links are followed only up to the folder
+        # above .trials.
         parts = root.parts.index(TRIALS) if TRIALS in root.parts else len(root.parts)
         self._linkable, self._own = Path(*root.parts[:parts]), root.parts[parts:]
         self._leftover_min_age_s = leftover_min_age_s
@@ -220,7 +222,7 @@ class LocalStorage:
         """Rewrite a file that still has the given generation, as `Storage.replace` specifies."""
         folder, _, name = check_path(path).rpartition("/")
         doing = self._doing("replace", path)
-        self._expect(path, generation)  # An early refusal. Only the check under the lock decides.
+        self._expect(path, generation)  # Fail before the bytes are written. The check under the lock decides.
         with self._written(path, (data,), doing) as (temps, temp, handle), self._locked():
             self._expect(path, generation)
             with self._folder(folder) as into:
@@ -315,8 +317,8 @@ class LocalStorage:
     def delete(self, path: str, *, generation: int | None = None) -> bool:
         """Delete one file; return False if it is absent. See `Storage.delete`.
 
-        The deletion is not synced: a sweep deletes a file that a power loss brings back. Empty folders stay, because
-        another process may be about to create a file there.
+        The deletion is not synced. If a power loss brings the file back, a sweep deletes it. Empty folders stay,
+        because another process may be about to create a file there.
         """
         if self.stat(path) is None:
             return False
@@ -332,7 +334,7 @@ class LocalStorage:
                 return False
             if generation not in (None, _info(path, found).generation):
                 raise PreconditionFailed(
-                    f"can't delete {path!r} of {self.url}: it was rewritten since it was looked at"
+                    f"can't delete {path!r} of {self.url}: another process has rewritten the file meanwhile"
                 )
             os.unlink(name, dir_fd=above)
         return True
@@ -373,7 +375,7 @@ class LocalStorage:
             part = f"{uuid4().hex}.part"
             try:
                 with _new_file(temps, part) as file:
-                    # Random bytes: a file system can neither compress nor skip them.
+                    # The bytes are random, because a file system might compress or skip equal bytes and reserve less.
                     file.write(os.urandom(_ROOM_BYTES))
                     os.fsync(file.fileno())
                 os.rename(part, _ROOM, src_dir_fd=temps, dst_dir_fd=temps)
@@ -430,7 +432,8 @@ class LocalStorage:
                     os.fsync(file.fileno())
                 yield temps, temp, Handle(path=path, size_bytes=size_bytes, crc32c=crc32c)
             finally:
-                # A leftover in `.tmp` is invisible, and the write has already succeeded or failed.
+                # The write has already succeeded or failed. A file that stays in `.tmp` is in no listing, and a later
+                # writer deletes it.
                 with suppress(OSError):
                     os.unlink(temp, dir_fd=temps)
 
@@ -439,18 +442,22 @@ class LocalStorage:
             step()
         except OSError as error:
             if error.errno in _UNCONFIRMED:
-                raise UnknownOutcome(f"can't tell whether this was done: {doing}: {error}") from error
+                raise UnknownOutcome(
+                    f"can't tell whether this was done: {doing}: {error}; check the file before you try again"
+                ) from error
             raise
         try:
             _sync_folder(folder)
         except OSError as error:
-            raise UnknownOutcome(f"done, but it may not survive a crash: {doing}: {error}") from error
+            raise UnknownOutcome(f"done, but a crash of the machine may undo it: {doing}: {error}") from error
 
     def _expect(self, path: str, generation: int) -> None:
         if (found := self.stat(path)) is None:
-            raise NotFound(f"can't {self._doing('replace', path)}: no such file")
+            raise NotFound(f"can't {self._doing('replace', path)}: the file does not exist")
         if found.generation != generation:
-            raise PreconditionFailed(f"can't {self._doing('replace', path)}: it was rewritten since it was looked at")
+            raise PreconditionFailed(
+                f"can't {self._doing('replace', path)}: another process has rewritten the file meanwhile"
+            )
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -618,7 +625,8 @@ def _info(path: str, found: os.stat_result, behind_link: bool = False) -> FileIn
 def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except FileExistsError as error:  # The path is a file. EEXIST would look like the answer to a create.
+    except FileExistsError as error:
+        # A file has the folder's name. `os_errors` would report EEXIST as "the file to create exists already".
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from error
 
 
@@ -630,7 +638,7 @@ def _make_root(root: Path) -> None:
     missing = [folder for folder in (root, *root.parents) if not folder.is_dir()]
     for folder in reversed(missing or [root]):
         _make_folder(folder)
-        # This user may lack permission to open the parent of the root.
+        # This user may lack permission to open the folder above. Then that folder is not synced.
         with suppress(PermissionError), no_follow.closing(no_follow.open_root(folder.parent)) as parent:
             _sync_folder(parent)
 
@@ -659,7 +667,7 @@ def _link(from_: int, name: str, to: int, new_name: str) -> None:
 
 
 def _path_of(descriptor: int, folder: Path) -> Path:
-    """Return a path to an open folder that stays right if the folder's name leads elsewhere.
+    """Return a path that leads to an open folder even after the folder was renamed or replaced by a link.
 
     Returns:
         A path under /proc; `folder` on systems without /proc.

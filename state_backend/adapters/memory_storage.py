@@ -84,7 +84,7 @@ class MemoryStorage:
         key = self._key(path)
         with self._lock:
             if key in self._files:
-                raise AlreadyExists(f"can't create {path!r} of {self.url}: it exists")
+                raise AlreadyExists(f"can't create {path!r} of {self.url}: the file exists already")
             return self._put(path, data)
 
     def replace(self, path: str, data: bytes, *, generation: int) -> Handle:
@@ -140,12 +140,12 @@ class MemoryStorage:
     def _get(self, path: str) -> _File:
         file = self._files.get(self._key(path))
         if file is None:
-            raise NotFound(f"no file {path!r} in {self.url}")
+            raise NotFound(f"{path!r} of {self.url} does not exist")
         return file
 
     def _expect(self, path: str, file: _File, generation: int) -> None:
         if file.generation != generation:
-            raise PreconditionFailed(f"{path!r} of {self.url} was rewritten since it was looked at")
+            raise PreconditionFailed(f"{path!r} of {self.url} was rewritten by another process meanwhile")
 
     def _put(self, path: str, data: bytes) -> Handle:
         crc32c: int = google_crc32c.value(data)

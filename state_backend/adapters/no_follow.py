@@ -26,7 +26,7 @@ class LinkInPath(OSError):
     """
 
     def __init__(self, link: str) -> None:
-        super().__init__(errno.ELOOP, "a symbolic link stands in the way", link)
+        super().__init__(errno.ELOOP, "a symbolic link in place of a folder or lock file", link)
         self.link = link
 
 

@@ -35,8 +35,9 @@ SST_SUFFIX = ".sst"
 # Size of a block before compression. RocksDB reads and unpacks a whole block for one key.
 BLOCK_BYTES = 16 * 1024
 _SCAN_ROWS, _SCAN_BYTES = 4096, 16 * MIB
-# A capture merges sorted runs where that pays off. RocksDB itself merges only in an interval that fills this many write
-# buffers, because more runs would make reads slow.
+# RUNS_WITHIN_INTERVAL is the number of sorted runs at which RocksDB itself starts merges, because more runs would make
+# reads slow. Only an interval that fills that many write buffers gets there. RocksDB then merges at most
+# _RUNS_PER_MERGE runs at once.
 RUNS_WITHIN_INTERVAL, _RUNS_PER_MERGE = 32, 8
 # After this many unwanted keys in a row, `read_wanted` seeks the next wanted key instead of passing more keys.
 _UNWANTED_KEYS = 32
@@ -51,15 +52,22 @@ class EngineOptions:
     """Settings of one shard's RocksDB: memory, files, compaction and the host's file cache.
 
     Attributes:
+        write_buffer_bytes: Bytes of writes that RocksDB keeps in memory before it writes them to a file.
+        block_cache_bytes: The most memory for blocks read from files.
+        target_file_bytes: The size at which a merge begins a new file.
+        bloom_bits_per_key: Bits of the Bloom filter for each key. More bits make lookups of absent keys faster.
+        background_jobs: The most merges and flushes at the same time.
         compression: Compression of new files. Either setting can read the files of both.
-        most_sorted_runs: If a shard has more sorted runs than this, its capture merges the newest runs.
-        most_obsolete_percent: A shard whose files have more obsolete bytes than this percentage of its live bytes is
-            rewritten when its turn comes.
+        most_sorted_runs: If a shard has more sorted runs than this at the end of an interval, the newest runs are
+            merged before the checkpoint takes the files.
+        most_obsolete_percent: If a shard's files have more obsolete bytes than this percentage of its live bytes, the
+            shard is rewritten at its turn, in one interval of eight.
         consolidation_bytes: The most bytes that all shards together rewrite in one interval because of
             `most_obsolete_percent`.
         cache_dir: The folder where a host keeps files for later intervals; None for no cache. The host fills in
-            `{temp}` and `{uid}`.
-        cache_bytes: The most bytes that the cache keeps. The cache also leaves half of the disk's free space unused.
+            `{temp}`, its folder for temporary files, and `{uid}`, the user's id.
+        cache_bytes: The most bytes that the cache keeps. The cache also takes at most half of the disk space that the
+            cache and the free space have together.
         metadata_dir: A folder in memory for small files, less than 1 MB per store, that RocksDB syncs about ten times
             at each open. The small files are stored beside the state if this is None, or if the folder does not exist
             or is too full.
@@ -84,7 +92,7 @@ class EngineOptions:
         if self.most_sorted_runs < 2 or self.most_obsolete_percent < 1:
             raise UsageError(
                 f"most_sorted_runs={self.most_sorted_runs} and most_obsolete_percent={self.most_obsolete_percent}: "
-                "expected at least 2 and 1, or every interval would rewrite all of its state"
+                "expected at least 2 and 1; less would rewrite all state in every interval"
             )
 
     def cache_folder(self) -> Path | None:
@@ -102,7 +110,8 @@ class EngineOptions:
         table.set_format_version(6)
         universal = rocksdict.UniversalCompactOptions()
         universal.max_size_amplification_percent = _ANY_RATIO
-        # A merge holds one block of every run in memory, and a block is as large as the largest entry.
+        # A merge holds one block of every run in memory, and one large entry makes a block as large. So few runs are
+        # merged at once.
         universal.max_merge_width = _RUNS_PER_MERGE
         options = rocksdict.Options(raw_mode=True)
         options.create_if_missing(True)
@@ -122,7 +131,8 @@ class EngineOptions:
         options.set_target_file_size_base(self.target_file_bytes)
         options.set_max_background_jobs(self.background_jobs)
         options.set_keep_log_file_num(1)
-        # RocksDB would allocate 4 MiB, of memory if the metadata are in memory.
+        # By default, RocksDB allocates 4 MiB for the MANIFEST. With `metadata_dir`, these would be 4 MiB of memory for
+        # each store.
         options.set_manifest_preallocation_size(64 * 1024)
         options.set_stats_dump_period_sec(0)
         options.set_stats_persist_period_sec(0)
@@ -181,7 +191,9 @@ class RocksStore:
         opened = options.to_options()
         files = len(list(directory.glob(f"*{SST_SUFFIX}")))
         if files and not (directory / "CURRENT").exists():
-            raise CorruptFile(f"can't open the state in {directory}: {files} files and no CURRENT; is it open already?")
+            raise CorruptFile(
+                f"can't open the state in {directory}: found {files} files, but no CURRENT; does another process have it open?"
+            )
         # By default, RocksDB starts 16 threads to open files. For a few files, starting the threads takes longer than
         # opening.
         opened.set_max_file_opening_threads(min(16, 1 + files // 32))
@@ -194,7 +206,8 @@ class RocksStore:
             self._return_metadata()
             raise _translated(error, f"can't open the state in {directory}") from error
         unlogged = rocksdict.WriteOptions()
-        # No log: an interval is captured as a whole or thrown away, so a log would never be read.
+        # RocksDB writes no write-ahead log: a checkpoint takes all writes of an interval, or the store is deleted. So
+        # no process would ever read the log.
         unlogged.disable_wal = True
         self._db.set_write_options(unlogged)
 
@@ -358,7 +371,8 @@ class RocksStore:
                             seek(at)
                         stored = key()
                     if stored != at:
-                        # The iterator is past a key that `wanted` has twice, so the key's value is copied.
+                        # If `wanted` has a key twice, the iterator has already passed the key. The key's value is
+                        # copied from the first time.
                         entries.append(entries[-1] if entries and wanted[len(entries) - 1] == at else None)
                         continue
                 entry = value()
@@ -455,9 +469,10 @@ class RocksStore:
                 destination._db.ingest_external_file(files, moved)
 
     def sorted_runs(self, *, flushed: bool = True) -> list[SortedRun]:
-        """Return the sorted runs that a read must search, newest first.
+        """Return the store's sorted runs, newest first.
 
-        Waits for running compactions first: they would change the files between the calls that this method needs.
+        Waits for running compactions first: the method calls RocksDB several times, and a compaction would change the
+        files in between.
 
         Args:
             flushed: Write entries in memory to a file first. If False, entries in memory are in no run.
@@ -560,7 +575,7 @@ class RocksStore:
         if needed_bytes > free_bytes:
             raise StorageUnavailable(
                 f"can't compact the state in {self.directory}: it may write {needed_bytes} bytes, and the disk has "
-                f"{free_bytes} left; free some space, or set TMPDIR to a larger disk"
+                f"{free_bytes} left; free some space, or set TMPDIR to a folder on a larger disk"
             )
         options = rocksdict.CompactOptions()
         options.set_bottommost_level_compaction(rocksdict.BottommostLevelCompaction.force())
@@ -617,7 +632,7 @@ class RocksStore:
 
 
 class _Failures:
-    """Context manager that turns rocksdict's errors in the block into errors of this project.
+    """Context manager that turns rocksdict's errors in the `with` block into errors of this project.
 
     `doing` begins the messages. This is a class, because a generator-based context manager takes 1 µs, as long as a
     single read.
@@ -628,8 +643,7 @@ class _Failures:
     def __init__(self, doing: str) -> None:
         self._doing = doing
 
-    def __enter__(self) -> None:
-        """Begin the block."""
+    def __enter__(self) -> None: ...
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -665,7 +679,7 @@ def _needed_files(folder: Path) -> list[str]:
     """
     manifest = (folder / "CURRENT").read_text().strip()
     if not re.fullmatch(r"MANIFEST-\d+", manifest):
-        raise InvariantViolated(f"CURRENT in {folder} names {manifest!r}")
+        raise InvariantViolated(f"CURRENT in {folder} names {manifest!r}, expected a MANIFEST")
     return ["CURRENT", manifest, "rocksdict-config.json"]
 
 

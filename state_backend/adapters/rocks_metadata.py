@@ -22,7 +22,8 @@ from pathlib import Path
 
 from state_backend.adapters.folder_lock import make_locked_folder, remove_unlocked
 
-# Work folders have the prefix "cairn-" and may be in the same memory, if TMPDIR names it. This prefix differs.
+# This prefix must differ from "cairn-", the prefix of work folders. If TMPDIR is a folder in memory, both kinds of
+# folders may lie side by side, and each clean-up must delete only its own kind.
 _PREFIX = ".cairn-rocksdb-"
 _NEEDED_BYTES = 64 * 1024 * 1024
 _SMALL = ("CURRENT", "IDENTITY", "rocksdict-config.json")

@@ -38,7 +38,7 @@ _MIN_AGE_S = 7 * 86_400.0
 # folders, and each killed task leaves at most one.
 _MOST_SEEN, _MOST_REMOVED = 1024, 16
 
-FULL_DISK = f"the disk of {socket.gethostname()} is full, not the storage: free some space there, or have TMPDIR name a folder with more"
+FULL_DISK = f"the local disk of {socket.gethostname()} is full (not the storage); free some space there, or set TMPDIR to a folder with more"
 
 
 @contextmanager
@@ -64,7 +64,8 @@ def work_folder(what: str) -> Iterator[Path]:
 @contextmanager
 def _work_folder(what: str) -> Iterator[Path]:
     parent = _parent()
-    # Another user owns the parent's name: this folder is made elsewhere, and no abandoned folder is removed.
+    # Without a parent folder, because another user owns its name or the disk fails, the work folder is made directly in
+    # the temp folder, and no abandoned folder is removed.
     if parent is None:
         with tempfile.TemporaryDirectory(prefix=f"cairn-{what}-", ignore_cleanup_errors=True) as name:
             yield Path(name)
@@ -117,8 +118,8 @@ def _remove_if_abandoned(above: int, name: str, kernel: str, now_s: float) -> bo
     if now_s - _changed_s(above, name) < _MIN_AGE_S:
         return False
     try:
-        # Where hosts see each other's locks, the lock of a live task keeps its folder. On a disk without locks
-        # (OSError), only the age decides.
+        # The folder is old enough. If its task lives and its lock is visible here, the folder stays. On a disk without
+        # locks (OSError), only the age decides.
         return remove_unlocked(name, above)
     except OSError:
         shutil.rmtree(name, ignore_errors=True, dir_fd=above)

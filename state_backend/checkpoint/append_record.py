@@ -40,9 +40,10 @@ from state_backend.values.records import (
 
 E = TypeVar("E", Record, SweepRecord)
 
+# A commit copies up to this many unpublished intervals, and up to this many ids in `Summary.dropping`, from the last
+# summary without a look-up. If there are more, the commit looks up which of them are done, with one request each. The
+# number is 0, because a copied item costs publishing and clean-up more requests than the look-up does.
 FEW = 0
-"""So many unpublished intervals, and so many dropping ids, a commit takes over as they are. Of more it looks up which are done, with a
-request an id. None: publishing and clean-up, which look at each that was taken over, would ask more."""
 
 
 def append(storage: Storage, log: Log, entry: E) -> E:
@@ -61,10 +62,9 @@ def append(storage: Storage, log: Log, entry: E) -> E:
 
 
 def note_head(storage: Storage, log: Log, head_id: int) -> None:
-    """Write the id of an existing record to `HEAD.json`, if the log was read with a lower id there.
+    """Write the id of an existing record to `HEAD.json`, if the file held a lower id when `log` was read.
 
-    If another writer changes `HEAD.json` at the same time, that writer's id is as useful, so the function ignores the
-    conflict.
+    If another writer changes `HEAD.json` at the same time, that writer's id stays: any id of a record helps readers.
     """
     if log.hint >= head_id:
         return
@@ -134,7 +134,7 @@ def _settled_of(record: Record) -> Iterator[Settled]:
 
 
 def ends_of(entries: Iterable[Record | SweepRecord | Tombstone]) -> Iterator[AttemptEnd]:
-    """Yield how attempts ended: those that a sweep abandoned, and those whose commit is a tombstone.
+    """Yield an `AttemptEnd` for each attempt that a sweep abandoned or whose commit is a tombstone now.
 
     A sweep or a clean-up may have deleted the `prepared.json` of these attempts.
     """
@@ -158,7 +158,7 @@ def _published(storage: Storage, log: Log) -> set[Unpublished]:
 
 
 def _done(storage: Storage, log: Log) -> set[int]:
-    """Return the ids in `Summary.dropping` that are tombstones by now and have no files left to delete."""
+    """Return the ids in `Summary.dropping` whose records are tombstones by now and have no files left to delete."""
     dropping = log.summary.dropping
     if len(dropping) <= FEW:
         return set()

@@ -26,7 +26,7 @@ from state_backend.ports.storage import DeletesMany, Storage
 from state_backend.shard.manifest import manifest_of
 from state_backend.values.errors import BehindLink, CorruptFile, CorruptRecord, NotFound, PreconditionFailed
 from state_backend.values.handles import FileInfo, Handle
-from state_backend.values.records import AttemptEnd, Content, Record, ShardRef, SweepRecord, Tombstone
+from state_backend.values.records import AttemptEnd, Content, OutputFile, Record, ShardRef, SweepRecord, Tombstone
 
 logger = logging.getLogger("cairn")
 
@@ -57,7 +57,7 @@ class Needed:
     attempts: frozenset[str]
 
     def others(self, files: Iterable[str]) -> set[str]:
-        """Return the files that may be deleted."""
+        """Return those of the files that the clean-up may delete."""
         return {p for p in files if p not in self.paths and not self._is_state_of(p)}
 
     def _is_state_of(self, path: str) -> bool:
@@ -73,7 +73,7 @@ def clean_up(storage: Storage, log: Log, read: Callable[[Log], Log]) -> CleanUp:
     Args:
         storage: Storage of the pipeline's folder.
         log: The log that names the dropped checkpoints.
-        read: Reads the log again, given the log that was read last.
+        read: A function that reads the log again. Its argument is the log that was read last.
 
     Raises:
         CorruptFile: A manifest of a retained checkpoint can't be read, so the needed files are unknown; nothing is
@@ -113,7 +113,10 @@ def clean_up(storage: Storage, log: Log, read: Callable[[Log], Log]) -> CleanUp:
 
 
 def leased_checkpoints(storage: Storage, log: Log) -> tuple[dict[int, Record], list[FileInfo]]:
-    """Return the dropped checkpoints that a lease protects and whose records are whole, by id, and the ended leases."""
+    """Return the records, by id, of the dropped checkpoints that a lease protects, and the leases that have ended.
+
+    Checkpoints whose records are tombstones already are left out: their files are deleted.
+    """
     leases = listed_files(storage, paths.LEASES)
     head = storage.stat(paths.record(log.head_id)) if leases else None
     found, ended = plan_leases(leases, head.modified_ms if head is not None else 0)
@@ -122,10 +125,15 @@ def leased_checkpoints(storage: Storage, log: Log) -> tuple[dict[int, Record], l
 
 
 def needed_by_retained(storage: Storage, log: Log, read: Callable[[Log], Log]) -> tuple[Needed, Log]:
-    """Return the files that the retained checkpoints need, and the log that this answer is based on.
+    """Return the files that the retained checkpoints need, and the log that names these checkpoints.
 
     If a manifest is missing because a newer commit dropped its checkpoint, the function reads the log again and returns
     the newer log.
+
+    Args:
+        storage: Storage of the pipeline's folder.
+        log: The log that was read last.
+        read: A function that reads the log again. Its argument is the log that was read last.
 
     Raises:
         CorruptFile: A manifest of a retained checkpoint can't be read.
@@ -157,7 +165,7 @@ def _needed(storage: Storage, log: Log) -> Needed:
 
 
 def _named(ref: ShardRef) -> Iterable[Handle]:
-    """Yield the files of a shard that the record names itself: its manifest, and the segments added since."""
+    """Yield the files of a shard that the record itself names: the manifest's file, and segments added after it."""
     if ref.manifest is not None:
         yield ref.manifest
     if ref.changes is not None:
@@ -178,7 +186,13 @@ def files_of(content: Content, storage: Storage, *, gone_before: bool = False) -
         CorruptFile: A manifest can't be read, and `gone_before` is False.
     """
     yield from _state_files(content, storage, gone_before=gone_before)
-    yield from (o.handle for o in content.outputs)
+    yield from (o.handle for o in (*content.outputs, *rewritten_outputs(content)))
+
+
+def rewritten_outputs(content: Content) -> tuple[OutputFile, ...]:
+    """Return the output files that a forget replaces those of other commits by."""
+    rewritten = content.forget.rewritten if content.forget is not None else ()
+    return tuple(output for one in rewritten for output in one.outputs)
 
 
 def _state_files(content: Content, storage: Storage, *, gone_before: bool = False) -> Iterable[Handle]:
@@ -190,7 +204,8 @@ def _state_files(content: Content, storage: Storage, *, gone_before: bool = Fals
 def _manifests_files(contents: Iterable[Content], storage: Storage, *, gone_before: bool = False) -> list[Handle]:
     """Return the files that the checkpoints' manifests name. A manifest that several checkpoints share is read once."""
     refs = [(ref, c) for c in contents for ref in c.shards]
-    # An inline manifest costs no read. Two records with the same manifest file may differ in the segments added since.
+    # An inline manifest costs no read. Two records may name one manifest file but different segments added since. Each
+    # combination of file and segments is therefore read once.
     distinct = {
         n if ref.manifest is None else (ref.manifest, ref.changes and ref.changes.segments): (ref, c)
         for n, (ref, c) in enumerate(refs)
@@ -204,7 +219,7 @@ def _manifests_files(contents: Iterable[Content], storage: Storage, *, gone_befo
             if gone_before:
                 return []
             raise CorruptFile(
-                f"the manifest of shard {ref.shard} of {content.interval} can't be read: {error}"
+                f"can't read the manifest of shard {ref.shard} of the checkpoint of {content.interval}: {error}"
             ) from error
 
     return [handle for found in at_once(files, distinct.values()) for handle in found]

@@ -31,6 +31,7 @@ from state_backend.checkpoint.clean_up_dropped import (
     needed_by_retained,
 )
 from state_backend.checkpoint.decide_commit import Adopted, AlreadyCommitted, Create, plan_commit
+from state_backend.checkpoint.forgotten_keys import Returning, check_restored, returning_keys
 from state_backend.checkpoint.fresh_listing import note_names
 from state_backend.checkpoint.lineage import choose_base
 from state_backend.checkpoint.log import (
@@ -98,12 +99,14 @@ class Begun:
         h0: The highest id in the log at begin; 0 for an empty log.
         base: Record of the checkpoint that the attempt starts from; None for empty state.
         output: The newest output schema; None if no interval was committed, or for a restore.
+        returning: The forgotten keys that the shards of the attempt leave out.
     """
 
     attempt: str
     h0: int
     base: Record | None
     output: dict[str, Any] | None = None
+    returning: tuple[Returning, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +185,7 @@ class Coordinator:
         return log
 
     def _newest(self, before: Log | None = None) -> Log:
-        """Read the log as `log` does, but of the retained records only the newest one."""
+        """Read the log as `log` does, but read only the newest of the retained records."""
         log = read_newest(self._storage, self._last if before is None else before)
         if self._remembers:
             self._last = log
@@ -193,9 +196,17 @@ class Coordinator:
     ) -> Begun:
         """Choose the checkpoint that an interval starts from. The method writes nothing.
 
+        Args:
+            interval: The interval to process.
+            run: The Airflow run and try, which do not influence the choice.
+            permissions: Permissions of the run.
+            pipeline_start_ms: Start of the pipeline, in milliseconds since the epoch.
+            attempt: Uuid of the attempt.
+
         Raises:
-            UsageError: The pipeline's start differs from the recorded start, or `choose_base` refuses the interval.
-            StateUnusable: No usable checkpoint ends where the interval starts, as `choose_base` says.
+            UsageError: The pipeline's start differs from the recorded start; the interval begins before the start; or
+                it overlaps current output of an interval with other boundaries.
+            StateUnusable: No usable checkpoint ends where the interval starts. `choose_base` lists the subclasses.
             CorruptRecord: The log can't be read, or marks of a later checkpoint show that the newest record is lost.
         """
         log = self._newest()
@@ -211,7 +222,13 @@ class Coordinator:
                 if further is log or tried == _READ_ROUNDS - 1:
                     raise
                 log = further
-        return Begun(attempt=attempt, h0=log.head_id, base=base, output=output_so_far(log))
+        return Begun(
+            attempt=attempt,
+            h0=log.head_id,
+            base=base,
+            output=output_so_far(log),
+            returning=returning_keys(log, interval.start_ms, base.id if base is not None else None),
+        )
 
     def begin_restore(self, content: Content, *, pipeline_start_ms: int, attempt: str) -> Begun:
         """Begin an attempt that restores `content` as the state at the end of its interval. The method writes nothing.
@@ -227,17 +244,19 @@ class Coordinator:
         """
         log = self.log()
         self._check_start(log, pipeline_start_ms)
+        check_restored(log, self._pipeline, content)
         if pipeline_start_ms >= content.interval.end_ms:
             raise UsageError(
-                f"pipeline {self._pipeline!r} starts at {format_instant(from_ms(pipeline_start_ms))}, and the interval that starts "
-                f"there starts empty; none would start from what is restored, the state at {format_instant(content.interval.end)}\n"
-                "Set the pipeline's start to an earlier instant"
+                f"pipeline {self._pipeline!r} starts with empty state at {format_instant(from_ms(pipeline_start_ms))}. "
+                f"The state to restore is the state at {format_instant(content.interval.end)}, so no interval would start from it\n"
+                "Set the pipeline's start to an earlier time"
             )
         for entry in log.completed()[-1:]:
             ours, theirs = parse_struct(entry.content.key_schema), parse_struct(content.key_schema)
             if names_and_types(ours) != names_and_types(theirs):
                 raise UsageError(
-                    f"pipeline {self._pipeline!r} has state by {ours}, what is restored by {theirs}; restore it under another name"
+                    f"the state of pipeline {self._pipeline!r} has the key {ours}, but the state to restore has the key {theirs}\n"
+                    "Restore it into a pipeline of another name"
                 )
         return Begun(attempt=attempt, h0=log.head_id, base=None)
 
@@ -245,10 +264,10 @@ class Coordinator:
         for entry in [log.newest] if log.newest is not None else []:
             if entry.content.pipeline_start_ms != pipeline_start_ms:
                 raise UsageError(
-                    f"pipeline {self._pipeline!r} began at {format_instant(from_ms(entry.content.pipeline_start_ms))}, and its start "
-                    f"is {format_instant(from_ms(pipeline_start_ms))} now; the start of a pipeline never changes\n"
-                    "Set it back, or give the pipeline another name to begin anew\n"
-                    "If it never was otherwise, another pipeline of this name writes below the same root: rename one of the two"
+                    f"pipeline {self._pipeline!r} began at {format_instant(from_ms(entry.content.pipeline_start_ms))}, but its start "
+                    f"is {format_instant(from_ms(pipeline_start_ms))} now. The start of a pipeline never changes\n"
+                    "Set it back, or give the pipeline another name to begin with empty state\n"
+                    "If you never changed it, another pipeline of this name writes below the same root: rename one of the two"
                 )
 
     def prepare(self, prepared: Prepared) -> Prepared:
@@ -263,7 +282,8 @@ class Coordinator:
             StorageUnavailable: The file exists with other content, so two drivers use one attempt.
         """
         path, data = paths.prepared(prepared.content.attempt), record_codec.encode(prepared)
-        # Compare decoded values, not bytes: gzip's bytes depend on the host's zlib, and JSON has no tuples.
+        # Decoded values are compared, not bytes, because gzip's bytes depend on the host's zlib. `prepared` itself goes
+        # through encoding and decoding too, because JSON turns tuples into lists.
         recorded = record_codec.decode(data, path, Prepared)
         try:
             self._storage.create(path, data)
@@ -271,7 +291,7 @@ class Coordinator:
             there = record_codec.decode(self._storage.read(path), path, Prepared)
             if there != recorded:
                 raise StorageUnavailable(
-                    f"{path} exists with other content: two drivers share one attempt; clear the task, so that it begins another one"
+                    f"{path} exists with other content: two drivers use the same attempt\nClear the task, so that it begins a new attempt"
                 ) from None
         if self._remembers:
             self._prepared = recorded
@@ -291,13 +311,15 @@ class Coordinator:
             raise self._never_prepared(attempt) from None
         prepared = record_codec.decode(data, path, Prepared)
         if prepared.content.attempt != attempt:
-            raise CorruptRecord(f"{path}: it says that it is of attempt {prepared.content.attempt}")
+            raise CorruptRecord(
+                f"{path} belongs to another attempt, {prepared.content.attempt}\nRun the interval again"
+            )
         return prepared
 
     def _never_prepared(self, attempt: str) -> StateUnusable:
         path = paths.prepared(attempt)
         return StateUnusable(
-            f"attempt {attempt} of {self._pipeline!r} never got as far as {path}; run the interval again"
+            f"attempt {attempt} of {self._pipeline!r} did not finish: {path} does not exist\nRun the interval again"
         )
 
     def prepared(self) -> list[Prepared]:
@@ -367,8 +389,8 @@ class Coordinator:
         if sweep is None:
             return self._never_prepared(attempt)
         return Swept(
-            f"{self._pipeline}, attempt {attempt}: sweep {sweep} abandoned it and deleted its files; clear the task to "
-            "process the interval again"
+            f"{self._pipeline}, attempt {attempt}: sweep {sweep} abandoned this attempt and deleted its files\n"
+            "Clear the task to process the interval again"
         )
 
     def _commit(self, log: Log, prepared: Prepared) -> CommitResult:
@@ -414,7 +436,9 @@ class Coordinator:
             if self._remembers:
                 self._last = self._committed = log_after(self._storage, log, record)
             return CommitResult(id=record.id, record=record, outcome="committed")
-        raise StorageUnavailable(f"{self._pipeline}: lost the race for the next id {_COMMIT_ROUNDS} times; try again")
+        raise StorageUnavailable(
+            f"{self._pipeline}: nothing is committed, because other commits were faster {_COMMIT_ROUNDS} times in a row; try again"
+        )
 
     def _plan(self, log: Log, prepared: Prepared) -> Create | AlreadyCommitted | Adopted:
         """Decide the commit, and keep the newest validated checkpoint of each mode from being dropped.
@@ -441,8 +465,8 @@ class Coordinator:
         except NotFound:
             return
         raise ValidationRefused(
-            f"attempt {attempt} of {self._pipeline!r} can't be committed: {mark.reason}: {'; '.join(mark.findings[:3])}. "
-            "Mend the cause and run the interval again"
+            f"attempt {attempt} of {self._pipeline!r} can't be committed: {mark.reason}: {'; '.join(mark.findings[:3])}\n"
+            "Fix the cause, then run the interval again"
         )
 
     def _newest_validated(self, log: Log, there: Collection[str]) -> frozenset[int]:
@@ -477,17 +501,20 @@ class Coordinator:
             info = there.get(handle.path)
             if info is None:
                 raise CorruptFile(
-                    f"{handle.path} is missing from {self._storage.url}; nothing is committed, run the interval again"
+                    f"{handle.path} is missing from {self._storage.url}\nNothing is committed. Run the interval again"
                 )
             if info.size_bytes != handle.size_bytes or info.crc32c not in (None, handle.crc32c):
                 raise CorruptFile(
                     f"{handle.path}: expected {handle.size_bytes} bytes, crc32c {handle.crc32c:08x}; the storage has "
-                    f"{info.size_bytes} bytes, crc32c {'unknown' if info.crc32c is None else f'{info.crc32c:08x}'}; "
-                    "nothing is committed, run the interval again"
+                    f"{info.size_bytes} bytes, crc32c {'unknown' if info.crc32c is None else f'{info.crc32c:08x}'}\n"
+                    "Nothing is committed. Run the interval again"
                 )
 
     def _delete_own(self, log: Log, content: Content) -> None:
-        """Delete the files of a fenced attempt by name, except files that a record needs."""
+        """Delete the files that a fenced attempt's content names, except files that a record needs.
+
+        Other files of the attempt, which only a listing would show, are left to the sweep.
+        """
         needed, log = needed_by_retained(self._storage, log, self._newest)
         for _, n in log.outputs_near(content.interval):
             entry = log.entries[n]
@@ -572,8 +599,8 @@ class Coordinator:
         if strange:
             there = ", ".join(format_instant(i.start) for i, _ in waiting) or "none"
             raise UsageError(
-                f"no output of an interval that starts at {format_instant(min(strange))} waits for the sink of "
-                f"{self._pipeline!r}; waiting: {there}"
+                f"the interval that starts at {format_instant(min(strange))} has no unpublished output in pipeline "
+                f"{self._pipeline!r}\nIntervals with unpublished output start at: {there}"
             )
         skipped = [(interval, n) for interval, n in waiting if interval.start in starts]
         for interval, checkpoint_id in skipped:
@@ -585,20 +612,20 @@ class Coordinator:
         command = f"cairn publish --root {shlex.quote(root)} --pipeline {self._pipeline}"
         lines = [f"  {interval} (checkpoint {n}): {type(e).__name__}: {e}" for interval, n, e in failed]
         first = format_instant(failed[0][0].start)
-        others = "later ones wait for it" if in_order else "the others are published"
+        others = "later intervals wait" if in_order else "the other intervals are published"
         return "\n".join(
             [
-                f"the sink of {self._pipeline!r} failed for {len(failed)} interval(s); {others}, and each is tried again with the "
-                "next checkpoint:",
+                f"the sink of {self._pipeline!r} failed for {len(failed)} interval(s); {others}. The next checkpoint calls the "
+                "sink again for:",
                 *lines,
-                "To try it now, or to give one up:",
+                "To call the sink now, or to skip an interval's output:",
                 f"{command} --code {code} --retry {first}",
                 f"{command} --skip {first}",
             ]
         )
 
     def _is_own(self, log: Log, interval: Interval, checkpoint_id: int) -> bool:
-        """Return True if the commit is of this interval.
+        """Return True if the commit made this interval's output.
 
         False means that the commit is of an overlapping interval, and replaced this interval's output.
         """
@@ -653,15 +680,15 @@ class Coordinator:
     # --- reading and marking ------------------------------------------------------------------------------------------------------
 
     def record(self, which: str | int | datetime) -> Record:
-        """Return a completed checkpoint.
+        """Return the record of a checkpoint.
 
         Args:
             which: A checkpoint's id; an interval's end, for the newest usable checkpoint that ends there; or
-                `"latest"`, for the usable checkpoint with the highest id. An id may also be that of a dropped
-                checkpoint that a lease protects.
+                `"latest"`, for the usable checkpoint with the highest id. Usable means: not quarantined, and without a
+                quarantined ancestor. An id may also be that of a dropped checkpoint that a lease protects.
 
         Raises:
-            NoSuchCheckpoint: No such checkpoint exists. The message lists the completed checkpoints.
+            NoSuchCheckpoint: No such checkpoint exists. The message lists the retained checkpoints.
             UsageError: `which` is another text than `"latest"`.
         """
         log = self.log()
@@ -672,20 +699,26 @@ class Coordinator:
             completed = log.completed()
             there = ", ".join(f"{c.id} (to {format_instant(c.content.interval.end)})" for c in completed[-10:])
             if len(completed) > 10:
-                there = f"{len(completed)}, the newest of them {there}"
+                there = f"{len(completed)}, of which the newest are {there}"
             raise NoSuchCheckpoint(
-                f"pipeline {self._pipeline!r} has no usable checkpoint {which}; there are: {there or 'none'}"
+                f"pipeline {self._pipeline!r} has no usable checkpoint {which}\nIts checkpoints: {there or 'none'}"
             )
         return max(fitting, key=lambda c: c.id)
 
     def quarantine(self, checkpoint_id: int, reason: str, findings: tuple[str, ...] = ()) -> None:
-        """Quarantine a checkpoint: no interval starts from the checkpoint or from its descendants."""
+        """Quarantine a checkpoint: no interval starts from the checkpoint or from its descendants.
+
+        Args:
+            checkpoint_id: The id of the checkpoint.
+            reason: Why the checkpoint is refused, for people.
+            findings: A sentence for each problem that validation found.
+        """
         mark, path = Quarantine(id=checkpoint_id, reason=reason, findings=findings), paths.quarantine(checkpoint_id)
         note_names(self._storage, paths.QUARANTINE, [path.removeprefix(paths.QUARANTINE)])
         try:
             self._storage.create(path, record_codec.encode(mark))
         except AlreadyExists:
-            logger.info("checkpoint %d of %s is quarantined already", checkpoint_id, self._pipeline)
+            logger.info("checkpoint %d of pipeline %s is quarantined already", checkpoint_id, self._pipeline)
 
     def mark_validated(self, checkpoint_id: int, mode: ValidationMode) -> None:
         """Mark a checkpoint as validated. Retention keeps the newest usable checkpoint with a mark of each mode."""
@@ -694,14 +727,20 @@ class Coordinator:
             self._storage.create(paths.validated(checkpoint_id, mode), record_codec.encode(mark))
 
     def refuse(self, attempt: str, reason: str, findings: tuple[str, ...] = ()) -> None:
-        """Mark a prepared attempt as refused: `commit` raises `ValidationRefused` for the attempt from now on."""
+        """Mark a prepared attempt as refused: `commit` raises `ValidationRefused` for the attempt from now on.
+
+        Args:
+            attempt: The uuid of the attempt.
+            reason: Why the attempt is refused, for people.
+            findings: A sentence for each problem that validation found.
+        """
         with suppress(AlreadyExists):
             mark = Refused(attempt=attempt, reason=reason, findings=findings)
             self._storage.create(paths.refused(attempt), record_codec.encode(mark))
 
 
 def _fitting(log: Log, which: str | int | datetime) -> list[Record]:
-    """Return the completed checkpoints that fit the `which` of `Coordinator.record`."""
+    """Return the records of the retained checkpoints that `which` names. `Coordinator.record` explains `which`."""
     completed = log.completed()
     if isinstance(which, int):
         return [c for c in completed if c.id == which]
@@ -709,7 +748,7 @@ def _fitting(log: Log, which: str | int | datetime) -> list[Record]:
     if isinstance(which, datetime):
         return [c for c in usable if c.content.interval.end == which]
     if which != "latest":
-        raise UsageError(f"checkpoint {which!r} is neither 'latest', an id, nor an interval end")
+        raise UsageError(f"checkpoint {which!r} is neither 'latest', nor an id, nor the end of an interval")
     return usable
 
 

@@ -1,6 +1,6 @@
 """Decide whether a prepared attempt may become the next record, given the log as it is now.
 
-Other attempts commit between an attempt's begin and its commit. So a commit repeats checks of begin:
+Other attempts may commit between an attempt's begin and its commit. Therefore a commit repeats checks of begin:
 
 - The base is chosen again. Example: interval 3 begins on checkpoint 2, then interval 1 is run again and changes the
   state. Without the check, interval 3 would commit a result of a stale base.
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from state_backend.checkpoint.forgotten_keys import check_commit
 from state_backend.checkpoint.lineage import choose_base, is_forgiven, overlapping_outputs, reproduces, stale_marks
 from state_backend.checkpoint.log import Log, attempt_of, base_of, interval_of, kind_of, run_of
 from state_backend.checkpoint.output_schemas import next_schemas
@@ -41,14 +42,17 @@ class Create:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlreadyCommitted:
-    """The decision that the log contains this attempt as record `id`. At most publishing is left to do."""
+    """The decision that record `id` is this attempt's own commit, made by an earlier call."""
 
     id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adopted:
-    """The decision to adopt checkpoint `id`, which another try of the same run committed from the same base."""
+    """The decision to take checkpoint `id` as this attempt's result, and to commit nothing.
+
+    Another try of the same run has committed the checkpoint from the same base.
+    """
 
     id: int
 
@@ -75,25 +79,28 @@ def plan_commit(
     content = prepared.content
     if log.head_id < prepared.h0:
         raise CorruptRecord(
-            f"{paths.record(prepared.h0)} is missing: {_who(content)} began after it, but the log ends at {log.head_id}; nothing is "
-            "committed, put the record back from a copy"
+            f"{paths.record(prepared.h0)} is missing: {_who(content)} began after it, but the log ends at {log.head_id}\n"
+            "Nothing is committed. Put the record back from a backup"
         )
     mine = log.of_attempt(content.attempt)
     if mine is not None:
         return AlreadyCommitted(id=mine.id)
     sweep = log.abandoned_by(content.attempt)
     if sweep is not None:
-        raise Swept(f"{_who(content)}: sweep {sweep} abandoned it; clear the task to process the interval again")
+        raise Swept(
+            f"{_who(content)}: sweep {sweep} abandoned this attempt\nClear the task to process the interval again"
+        )
     since = log.commits_near(content.interval, after=prepared.h0)
     fence = next((entry for entry in since if _fences(entry, content)), None)
     if fence is not None:
         if _is_plain_retry(fence, content):
             return Adopted(id=fence.id)
         raise Fenced(
-            f"{_who(content)}: checkpoint {fence.id} was committed for {interval_of(fence)} by {_run(run_of(fence))} in the "
-            "meantime; nothing of this attempt counts. Clear the task to process the interval again."
+            f"{_who(content)}: {_run(run_of(fence))} committed checkpoint {fence.id} for {interval_of(fence)} first, "
+            "so this attempt does not count\nClear the task to process the interval again"
         )
     _check_base(log, prepared)
+    check_commit(log, prepared, _who(content))
     new_id = log.head_id + 1
     reproduced = reproduces(log, content)
     new = _with_schemas(
@@ -106,17 +113,16 @@ def plan_commit(
             replaced=_replaced(log, content),
         ),
     )
-    marks = {} if reproduced is not None else stale_marks(log, content, new_id)
+    # A forget changes no other key: what was computed for later intervals stays right, but for the forgotten keys.
+    marks = {} if reproduced is not None or content.kind == "forget" else stale_marks(log, content, new_id)
     if reproduced in log.retained:
         # A consolidated checkpoint inherits the stale mark of its base.
         inherited = log.retained[reproduced].stale_by if content.kind == "consolidate" else None
         if inherited is not None:
             marks[new_id] = inherited
-    return Create(
-        record=replace(
-            new, retained=plan_retention(log, new, marks, policy or new.content.retention or DEFAULT_POLICY, protected)
-        )
-    )
+    retained = plan_retention(log, new, marks, policy or new.content.retention or DEFAULT_POLICY, protected)
+    drops = content.forget.drops if content.kind == "forget" and content.forget is not None else ()
+    return Create(record=replace(new, retained=tuple(r for r in retained if r.id not in drops)))
 
 
 def _replaced(log: Log, content: Content) -> tuple[Interval, ...]:
@@ -138,7 +144,9 @@ def _with_schemas(log: Log, record: Record) -> Record:
     try:
         schemas = next_schemas(log, content)
     except UsageError as error:
-        raise BaseMoved(f"{_who(content)}: another commit changed the output's schema meanwhile: {error}") from error
+        raise BaseMoved(
+            f"{_who(content)}: another commit has changed the output schema since this attempt began: {error}"
+        ) from error
     version = len(schemas) if content.output_schema is not None else None
     outputs = tuple(f if f.late else replace(f, schema_version=version) for f in content.outputs)
     return replace(record, content=replace(content, outputs=outputs, output_schema=None), output_schemas=schemas)
@@ -147,16 +155,19 @@ def _with_schemas(log: Log, record: Record) -> Record:
 def _fences(entry: Record | Tombstone, content: Content) -> bool:
     """Return True if the commit `entry`, made since this attempt began, fences the attempt."""
     interval, run = interval_of(entry), run_of(entry)
-    if kind_of(entry) not in ("interval", "restore") or not interval.overlaps(content.interval):
+    if kind_of(entry) not in ("interval", "restore", "forget") or not interval.overlaps(content.interval):
         return False
     if entry.reproduces is not None:
         return False
-    # If an earlier try of the same run commits late, it does not fence this try: the later try shall win.
+    # An earlier try of the same run may commit late. Such a commit does not fence this try, because the later try wins.
     return run.run_id != content.run.run_id or _order(run) >= _order(content.run)
 
 
 def _is_plain_retry(entry: Record | Tombstone, content: Content) -> bool:
-    """Return True if the commit `entry` is another try of the same run and clear, with the same interval and base."""
+    """Return True if another try of the same Airflow run made the commit `entry`.
+
+    Interval, base and `clear_number` must be equal too: no person has cleared the task between the two tries.
+    """
     run = run_of(entry)
     return (
         run.run_id == content.run.run_id
@@ -172,7 +183,8 @@ def _check_base(log: Log, prepared: Prepared) -> None:
     if content.base_id is not None and content.base_id not in log.retained:
         # An equal checkpoint can't replace the base: this attempt shares files that are deleted with the dropped base.
         raise BaseMoved(
-            f"{_who(content)}: it started from {_checkpoint(content.base_id)}, which was dropped meanwhile; run the interval again"
+            f"{_who(content)}: it started from {_checkpoint(content.base_id)}, which retention has dropped since\n"
+            "Run the interval again"
         )
     if content.kind == "restore" and content.base_id is None:
         return  # a restore from a savepoint has no base in this log
@@ -183,12 +195,14 @@ def _check_base(log: Log, prepared: Prepared) -> None:
             log.quarantine_above(content.base_id) is not None and not allowed.allow_quarantined
         ):
             raise BaseMoved(
-                f"{_who(content)}: {_checkpoint(content.base_id)} was quarantined meanwhile; choose one that is usable"
+                f"{_who(content)}: {_checkpoint(content.base_id)} has been quarantined since this attempt began\n"
+                "Choose a usable checkpoint"
             )
         stale_by = log.retained[content.base_id].stale_by
         if content.kind == "restore" and not is_forgiven(stale_by, allowed, prepared.h0):
             raise BaseMoved(
-                f"{_who(content)}: checkpoint {stale_by} made {_checkpoint(content.base_id)} stale meanwhile; look at what is usable, then call again"
+                f"{_who(content)}: checkpoint {stale_by} has made {_checkpoint(content.base_id)} stale since this attempt began\n"
+                "Check which checkpoints are usable, then call again"
             )
         return
     try:
@@ -197,7 +211,7 @@ def _check_base(log: Log, prepared: Prepared) -> None:
         )
     except CairnError as error:
         raise BaseMoved(
-            f"{_who(content)}: the interval can't go on any more from what it started from: {error}", rerun=error.rerun
+            f"{_who(content)}: the interval can no longer start from its base: {error}", rerun=error.rerun
         ) from error
     base_id = base.id if base is not None else None
     while base is not None and base_id != content.base_id and kind_of(base) == "consolidate":
@@ -208,8 +222,8 @@ def _check_base(log: Log, prepared: Prepared) -> None:
         base = entry
     if base_id != content.base_id:
         raise BaseMoved(
-            f"{_who(content)}: it started from {_checkpoint(content.base_id)}, but the interval starts from {_checkpoint(base_id)} "
-            "now; clear the task to process it again from there"
+            f"{_who(content)}: it started from {_checkpoint(content.base_id)}, but the interval now starts from "
+            f"{_checkpoint(base_id)}\nClear the task to process the interval again"
         )
 
 

@@ -21,15 +21,15 @@ def explain_drop(log: Log, checkpoint_id: int) -> str | None:
         return None
     interval = interval_of(entry)
     state = f", the state at {format_instant(interval.end)}," if interval is not None else ""
-    text = f"checkpoint {checkpoint_id}{state} is no longer retained: retention dropped it, and its files with it."
+    text = f"checkpoint {checkpoint_id}{state} is no longer retained: retention dropped it and its files."
     usable = [c for c in log.completed() if log.quarantine_above(c.id) is None]
     if not usable:
         return f"{text} No checkpoint is usable now"
     newest = usable[-1]
     ids = ", ".join(str(c.id) for c in usable[-_NAMED:])
     return (
-        f"{text} Usable are {ids}; the newest, {newest.id}, is the state at {format_instant(newest.content.interval.end)}. "
-        "Read again from one of these"
+        f"{text} Usable checkpoints: {ids}. The newest, {newest.id}, is the state at "
+        f"{format_instant(newest.content.interval.end)}. Read one of these"
     )
 
 
@@ -71,5 +71,5 @@ def telling_drops(storage: Storage, checkpoint_id: int | None) -> Iterator[None]
         except CheckpointDropped as dropped:
             raise dropped from error
         except CairnError as problem:
-            error.add_note(f"whether the checkpoint is still retained can't be told: {problem}")
+            error.add_note(f"Cairn can't tell whether the checkpoint is still retained: {problem}")
         raise

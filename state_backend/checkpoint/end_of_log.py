@@ -36,8 +36,8 @@ def missing_records(storage: Storage, listed: Collection[str]) -> Iterator[str]:
     last = max(ids, default=0)
     for hole in sorted({*range(1, last)} - ids):
         if storage.stat(paths.record(hole)) is None:
-            yield f"{paths.record(hole)}: missing from the log, though later records are there"
+            yield f"{paths.record(hole)} is missing from the log, but later records exist"
     for path in listed:
         marked = paths.marked_id(path) or 0
         if marked > last and storage.stat(paths.record(marked)) is None:
-            yield f"{paths.record(marked)} is missing: {path} speaks of it, but the log ends at {last}"
+            yield f"{paths.record(marked)} is missing: {path} refers to it, but the log ends at {last}"

@@ -37,7 +37,7 @@ _ROUNDS = 100
 
 
 def listed(storage: Storage, folder: str) -> list[str]:
-    """List the paths in a folder, including the paths whose names are noted.
+    """List the paths in a folder, including those that `settled/names/` holds.
 
     Some of these files may be deleted, or not written yet.
     """
@@ -48,9 +48,9 @@ def listed(storage: Storage, folder: str) -> list[str]:
 
 
 def listed_files(storage: Storage, folder: str) -> list[FileInfo]:
-    """List the files in a folder, including the files whose names are noted, without deleted files.
+    """List the files in a folder, including those whose names `settled/names/` holds.
 
-    The `FileInfo` of each noted file is current.
+    These files are looked up one by one: their metadata are current, and deleted files are left out.
     """
     found = {info.path: info for info in storage.list(folder)}
     if lists_late(storage):
@@ -87,7 +87,7 @@ def note_names(storage: Storage, folder: str, add: Collection[str], drop: Collec
             else:
                 storage.replace(path, data, generation=info.generation)
             return
-    raise StorageUnavailable(f"{storage.url}: others wrote {path} {_ROUNDS} times meanwhile; try again")
+    raise StorageUnavailable(f"{storage.url}: other processes rewrote {path} {_ROUNDS} times in a row; try again")
 
 
 def _noted(storage: Storage, path: str) -> set[str]:
@@ -96,6 +96,6 @@ def _noted(storage: Storage, path: str) -> set[str]:
     except NotFound:
         return set()
     except (CorruptRecord, UnsupportedFormat) as error:  # a flipped bit may look like an unknown format
-        # Listings show most of the noted files by now, and the next writer writes the file of names again.
-        logger.warning("%s: %s; the folder is listed without it", storage.url, error)
+        # Without the names, a listing may miss only files of the last seconds. The next writer writes `path` again.
+        logger.warning("%s: %s; the folder is listed without the names in this file", storage.url, error)
         return set()

@@ -1,4 +1,4 @@
-"""Find which commit counts for each of some intervals, whether its result is still valid, and its input hash."""
+"""Find the current result of each of some intervals: its commit, its input hash, and whether it is still valid."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Result:
         attempt: Uuid of the attempt that made the output.
         run: Airflow run of the attempt.
         input_hash: Input hash of the commit, as in `Content`.
-        dropped: Retention has dropped the checkpoint, so only its output is left.
+        dropped: True if retention has dropped the checkpoint. Its output still exists.
         spoilt: Why no interval should start from the result, as a sentence; None if the result is valid.
     """
 
@@ -33,10 +33,10 @@ class Result:
 
 
 def results_of(log: Log, intervals: Sequence[Interval], pipeline_start: Interval) -> dict[Interval, Result]:
-    """Return the result of each interval that has one.
+    """Return the current result of each of the intervals. Intervals without output are left out.
 
-    Dropped checkpoints have no stale marks in the log. For them, all later commits are checked, of any interval since
-    the pipeline's start.
+    The log has no stale marks for dropped checkpoints. The function finds out whether such a checkpoint is stale from
+    all later commits, of any interval since the pipeline's start.
 
     Args:
         log: The log of the pipeline.
@@ -86,16 +86,19 @@ def _spoilt(log: Log, entry: Record | Tombstone, later: Sequence[Record | Tombst
 
 
 def _makes_stale(commit: Record | Tombstone, interval: Interval) -> bool:
-    """Return True if the commit made the interval's result stale. A commit that reproduces its state makes none so."""
+    """Return True if the commit made the interval's result stale.
+
+    A commit that reproduces the state of an earlier commit makes no result stale.
+    """
     if kind_of(commit) not in ("interval", "restore") or commit.reproduces is not None:
         return False
     return makes_stale(interval_of(commit), interval)
 
 
 def spoilt_by(results: dict[Interval, Result], record: Record) -> dict[Interval, Result]:
-    """Return the results after one more commit: `spoilt` is set for each result that the commit makes stale.
+    """Return `results`, with `spoilt` set for each result that the new commit `record` makes stale.
 
-    The caller adds the commit's own result.
+    The result of `record` itself is not added.
     """
     return {
         interval: replace(result, spoilt=f"checkpoint {record.id} made it stale")

@@ -44,8 +44,8 @@ from state_backend.values.records import Lease
 
 logger = logging.getLogger("cairn")
 
+# How long a lease lasts after its last renewal. A reader renews its lease every five minutes, a third of this time.
 LASTS = timedelta(minutes=15)
-"""How long a lease stays behind after its reader was killed. It is renewed three times as often."""
 
 _JOIN_S = 10.0
 
@@ -96,7 +96,12 @@ def take_lease(storage: Storage, checkpoint_id: int, what: str, lasts: timedelta
         note_names(storage, paths.LEASES, [path.removeprefix(paths.LEASES)])
     except CairnError as error:
         give_back(storage, path)
-        logger.warning("%s: checkpoint %d is read without a lease: %s", storage.url, checkpoint_id, error)
+        logger.warning(
+            "%s: checkpoint %d is read without a lease, so a clean-up may delete its files during the read: %s",
+            storage.url,
+            checkpoint_id,
+            error,
+        )
         return None
     try:
         check_retained(storage, checkpoint_id)
@@ -139,7 +144,7 @@ def holding(storage: Storage, checkpoint_id: int | None, what: str, *, lasts: ti
         checkpoint_id: The checkpoint to read; None or 0 for state that is no committed checkpoint, which needs no
             lease.
         what: The reader's purpose, for people.
-        lasts: How long the lease lasts without renewal. A thread renews it three times as often.
+        lasts: How long the lease lasts without renewal. A thread renews it after each third of this time.
 
     Raises:
         CheckpointDropped: Retention dropped the checkpoint before the lease was written; or the block raised
@@ -164,7 +169,13 @@ def _renew_until(over: threading.Event, storage: Storage, path: str | None, last
     while path is not None and not over.wait(lasts.total_seconds() / 3):
         try:
             if not renew(storage, path):
-                logger.warning("%s: the lease %s had ended before it was renewed", storage.url, path)
+                logger.warning(
+                    "%s: the lease %s ended before it was renewed; a clean-up may delete the files that are being read",
+                    storage.url,
+                    path,
+                )
                 return
-        except CairnError as error:  # the next renewal may get through
-            logger.warning("%s: the lease %s was not renewed: %s", storage.url, path, error)
+        except CairnError as error:  # the next renewal may succeed
+            logger.warning(
+                "%s: the lease %s was not renewed, the reader tries again later: %s", storage.url, path, error
+            )

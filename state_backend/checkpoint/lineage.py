@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from state_backend.checkpoint.forgotten_keys import check_rerun
 from state_backend.checkpoint.log import Log, interval_of, kind_of, left_same_state
 from state_backend.values.errors import Rerun, StaleStateError, StateGapError, StateUnusable, UsageError
 from state_backend.values.intervals import Interval, format_instant, from_ms
@@ -39,7 +40,7 @@ def choose_base(
     *,
     as_of: int | None = None,
 ) -> Kept | None:
-    """Return the completed checkpoint that the interval starts from; None for empty state.
+    """Return the retained checkpoint that the interval starts from; None for empty state.
 
     The base of an interval is chosen three times, each time over a newly read log: before Spark is started, so that an
     error costs little; at begin, to know what to restore; and at commit, since other attempts may have committed
@@ -56,13 +57,15 @@ def choose_base(
 
     Raises:
         UsageError: The interval begins before the pipeline's start; or current output of an interval with other
-            boundaries overlaps it, and `replace_overlapping` is not given.
+            boundaries overlaps it, and `replace_overlapping` is not given; or the interval would bring back a key
+            that `cairn forget` removed (`forgotten_keys.check_rerun`).
         StateGapError: No checkpoint ends where the interval starts; with `allow_gap`, no checkpoint ends before it.
         StaleStateError: All checkpoints that end there are stale.
         StateUnusable: All checkpoints that end there are quarantined, or descend from a quarantined checkpoint.
     """
     _check_start_and_output(log, pipeline, interval, permissions, pipeline_start_ms, as_of)
     if interval.start_ms == pipeline_start_ms:
+        check_rerun(log, pipeline, interval, None)
         return None
     completed = [c for c in log.kept if not is_superseded(log, c)]
     candidates = [c for c in completed if c.interval.end == interval.start]
@@ -70,7 +73,7 @@ def choose_base(
         candidates = [c for c in completed if c.interval.end <= interval.start]
         if not candidates:
             raise StateGapError(
-                f"{pipeline} {interval}: no checkpoint ends before it, so allow_gap has nothing to start from"
+                f"{pipeline} {interval}: no checkpoint ends before this interval, so allow_gap does not help\nRun earlier intervals first"
             )
     if not candidates:
         points = sorted(
@@ -90,7 +93,9 @@ def choose_base(
     if not fresh:
         text, again = _stale(log, pipeline, interval, max(usable, key=lambda c: c.id))
         raise StaleStateError(text, rerun=again)
-    return max(fresh, key=lambda c: (c.interval.end, c.id))
+    chosen = max(fresh, key=lambda c: (c.interval.end, c.id))
+    check_rerun(log, pipeline, interval, chosen.id)
+    return chosen
 
 
 def _check_start_and_output(
@@ -98,8 +103,8 @@ def _check_start_and_output(
 ) -> None:
     if interval.start_ms < pipeline_start_ms:
         raise UsageError(
-            f"{pipeline} {interval}: the pipeline starts at {format_instant(from_ms(pipeline_start_ms))}; "
-            "an earlier interval can't be processed (start belongs to the pipeline and never changes)"
+            f"{pipeline} {interval}: the interval begins before the pipeline's start, {format_instant(from_ms(pipeline_start_ms))}\n"
+            "Cairn processes no earlier interval, and the start of a pipeline never changes"
         )
     kept = [
         (other, n)
@@ -128,9 +133,12 @@ def is_superseded(log: Log, candidate: Record | Kept) -> bool:
 
 
 def is_forgiven(stale_by: int | None, permissions: Permissions, as_of: int | None) -> bool:
-    """Return True if a stale mark does not prevent the use of its checkpoint. `stale_by` None means no mark.
+    """Return True if a checkpoint may be used: it is not stale, or the permissions allow its stale mark.
 
-    `allow_stale_base` forgives a mark that an id up to `as_of` set; `as_of` None forgives all marks.
+    Args:
+        stale_by: The id of the commit that made the checkpoint stale; None if it is not stale.
+        permissions: Permissions of the run. `allow_stale_base` allows stale marks.
+        as_of: Only stale marks that commits up to this id set are allowed; None: all stale marks.
     """
     if stale_by is None:
         return True
@@ -138,7 +146,7 @@ def is_forgiven(stale_by: int | None, permissions: Permissions, as_of: int | Non
 
 
 def reproduces(log: Log, content: Content) -> int | None:
-    """Return the id of the commit of the same interval whose state the content reproduces; None if it changes state.
+    """Return the id of the commit whose state the content reproduces; None if the content changes the state.
 
     The content reproduces the newest commit of its interval if digest, watermarks and descriptors are equal. A
     consolidation always reproduces its base. Content that replaces output of overlapping intervals never counts as a
@@ -148,7 +156,7 @@ def reproduces(log: Log, content: Content) -> int | None:
     if content.kind == "consolidate":
         return content.base_id
     near = log.commits_near(content.interval)
-    before = [e for e in near if interval_of(e) == content.interval and kind_of(e) in ("interval", "restore")]
+    before = [e for e in near if interval_of(e) == content.interval and kind_of(e) in ("interval", "restore", "forget")]
     if content.kind != "interval" or not before or overlapping_outputs(log, content.interval):
         return None
     superseded = before[-1]
@@ -178,7 +186,12 @@ def stale_marks(log: Log, content: Content, new_id: int) -> dict[int, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discarded:
-    """A checkpoint that no interval starts from once another state is restored."""
+    """A checkpoint that a rewind or restore takes out of use: no later interval starts from it.
+
+    Attributes:
+        id: The id of the checkpoint.
+        interval: The interval of the checkpoint.
+    """
 
     id: int
     interval: Interval
@@ -209,7 +222,7 @@ def _is_replaced(log: Log, candidate: Kept, restored: Content) -> bool:
 
 
 def intervals_of(again: Rerun) -> str:
-    """Return the intervals to run again, in words."""
+    """Return the intervals to run again as words, like `the interval that starts at 2013-01-03T00:00:00Z`."""
     if again.first == again.last:
         return f"the interval that starts at {format_instant(again.first)}"
     return f"the intervals that start from {format_instant(again.first)} to {format_instant(again.last)}"
@@ -222,7 +235,7 @@ def kept(log: Log) -> str:
 
 
 def lines_of(what: Iterable[object], most: int = 10) -> str:
-    """Return each item on a line of its own, at most `most` of them, and the number of the remaining items."""
+    """Return up to `most` items, each on a line of its own. A last line says how many more there are."""
     listed = [f"\n  {one}" for one in what]
     more = len(listed) - most
     return "".join(listed if more <= 0 else [*listed[:most], f"\n  and {more} more"])
@@ -235,13 +248,12 @@ def _overlapping(pipeline: str, interval: Interval, others: list[tuple[Interval,
     again = Rerun(first=start, last=max(start, end - length), replace_overlapping=True)
     shown = lines_of((f"{other} (checkpoint {n})" for other, n in others), 3)
     text = (
-        f"{pipeline} {interval}: there is output that overlaps it and is cut otherwise:{shown}\n"
-        "Whoever read both would have the same time twice.\n"
-        "To keep that output, run the intervals as they were cut.\n"
-        "To replace it, allow replace_overlapping (--replace-overlapping of cairn run; a parameter of the DAG's run; an argument of "
-        "run_interval): it is "
-        f"no longer current once this interval is committed, and the rest of {Interval(start, end)} has no output until it is run "
-        f"too. Run with it {intervals_of(again)}."
+        f"{pipeline} {interval}: output of intervals with other boundaries overlaps this interval:{shown}\n"
+        "A reader of both outputs would get the same rows twice.\n"
+        "To keep the old output, run intervals with the old boundaries.\n"
+        "To replace it, allow replace_overlapping: an option of cairn run, a parameter of the DAG's run, an argument of run_interval.\n"
+        f"After the commit, the old output no longer counts, and the rest of {Interval(start, end)} has no output until you run it too.\n"
+        f"With replace_overlapping, run {intervals_of(again)}."
     )
     return text, again
 
@@ -259,30 +271,30 @@ def _gap(
             checkpoints are left out, since a re-run from there would fail too.
         start: The pipeline's start.
     """
-    text = f"{pipeline} {interval}: no checkpoint ends where it starts."
+    text = f"{pipeline} {interval}: no checkpoint ends where the interval starts."
     if not points:
-        there = "All that there are are quarantined or stale" if log.kept else "There is no checkpoint at all"
+        there = "All checkpoints are quarantined or stale" if log.kept else "The pipeline has no checkpoint"
         again = Rerun(first=start, last=max(start, interval.start - (interval.end - interval.start)))
         return (
-            f"{text}\n{there}: begin at the pipeline's start, {format_instant(start)}.\n"
-            f"To get here, run {intervals_of(again)}.",
+            f"{text}\n{there}. Begin at the pipeline's start, {format_instant(start)}.\n"
+            f"To fill the gap, run {intervals_of(again)}.",
             again,
         )
     before = [p for p in points if p < interval.start]
     after = [p for p in points if p > interval.start]
     nearest = [format_instant(p) for p in [*before[-1:], *after[:1]]]
-    text += f" The nearest restore points are {' and '.join(nearest)}."
+    text += f" The nearest usable checkpoints end at {' and '.join(nearest)}."
     if after:
         text += kept(log)
     if not before:
-        text += f" The earliest is {format_instant(points[0])}: restore an older savepoint, or begin at the pipeline's start."
+        text += f" The earliest ends at {format_instant(points[0])}. Restore an older savepoint, or begin at the pipeline's start."
         return text, None
     length, gap = interval.end - interval.start, interval.start - before[-1]
     if gap < length:
         text += (
-            f" No interval of its length ({length}) fits between {format_instant(before[-1])} and its start: it is cut otherwise "
-            f"than what was run before. Run the interval that starts at {format_instant(before[-1])}, or first a shorter one that "
-            "closes the gap (run_interval)."
+            f" The time from {format_instant(before[-1])} to the interval's start is shorter than the interval ({length}): its "
+            "boundaries do not fit those of earlier intervals.\n"
+            f"Run the interval that starts at {format_instant(before[-1])}, or first close the gap with a shorter interval (run_interval)."
         )
         return text, None
     # The length of a day varies by an hour in some time zones, so the gap may be no multiple of the interval's length.
@@ -298,8 +310,8 @@ def _stale(log: Log, pipeline: str, interval: Interval, base: Kept) -> tuple[str
     culprit = log.entries[stale_by]
     changed = interval_of(culprit) if isinstance(culprit, Record | Tombstone) else None
     text = (
-        f"{pipeline} {interval}: checkpoint {base.id}, which ends where it starts, is stale: checkpoint {stale_by} changed "
-        f"{changed} after it was made."
+        f"{pipeline} {interval}: its base, checkpoint {base.id}, is stale: checkpoint {stale_by} changed the result of "
+        f"{changed} later."
     )
     first, last_start, whole = base.interval, base.interval.start, base.interval
     if changed is not None and changed.end < whole.end and (changed.end <= whole.start or whole.start <= changed.start):
@@ -324,8 +336,8 @@ def _refused(log: Log, pipeline: str, interval: Interval, candidates: list[Kept]
     usable = [c for c in log.kept if log.quarantine_above(c.id) is None]
     if usable:
         newest = max(usable, key=lambda c: (c.interval.end, c.id))
-        text += f"\nThe newest valid checkpoint is {newest.id}, which ends at {format_instant(newest.interval.end)}."
+        text += f"\nThe newest usable checkpoint is {newest.id}, which ends at {format_instant(newest.interval.end)}."
     if first is None:
         return text, None
     again = Rerun(first=first.start, last=max(first.start, base.interval.start))
-    return f"{text}\nMend the cause, then run again {intervals_of(again)}.", again
+    return f"{text}\nFix the cause, then run again {intervals_of(again)}.", again

@@ -1,8 +1,8 @@
 """Read the log of a pipeline as one value, which all decisions about checkpoints use.
 
-`read_log` reads little: the newest record, whose summary has what still matters of all earlier records, and the
-checkpoints that the newest record retains. Other questions are answered by files that are looked up by name
-(`record_reader.py`). Only `commits` and the iteration over `entries` read the whole log.
+`read_log` reads little: the newest record, and the records of the checkpoints that it retains. The newest record's
+summary repeats the facts of earlier records that still matter. All other facts are in files that are looked up by name
+(`record_reader.py`). Only `commits`, `abandoned` and the iteration over `entries` read the whole log.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Log:
 
     @cached_property
     def retained(self) -> dict[int, Retained]:
-        """The completed checkpoints, by id: exactly those that the newest record lists.
+        """The retained checkpoints, by id: exactly those that the newest record lists.
 
         Raises:
             CorruptRecord: The newest record is a tombstone, so a later record is missing.
@@ -89,7 +89,8 @@ class Log:
         entry = self.entry(checkpoint_id)
         if not isinstance(entry, Record):
             raise CorruptRecord(
-                f"{paths.record(checkpoint_id)}: retained by the newest record, but it is not there whole\nPut it back from a copy"
+                f"{paths.record(checkpoint_id)} does not contain a whole record, but the newest record retains its checkpoint\n"
+                "Put it back from a backup"
             )
         return entry
 
@@ -160,8 +161,8 @@ class Log:
     def ended_attempts(self, asked: Collection[str] = ()) -> set[str]:
         """Return every attempt that was committed or abandoned.
 
-        The method lists the settled files. An old listing may miss attempts; the attempts in `asked` are looked up by
-        name too.
+        The method lists the settled files. A listing may be some seconds old and miss attempts. The attempts in `asked`
+        are therefore looked up by name too.
         """
         if not self.head_id:
             return set()
@@ -200,7 +201,7 @@ class Log:
         return next((f.id for f in last_facts(self._facts(interval)) if f.interval == interval), None)
 
     def superseding(self, candidate: Record | Kept) -> tuple[int, ...]:
-        """Return the ids of later commits of the same interval that left another state than this completed checkpoint.
+        """Return the ids of later commits of the same interval that left another state than this retained checkpoint.
 
         The ids of dropped commits are included.
         """
@@ -240,13 +241,11 @@ class Log:
         return {f.interval: (f.id, files[f.id]) for f in facts}
 
     def publications(self) -> list[tuple[Interval, int]]:
-        """Return the changes of output that a sink needs, in the order of commits.
-
-        All settled files are listed.
+        """Return every change of an interval's output, in the order of commits, from a listing of all settled files.
 
         Returns:
             Pairs of an interval and the id of the commit that made or replaced the interval's output. The last pair of
-            an interval counts. If that commit replaced the output, the interval has no output.
+            an interval is its current state: if that commit replaced the output, the interval has no output.
         """
         told = [f for f in self._facts(None) if f.kind in ("interval", "replaced")]
         return [(f.interval, f.id) for f in sorted(told, key=lambda f: (f.id, f.kind == "interval", f.interval))]
@@ -276,26 +275,28 @@ class Log:
         return {Fact(k.interval, k.id, k.kind) for k in self.kept if k.id < self.head_id}
 
     def facts(self) -> list[Fact]:
-        """Return what every commit did, also dropped commits: `Fact`s from a listing of `settled/commits/`."""
+        """Return the facts of every commit, also of dropped commits, from a listing of `settled/commits/`."""
         return self._facts(None)
 
     def _check_settled(self, below: list[Fact], own: list[Fact]) -> None:
         """Raise `CorruptRecord` if fewer settled files exist than the newest record counts.
 
-        Readers would miss the intervals of the lost files.
+        Readers would miss the intervals of the lost files. `below` are the facts from the listing, and `own` are the
+        facts of the newest record, which has no settled files yet.
         """
         lost = self.summary.settled - len(own) - len({*below})
         if lost > 0:
             raise CorruptRecord(
-                f"{paths.SETTLED_COMMITS}: {lost} files are missing, {len({*below})} are there\n"
-                f"Write them anew: {self.entries.sweep_command}"
+                f"{paths.SETTLED_COMMITS}: {lost} files are missing, {len({*below})} exist\n"
+                f"To write them again: {self.entries.sweep_command}"
             )
 
     @cached_property
     def _facts_by_record(self) -> list[Fact]:
-        """The facts of all intervals, from every record.
+        """The facts of all intervals, computed from every record.
 
-        An old listing of `settled/commits/` may miss a folder, and no file names the folders.
+        Storages with late listings need this: a listing of `settled/commits/` may miss a new folder there, and no file
+        holds the names of the folders.
         """
         return facts_of_entries(self.entries)
 
@@ -326,7 +327,8 @@ class Log:
             entry = near.get(at) or self.entry(at)
             if entry is None or isinstance(entry, SweepRecord):
                 raise CorruptRecord(
-                    f"{paths.record(at)}: an ancestor of checkpoint {checkpoint_id} is missing from the log\nPut it back from a copy"
+                    f"{paths.record(at)} is missing from the log: it is an ancestor of checkpoint {checkpoint_id}\n"
+                    "Put it back from a backup"
                 )
             at = base_with_shared_marks(entry)
         return judged if judged in self.quarantined else None
@@ -339,7 +341,7 @@ def facts_of(record: Record) -> list[Fact]:
 
 
 def facts_of_entries(entries: Mapping[int, Entry]) -> list[Fact]:
-    """Return the facts of every commit, also of dropped commits, from the entries alone. All entries are read."""
+    """Return the facts of every commit, also of dropped commits. All entries are read, and no settled files."""
     current = dict[Interval, int]()
     in_order, longest = list[Interval](), timedelta(0)
     facts = []
@@ -367,7 +369,10 @@ def facts_of_entries(entries: Mapping[int, Entry]) -> list[Fact]:
 
 
 def last_facts(facts: Iterable[Fact]) -> list[Fact]:
-    """Return, for each interval with output, the fact with the highest id: the current output, or its replacement."""
+    """Return, for each interval that ever had output, the fact about its output with the highest id.
+
+    The fact's kind is `interval` if the output is current, and `replaced` if the interval has no output now.
+    """
     last: dict[Interval, Fact] = {}
     for fact in facts:
         if fact.kind in ("interval", "replaced") and (fact.interval not in last or last[fact.interval].id < fact.id):
@@ -376,7 +381,7 @@ def last_facts(facts: Iterable[Fact]) -> list[Fact]:
 
 
 def kept_of(record: Record) -> Kept:
-    """Return what the summaries of later records say of this record while its checkpoint is retained."""
+    """Return the facts about this record that later records repeat while its checkpoint is retained."""
     content = record.content
     return Kept(
         id=record.id,
@@ -413,16 +418,15 @@ def attempt_of(entry: Record | Tombstone) -> str:
 def base_of(entry: Record | Tombstone | Kept) -> int | None:
     """Return the id of the checkpoint that a commit started from.
 
-    None stands for empty state; for a tombstone also for a base whose quarantine does not count
-    (`base_with_shared_marks`).
+    None means empty state. A tombstone has None also if its commit had the permission `allow_quarantined`.
     """
     return entry.content.base_id if isinstance(entry, Record) else entry.base_id
 
 
 def base_with_shared_marks(entry: Record | Tombstone | Kept) -> int | None:
-    """Return the base whose quarantine also applies to this checkpoint; None if no base's quarantine applies.
+    """Return the base whose quarantine also applies to this checkpoint.
 
-    A commit with `allow_quarantined` does not inherit the quarantine of its base.
+    None means empty state, or a commit with `allow_quarantined`, which does not inherit the quarantine of its base.
     """
     if isinstance(entry, Kept):
         return None if entry.quarantine_allowed else entry.base_id
@@ -503,7 +507,7 @@ def read_log(storage: Storage, before: Log | None = None) -> Log:
             log = _read_once(storage, known)
         except CorruptRecord as error:
             raise CorruptRecord(
-                f"{error}. Put it back from a copy: without it no checkpoint can be vouched for"
+                f"{error}\nUntil it is put back from a backup, Cairn can't tell which checkpoints are usable"
             ) from error
         try:
             log.entries.load(log.retained)
@@ -511,7 +515,7 @@ def read_log(storage: Storage, before: Log | None = None) -> Log:
         except CorruptRecord as error:
             if attempt == _READ_ROUNDS - 1 or storage.stat(paths.record(log.head_id + 1)) is None:
                 raise CorruptRecord(
-                    f"{error}. Put it back from a copy: without it no checkpoint can be vouched for"
+                    f"{error}\nUntil it is put back from a backup, Cairn can't tell which checkpoints are usable"
                 ) from error
             continue
         break
@@ -519,15 +523,14 @@ def read_log(storage: Storage, before: Log | None = None) -> Log:
 
 
 def read_newest(storage: Storage, before: Log | None = None) -> Log:
-    """Read the newest record, but not the other checkpoints that it retains; for callers that only use `Log.kept`.
+    """Read the newest record, but not the records of the other retained checkpoints.
 
-    A commit may drop a checkpoint before `Log.whole` reads its record. `Log.whole` then raises `CorruptRecord`, and the
-    caller should read the log again (`read_on`).
+    `Log.kept` has most facts about these checkpoints. `Log.whole` reads a record when a caller asks for it. If a commit
+    has dropped the checkpoint meanwhile, `Log.whole` raises `CorruptRecord`; the caller should then call `read_on`.
 
     Args:
         storage: Storage of the pipeline's folder.
-        before: A log that the same process has read earlier. The newest record is then looked for after the end of that
-            log.
+        before: A log that the same process has read earlier. The search for the newest record begins at its end.
 
     Raises:
         CorruptRecord: A record is missing or can't be decoded.
@@ -536,19 +539,21 @@ def read_newest(storage: Storage, before: Log | None = None) -> Log:
     try:
         log = _read_once(storage, known, start=before.hint if known and before is not None else None)
     except CorruptRecord as error:
-        raise CorruptRecord(f"{error}. Put it back from a copy: without it no checkpoint can be vouched for") from error
+        raise CorruptRecord(
+            f"{error}\nUntil it is put back from a backup, Cairn can't tell which checkpoints are usable"
+        ) from error
     return log if log.head_id == 0 or isinstance(log.newest, Record) else read_log(storage, log)
 
 
 def log_after(storage: Storage, log: Log, record: Record) -> Log:
-    """Return the log as its writer knows it after creating `record` over `log`, without a read."""
+    """Return the log that results from creating `record` after `log`. Nothing is read."""
     return Log(RecordReader(storage, record.id, {**log.entries.known, record.id: record}), log.quarantined, record.id)
 
 
 def _still_needed(log: Log) -> dict[int, Entry]:
-    """Return the entries of an earlier log that are the newest record, retained, or about to be dropped.
+    """Return the entries of an earlier log that a next read may use: newest, retained, or about to be dropped.
 
-    All other entries are forgotten, since they would fill the memory over a thousand commits.
+    Other entries are left out, since they would fill the memory over a thousand commits.
     """
     needed = {log.head_id, *log.retained, *log.summary.dropping}
     return {n: entry for n, entry in log.entries.known.items() if n >= log.head_id or n in needed}
@@ -568,7 +573,7 @@ def read_whole_log(storage: Storage) -> Log:
 def read_on(storage: Storage, log: Log) -> Log:
     """Return a log that includes records created since `log` was read; the same log if there are no new records.
 
-    A caller reads on before it fails because of something that `log` lacks.
+    Callers use this before they report a missing checkpoint: another process may have committed it since.
     """
     newer = read_log(storage, log)
     return log if newer.head_id == log.head_id else newer
@@ -587,7 +592,7 @@ def _read_once(storage: Storage, known: Mapping[int, Entry], start: int | None =
     head = probe.find(head_id) if head_id else None
     if head_id and head is None:
         raise CorruptRecord(
-            f"{paths.record(head_id)} is missing: {paths.HEAD} speaks of it, but the log ends before it"
+            f"{paths.record(head_id)} is missing: {paths.HEAD} refers to it, but the log ends before it"
         )
     while (following := probe.find(head_id + 1)) is not None:
         head_id, head = head_id + 1, following
@@ -629,6 +634,6 @@ def _read_quarantined(storage: Storage) -> dict[int, Quarantine]:
         except NotFound:
             continue  # the mark's name is noted before the mark is written
         if paths.quarantine(mark.id) != path:
-            raise CorruptRecord(f"{path}: it says that it is of checkpoint {mark.id}")
+            raise CorruptRecord(f"{path} contains the mark of another checkpoint, {mark.id}")
         quarantined[mark.id] = mark
     return quarantined

@@ -19,14 +19,17 @@ from state_backend.values.records import Content, OutputFile, Record, SweepRecor
 def recorded_schemas(log: Log) -> tuple[dict[str, Any], ...]:
     """Return all schemas that output has had, oldest first.
 
-    They are in the record of the newest commit, which is whole because a commit retains itself.
+    The record of the newest commit lists them. That record is never a tombstone, because a commit retains itself.
     """
     newest = log.entry(max(log.retained, default=0))
     return newest.output_schemas if isinstance(newest, Record) else ()
 
 
 def newest_output(log: Log, *, late: bool = False) -> OutputFile | None:
-    """Return a current output file of the highest id that has output files; with `late`, a file of late rows."""
+    """Return one current output file of the newest commit that has such files; None if no commit has.
+
+    With `late`, only files of late rows count; without it, only files of output rows.
+    """
     for checkpoint_id in range(log.head_id, 0, -1):
         entry = log.entries[checkpoint_id]
         if isinstance(entry, SweepRecord) or kind_of(entry) != "interval":
@@ -55,8 +58,8 @@ def check_output_schema(pipeline: str, recorded: dict[str, Any], declared: dict[
     refused = compare_schemas(parse_struct(recorded), parse_struct(declared)).refused
     if refused:
         raise UsageError(
-            f"pipeline {pipeline!r}: output_schema can't follow that of the output that is there: {'; '.join(refused)}\n"
-            "Or go on under another name, whose output begins anew: cairn fork takes the state there"
+            f"pipeline {pipeline!r}: the new output_schema does not fit the existing output: {'; '.join(refused)}\n"
+            "Or continue as a pipeline of another name, with new output: cairn fork copies the state"
         )
 
 

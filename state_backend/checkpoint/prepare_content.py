@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
+from state_backend.checkpoint.clean_up_dropped import rewritten_outputs
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage
@@ -35,7 +36,7 @@ from state_backend.values.records import (
 
 _SST = ".sst"
 
-# Placeholder for contents whose totals `prepare` computes.
+# The totals of a content until `prepare` computes them from the acknowledgements.
 NO_TOTALS = Totals(
     input_rows=0,
     output_rows=0,
@@ -96,7 +97,7 @@ class ShardSummary:
 
 
 def summary_of(manifest: ShardManifest) -> ShardSummary:
-    """Return the sums over a manifest's key groups and files."""
+    """Return the counts, digest and sizes of a manifest, summed over its key groups and files."""
     entries: Counter[str] = Counter()
     for group in manifest.key_group_states:
         entries.update(group.entries)
@@ -231,6 +232,7 @@ def _written(content: Content, acks: Sequence[ShardAck]) -> tuple[Handle, ...]:
     files += [
         *(ref.manifest for ref in content.shards if ref.manifest is not None),
         *(o.handle for o in content.outputs),
+        *(o.handle for o in rewritten_outputs(content)),
     ]
     return tuple(h for h in dict.fromkeys(files) if paths.attempt_of(h.path) == content.attempt)
 
@@ -238,7 +240,10 @@ def _written(content: Content, acks: Sequence[ShardAck]) -> tuple[Handle, ...]:
 def _refs(
     acks: Sequence[ShardAck], base: Sequence[ShardRef], attempt: str, storage: Storage, first_task: int
 ) -> tuple[ShardRef, ...]:
-    """Return the references of the record to its shards. Manifest files of unchanged shards are not read."""
+    """Return the record's reference to each shard: a manifest inline, or the handle of a manifest's file.
+
+    New manifests that do not fit into the record are written to files. Files of unchanged shards are not read.
+    """
     previous = {ref.shard: ref for ref in base}
     before = [previous.get(ack.shard) for ack in acks]
     known = [ack.manifest or (ref.inline if ref else None) for ack, ref in zip(acks, before, strict=True)]

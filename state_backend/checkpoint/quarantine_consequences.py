@@ -1,4 +1,4 @@
-"""Find what a quarantined checkpoint leaves behind: output that is current already, and intervals to run again."""
+"""Find the consequences of a quarantine: current output made with the refused state, and intervals to run again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ class Consequences:
     Attributes:
         published: Intervals whose current output was made with the refused state, each with the id of its commit, by
             time.
-        rerun: The intervals from the first to the last of these; None if no interval must run again.
+        rerun: The intervals to run again, from the first to the last in `published`. If `published` is empty, the
+            interval of the refused checkpoint. None if no commit has the checkpoint's id.
     """
 
     published: tuple[tuple[Interval, int], ...]
@@ -25,7 +26,7 @@ class Consequences:
 
 
 def plan_consequences(log: Log, refused: int) -> Consequences:
-    """Return the affected output of refusing a checkpoint: its own output and the output of its descendants."""
+    """Return the current output of checkpoint `refused` and of its descendants, and the intervals to run again."""
     descends, published, own = {refused}, [], None
     for checkpoint_id in range(refused, log.head_id + 1):  # a base has a lower id than its descendants
         entry = log.entries[checkpoint_id]

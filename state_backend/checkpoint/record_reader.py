@@ -28,8 +28,8 @@ from state_backend.values.records import AttemptEnd, OutputFile, Record, Settled
 Entry = Record | SweepRecord | Tombstone
 
 
+# For a longer interval, `settled/commits/` is listed as a whole, instead of the folder of each period.
 LISTED_AT_ONCE = timedelta(days=400)
-"""Of a longer span all folders are listed in one go, and not one by one."""
 
 
 class Fact(NamedTuple):
@@ -99,8 +99,8 @@ class RecordReader(Mapping[int, Entry]):
         newest = self[self.head_id]
         if isinstance(newest, Tombstone):
             raise CorruptRecord(
-                f"{paths.record(newest.id + 1)} is missing: {paths.record(newest.id)} is a tombstone, which the newest record never is\n"
-                "Put the missing record back from a copy"
+                f"{paths.record(newest.id + 1)} is missing: {paths.record(newest.id)} is a tombstone, and the newest record never is\n"
+                "Put the missing record back from a backup"
             )
         return newest
 
@@ -135,7 +135,7 @@ class RecordReader(Mapping[int, Entry]):
         entry = self._read(checkpoint_id)
         if entry is None:
             raise CorruptRecord(
-                f"{paths.record(checkpoint_id)}: missing from the log, though later records are there; put it back from a copy"
+                f"{paths.record(checkpoint_id)} is missing from the log, but later records exist\nPut it back from a backup"
             )
         return entry
 
@@ -176,7 +176,7 @@ class RecordReader(Mapping[int, Entry]):
             return None
         entry = cast(Entry, found)
         if entry.id != checkpoint_id:
-            raise CorruptRecord(f"{path}: it says that it is checkpoint {entry.id}")
+            raise CorruptRecord(f"{path} contains the record of another checkpoint, {entry.id}")
         return entry
 
     # --- what is settled -----------------------------------------------------------------------------------------------------
@@ -188,7 +188,8 @@ class RecordReader(Mapping[int, Entry]):
 
         Args:
             interval: The interval; None for the facts of all intervals.
-            levels: The lengths of intervals in the log, as indexes of `paths.SETTLED_DAYS`.
+            levels: The classes of interval lengths in the log, as indexes into `paths.SETTLED_DAYS`. Only folders of
+                these classes are listed.
         """
         if interval is None or interval.end - interval.start > LISTED_AT_ONCE:
             folders = [paths.SETTLED_COMMITS]
@@ -200,7 +201,7 @@ class RecordReader(Mapping[int, Entry]):
         return [f for f in every if f.id < self.head_id and (interval is None or f.interval.overlaps(interval))]
 
     def outputs(self, fact: Fact) -> tuple[OutputFile, ...]:
-        """Return the output files of a commit below the newest, from its file in `settled/commits/`.
+        """Return the output files of an earlier commit than the newest, from the commit's file in `settled/commits/`.
 
         Raises:
             StorageUnavailable: A later commit replaced the output, and the files are deleted.
@@ -208,8 +209,8 @@ class RecordReader(Mapping[int, Entry]):
         found = read_settled(self._storage, fact)
         if found.collected:
             raise StorageUnavailable(
-                f"the output of {fact.interval}, checkpoint {fact.id}, in {self._storage.url} was replaced by a re-run while the log "
-                "was read; read again"
+                f"a re-run replaced the output of {fact.interval}, checkpoint {fact.id}, in {self._storage.url} during the read\n"
+                "Read again"
             )
         return found.outputs
 
@@ -223,7 +224,7 @@ class RecordReader(Mapping[int, Entry]):
         """Return every attempt that has a file in `settled/attempts/`, from a listing.
 
         Args:
-            asked: Attempts that are looked up by name if an old listing may miss them.
+            asked: Attempts to look up by name too, on a storage whose listings may be some seconds old.
         """
         found = {paths.ended_attempt(info.path) for info in self._storage.list(paths.SETTLED_ATTEMPTS)} - {None}
         if lists_late(self._storage):
@@ -239,7 +240,7 @@ class RecordReader(Mapping[int, Entry]):
             return None
         if end.attempt != attempt:
             raise CorruptRecord(
-                f"{path}: it says that it is of attempt {end.attempt}; put the right one back from a copy"
+                f"{path} belongs to another attempt, {end.attempt}\nPut the right file back from a backup"
             )
         return end.id
 
@@ -269,8 +270,8 @@ def read_settled(storage: Storage, fact: Fact) -> Settled:
     try:
         found = record_codec.decode(storage.read(path), path, Settled)
     except NotFound:
-        raise CorruptRecord(f"{path} is missing\nWrite it anew: {sweep_command(storage)}") from None
+        raise CorruptRecord(f"{path} is missing\nTo write it again: {sweep_command(storage)}") from None
     if (found.interval, found.id, found.kind) != fact:
         there = paths.settled(found.interval, found.id, found.kind)
-        raise CorruptRecord(f"{path}: its content belongs to {there}\nPut the right one back from a copy")
+        raise CorruptRecord(f"{path}: its content belongs to {there}\nPut the right file back from a backup")
     return found

@@ -15,11 +15,11 @@ DEFAULT_POLICY: RetentionPolicy = default_retention(timedelta(days=1))
 
 
 def with_retention(log: Log, content: Content) -> Content:
-    """Return the content with the retention policy that holds from its commit on.
+    """Return the content with the retention policy that applies from its commit on.
 
-    An interval takes the policy in its pipeline's code, else the newest record's policy. A rewind, a restore or a
-    consolidation takes the newest record's policy, else its content's policy: its content comes from an older record,
-    which may have another policy. If both are missing, the default for the interval's length is taken.
+    An interval takes the policy in its pipeline's code, or else the newest record's policy. A rewind, a restore and a
+    consolidation take the newest record's policy, or else their content's policy: their content comes from an older
+    record, which may have another policy. If both are missing, the default for the interval's length is taken.
     """
     newest = log.newest.content.retention if log.newest is not None else None
     own = content.retention

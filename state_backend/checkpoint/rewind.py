@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from state_backend.checkpoint.coordinator import Begun, CommitResult, Coordinator
+from state_backend.checkpoint.forgotten_keys import check_target, forgets_of
 from state_backend.checkpoint.leases import holding
 from state_backend.checkpoint.lineage import Discarded, discarded_by, intervals_of, kept, lines_of
 from state_backend.checkpoint.log import Log, interval_of, read_log
@@ -62,7 +63,7 @@ class RewindPlan:
     def __str__(self) -> str:
         """Return the plan as a text for the person who has to agree."""
         content = self.target.content
-        text = f"{content.pipeline}: back to checkpoint {self.target.id}, the state at {format_instant(content.interval.end)}."
+        text = f"{content.pipeline}: go back to checkpoint {self.target.id}, the state at {format_instant(content.interval.end)}."
         if self.discards:
             text += f"\nIt discards {len(self.discards)} checkpoint(s):"
             text += lines_of(f"{d.id} of {d.interval}" for d in self.discards)
@@ -99,23 +100,27 @@ def _committed_after(log: Log, end: datetime) -> Rerun | None:
 def restorable(log: Log, target: int, permissions: Permissions) -> Record:
     """Return the record of checkpoint `target` if it may be restored. The errors are those of `plan_rewind`."""
     entry = log.entry(target)
+    if entry is not None:
+        check_target(log, target)
     usable = [c.id for c in log.completed() if log.quarantine_above(c.id) is None]
-    there = f"usable are {_ranges(usable) or 'none'}"
+    there = f"usable checkpoints: {_ranges(usable) or 'none'}"
     if entry is None or isinstance(entry, SweepRecord):
-        raise UsageError(f"there is no checkpoint {target} in the log; {there}")
+        raise UsageError(f"the log has no checkpoint {target}; {there}")
     if target not in log.retained or not isinstance(entry, Record):
-        raise StateUnusable(f"checkpoint {target} was dropped by retention, and its files with it; {there}.{kept(log)}")
+        raise StateUnusable(f"retention has dropped checkpoint {target} and its files; {there}.{kept(log)}")
     refused = log.quarantine_above(target)
     if refused is not None and not permissions.allow_quarantined:
         what = "is quarantined" if refused == target else f"descends from checkpoint {refused}, which is quarantined"
         raise StateUnusable(
-            f"checkpoint {target} {what} ({log.quarantined[refused].reason}); {there}. To use it all the same: allow_quarantined"
+            f"checkpoint {target} {what} ({log.quarantined[refused].reason}); {there}\n"
+            "To use it anyway, allow it: --allow-quarantined on the command line, else allow_quarantined"
         )
     stale_by = log.retained[target].stale_by
     if stale_by is not None and not permissions.allow_stale_base:
         raise StaleStateError(
-            f"checkpoint {target} is stale: checkpoint {stale_by} changed what it was made from\n"
-            f"To go back to the state before that change: allow_stale_base; else run the intervals since then again.\n"
+            f"checkpoint {target} is stale: checkpoint {stale_by} later changed the result of an earlier interval\n"
+            "To use the state before that change, allow it: --allow-stale on the command line, else allow_stale_base.\n"
+            "To have the state after that change, run the intervals since then again.\n"
             f"{there[0].upper()}{there[1:]}"
         )
     return entry
@@ -171,7 +176,7 @@ def rewind(
         more = sorted({d.id for d in plan.discards} - agreed) if agreed is not None else []
         if more:
             raise UsageError(
-                f"{plan}\nThat is more than was agreed to: {', '.join(map(str, more))}; look again, and agree again",
+                f"{plan}\nYou did not agree to discard these checkpoints: {', '.join(map(str, more))}. Check the plan and agree again",
                 rerun=plan.rerun,
             )
         content = as_restored(
@@ -185,7 +190,9 @@ def rewind(
         )
         coordinator.prepare(Prepared(h0=log.head_id, content=content))
     elif begun.base_id != target:
-        raise UsageError(f"attempt {attempt} goes back to checkpoint {begun.base_id}, not {target}; take a new uuid")
+        raise UsageError(
+            f"attempt {attempt} began to go back to checkpoint {begun.base_id}, not {target}; use a new uuid"
+        )
     return coordinator.commit(attempt)
 
 
@@ -228,7 +235,8 @@ def fork(
     """
     if begun_before(into, attempt) is None:
         content, manifests, begun = _plan_fork(source, target, into, pipeline_start_ms, permissions, attempt)
-        # An earlier try of this attempt may have left files. The number of files in the folder gives new file names.
+        # An earlier try of this attempt may have left files. The number of these files, used as task number, gives this
+        # try file names that do not exist yet.
         task = sum(1 for _ in into.storage.list(f"{paths.SHARED}{attempt}/"))
         try:
             with holding(source, target if isinstance(target, int) else None, "a fork"):
@@ -236,7 +244,7 @@ def fork(
                     take_over(m, source, into.storage, attempt, task, parallelism=parallelism) for m in manifests()
                 ]
         except NotFound as error:
-            raise CorruptFile(f"a file of what is forked is missing from {source.url}: {error}") from error
+            raise CorruptFile(f"a file of the state to fork is missing from {source.url}: {error}") from error
         made = as_restored(
             content,
             pipeline=into.pipeline,
@@ -275,7 +283,9 @@ def _plan_fork(
     attempt: str,
 ) -> tuple[Content, Callable[[], Iterator[ShardManifest]], Begun]:
     if into.storage.url == source.url:
-        raise UsageError(f"{source.url} can't be forked into itself; go back with a rewind, or take another name")
+        raise UsageError(
+            f"{source.url} can't be forked into itself\nGive the fork another name, or go back with cairn restore"
+        )
     check_no_trial(source.url, "fork")
     content, manifests = _source(source, target, into.storage.url, permissions)
     if pipeline_start_ms is not None:
@@ -325,6 +335,8 @@ def as_restored(
         output_schema=None,
         durations_us={},
         worker_pids=(),
+        forget=content.forget if base_id is None else None,
+        filtered=(),
     )
 
 
@@ -353,7 +365,7 @@ def take_over(
 
 
 def begun_before(coordinator: Coordinator, attempt: str) -> Content | Tombstone | None:
-    """Return what an earlier call with this attempt prepared or committed; None if no earlier call got so far.
+    """Return what an earlier call with this attempt prepared or committed; None if it did neither.
 
     Raises:
         Swept: A sweep abandoned the attempt.
@@ -364,7 +376,7 @@ def begun_before(coordinator: Coordinator, attempt: str) -> Content | Tombstone 
         return entry.content if isinstance(entry, Record) else entry
     sweep = log.abandoned_by(attempt)
     if sweep is not None:
-        raise Swept(f"{coordinator.pipeline}: sweep {sweep} abandoned attempt {attempt}; take a new uuid")
+        raise Swept(f"{coordinator.pipeline}: sweep {sweep} abandoned attempt {attempt}; use a new uuid")
     if coordinator.storage.stat(paths.prepared(attempt)) is None:
         return None
     return coordinator.load_prepared(attempt).content
@@ -375,12 +387,13 @@ def _source(
 ) -> tuple[Content, Callable[[], Iterator[ShardManifest]]]:
     """Return the content to fork, and a function that reads the manifests of its shards one by one."""
     if isinstance(target, int):
-        content = restorable(read_log(source), target, permissions).content
+        record = restorable(read_log(source), target, permissions)
+        content = replace(record.content, forget=forgets_of(record))
         return content, lambda: (manifest_of(ref, source) for ref in content.shards)
     if target.format != "native":
         raise UsageError(
-            f"the savepoint in {source.url} is {target.format}: its state is read and written anew, which a fork does not do; "
-            "restore it with restore_savepoint"
+            f"the savepoint in {source.url} is {target.format}, and only a native savepoint can be forked\n"
+            "Restore it: cairn restore, or restore_savepoint in Python"
         )
     check_unclaimed(source, into)
     return target.content, lambda: (native_manifest(target, n, source) for n in range(target.content.parallelism))
@@ -392,7 +405,7 @@ def _check_free(into: Coordinator, content: Content) -> None:
     if overlapping:
         newest = max(overlapping, key=lambda e: e.id)
         raise UsageError(
-            f"pipeline {into.pipeline!r} has {len(overlapping)} checkpoint(s) at or after {content.interval} already, the newest "
-            f"is {newest.id} of {interval_of(newest)}; nothing was copied\n"
-            "Fork under another name, rewind this pipeline if it is about its own past, or restore a savepoint to replace its state"
+            f"pipeline {into.pipeline!r} already has {len(overlapping)} checkpoint(s) at or after {content.interval}; the newest "
+            f"is {newest.id} of {interval_of(newest)}. Nothing was copied\n"
+            "Fork under another name. To go back in this pipeline, rewind it. To replace its state, restore a savepoint"
         )

@@ -43,8 +43,10 @@ def read_savepoint(storage: Storage) -> Savepoint:
         data = storage.read(paths.SAVEPOINT_RECORD)
     except NotFound:
         claim = read_claim(storage)
-        what = f"{claim.owner} claimed it, and has its state now" if claim else f"it has no {paths.SAVEPOINT_RECORD}"
-        raise UsageError(f"{storage.url} is no savepoint: {what}") from None
+        what = (
+            f"{claim.owner} claimed it and has taken over its state" if claim else f"it has no {paths.SAVEPOINT_RECORD}"
+        )
+        raise UsageError(f"{storage.url} is not a savepoint: {what}") from None
     savepoint = record_codec.decode(data, where, Savepoint)
     problem = _problem(savepoint)
     if problem is not None:
@@ -53,7 +55,7 @@ def read_savepoint(storage: Storage) -> Savepoint:
 
 
 def _problem(savepoint: Savepoint) -> str | None:
-    """Return a contradiction in a savepoint that this project can't have written, or None."""
+    """Return a sentence about a contradiction in the savepoint, which Cairn never writes; None if there is none."""
     content = savepoint.content
     try:
         check_parallelism(content.parallelism, content.max_parallelism)
@@ -67,13 +69,13 @@ def _problem(savepoint: Savepoint) -> str | None:
     if len({*names}) < len(names) or len({*ids}) < len(ids) or TIMERS_NAME in names:
         return f"two states share a name or an id: {', '.join(f'{n} ({i})' for n, i in zip(names, ids, strict=True))}"
     if any(not 1 <= i <= MAX_STATE_ID for i in ids) or any(not d.versions for d in content.states):
-        return f"a state's id is not in 1 .. {MAX_STATE_ID}, or it has no schema"
+        return f"a state has no schema, or its id is not from 1 to {MAX_STATE_ID}"
     shards = list(range(content.parallelism)) if savepoint.format == "native" else []
     if [ref.shard for ref in content.shards] != shards or (savepoint.format == "native" and savepoint.files):
-        return f"a {savepoint.format} savepoint of {content.parallelism} shards lists {len(content.shards)} of them"
+        return f"a {savepoint.format} savepoint of {content.parallelism} shards lists {len(content.shards)} shards"
     for at, file in enumerate(savepoint.files):
         if file.state not in (*names, TIMERS_NAME) or not 0 <= file.shard < content.parallelism:
-            return f"file {file.handle.path!r} is of state {file.state!r}, shard {file.shard}, which is not there"
+            return f"file {file.handle.path!r} belongs to state {file.state!r}, shard {file.shard}, which the savepoint lacks"
         if file.key_groups != range_of(file.shard, content.parallelism, content.max_parallelism):
             return f"file {file.handle.path!r} has {file.key_groups}, not those of shard {file.shard}"
         if at and file.shard < savepoint.files[at - 1].shard:
@@ -93,7 +95,7 @@ def native_manifest(savepoint: Savepoint, shard: int, storage: Storage) -> Shard
     manifest = needed_manifest(ref, storage)
     where = f"{storage.url}, manifest of shard {shard}"
     if manifest.shard != shard or manifest.key_groups != range_of(shard, content.parallelism, content.max_parallelism):
-        raise CorruptRecord(f"{where}: it is of shard {manifest.shard}, {manifest.key_groups}")
+        raise CorruptRecord(f"{where}: the file belongs to shard {manifest.shard}, {manifest.key_groups}")
     return manifest
 
 
@@ -118,14 +120,14 @@ def check_unclaimed(storage: Storage, owner: str) -> Claim | None:
     claim = read_claim(storage)
     if claim is not None and claim.owner != owner:
         raise UsageError(
-            f"{storage.url} was claimed by {claim.owner} and may be deleted at any time; restore another savepoint, or "
-            f"delete {paths.CLAIM} in it if that pipeline is gone"
+            f"the savepoint {storage.url} was claimed by {claim.owner}, which may delete it at any time\n"
+            f"Restore another savepoint. If that pipeline no longer exists, delete {paths.CLAIM} in the savepoint's folder"
         )
     return claim
 
 
 def claim_savepoint(storage: Storage, claim: Claim) -> None:
-    """Claim a savepoint. Of several pipelines that claim it at the same time, one succeeds.
+    """Claim a savepoint for a pipeline. If several pipelines claim it at the same time, one of them succeeds.
 
     The same pipeline may claim the savepoint again; its new claim replaces the old claim.
 
@@ -140,14 +142,16 @@ def claim_savepoint(storage: Storage, claim: Claim) -> None:
         return
     except AlreadyExists:
         check_unclaimed(storage, claim.owner)
-    # The claim is an earlier try's of the same owner: replace it, if no other process changes it at the same time.
+    # An earlier try of the same owner made this claim. Replace it, if no other process changes it at the same time.
     info = storage.stat(paths.CLAIM)
     try:
         if info is None:
             raise NotFound(f"{paths.CLAIM} in {storage.url} was deleted just now")
         storage.replace(paths.CLAIM, data, generation=info.generation)
     except (NotFound, PreconditionFailed) as error:
-        raise UnknownOutcome(f"{storage.url}: another try claims it at the same time; try again: {error}") from error
+        raise UnknownOutcome(
+            f"{storage.url}: another process claims this savepoint at the same time; try again: {error}"
+        ) from error
 
 
 def release_claim(storage: Storage, attempt: str) -> None:

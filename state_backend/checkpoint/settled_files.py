@@ -45,7 +45,7 @@ def _settled(log: Log, fact: Fact, current: set[int]) -> Settled:
     if fact.kind == "interval" and not isinstance(entry, SweepRecord):
         outputs = outputs_of(entry)
         if fact.id not in current and isinstance(entry, Tombstone):
-            # If the id is in `dropping`, a clean-up still has to delete the output files; else they are deleted.
+            # If the id is in `dropping`, a clean-up still has to delete the output files; else it has deleted them.
             collected = fact.id not in log.summary.dropping
             outputs = () if collected else outputs
     return Settled(
@@ -75,7 +75,7 @@ def lost_settled(storage: Storage, log: Log, listed: Iterable[str]) -> dict[str,
 def lost_findings(storage: Storage, log: Log, listed: Iterable[str]) -> Iterator[str]:
     """Yield a sentence for each lost file in `settled/`. The arguments are those of `lost_settled`."""
     for path in lost_settled(storage, log, listed):
-        yield f"{path} is missing: readers miss the commit that the file names\nWrite the file anew: {sweep_command(storage)}"
+        yield f"{path} is missing: readers do not see the commit that it names\nTo write it again: {sweep_command(storage)}"
 
 
 def rebuild_settled(storage: Storage, *, dry_run: bool = False) -> tuple[str, ...]:
@@ -91,5 +91,5 @@ def rebuild_settled(storage: Storage, *, dry_run: bool = False) -> tuple[str, ..
     write_settled(storage, lost.values())
     for path, info in zip(lost, at_once(storage.stat, lost), strict=True):
         if info is None:
-            raise CorruptRecord(f"{storage.url}/{path} is no file; remove what is there, then sweep again")
+            raise CorruptRecord(f"{storage.url}/{path} is not a file; remove what is there, then sweep again")
     return tuple(lost)

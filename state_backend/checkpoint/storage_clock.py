@@ -44,4 +44,4 @@ def _written_ms(storage: Storage) -> int:
                 return info.modified_ms
             continue
         storage.delete(paths.CLOCK)
-    raise StorageUnavailable(f"{storage.url}: others wrote {paths.CLOCK} {_ROUNDS} times meanwhile; try again")
+    raise StorageUnavailable(f"{storage.url}: other processes wrote {paths.CLOCK} {_ROUNDS} times in a row; try again")

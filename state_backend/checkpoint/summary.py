@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from state_backend.checkpoint.forgotten_keys import next_forgotten
 from state_backend.checkpoint.log import Log, base_with_shared_marks, facts_of, kept_of, kind_of, left_same_state
 from state_backend.formats import paths
 from state_backend.values.records import (
@@ -32,8 +33,8 @@ def next_summary(
     Args:
         log: The log that `new` follows.
         new: The record without its summary.
-        published: The unpublished intervals whose published mark exists by now.
-        done: The ids in `Summary.dropping` that are tombstones without files by now.
+        published: Those of the last summary's unpublished intervals whose published mark exists by now.
+        done: Those ids of the last summary's `dropping` whose records are tombstones and whose files are deleted.
     """
     before, kept = log.summary, {r.id for r in new.retained}
     dropping = {n for n in before.dropping if n not in done} | (log.retained.keys() - kept)
@@ -54,7 +55,7 @@ def next_summary(
             replaced |= gone
             waiting |= dict.fromkeys(new.replaced, new.id)
             waiting[interval] = new.id
-        if new.content.kind in ("interval", "restore"):
+        if new.content.kind in ("interval", "restore", "forget"):
             for old in log.kept:
                 if old.id in kept and old.interval == interval and not left_same_state(new, old):
                     superseded[old.id] = (*superseded.get(old.id, ()), new.id)
@@ -69,13 +70,14 @@ def next_summary(
         latest_end_ms=latest_end_ms,
         replaced_outputs=tuple(sorted(replaced & (kept | dropping))),
         settled=settled,
+        forgotten=next_forgotten(before, new) if isinstance(new, Record) else before.forgotten,
     )
 
 
 def is_replaced(log: Log, entry: Record | SweepRecord | Tombstone) -> bool:
     """Return True if the commit's output is no longer current.
 
-    The commit must be retained or in `Summary.dropping`. Of a sweep's record the result is False.
+    The commit must be retained or in `Summary.dropping`. For a sweep's record the function returns False.
     """
     return (
         kind_of(entry) == "interval" and entry.id in log.summary.replaced_outputs

@@ -59,8 +59,9 @@ from state_backend.values.records import Record, Savepoint, SweepRecord, Tombsto
 
 logger = logging.getLogger("cairn")
 
+# A sweep takes an attempt for dead if it wrote nothing for this time. It is longer than a weekend, in which a person may
+# not have cleared a failed task yet.
 MIN_AGE = timedelta(days=3)
-"""An attempt that wrote nothing for so long is taken for dead: a weekend in which nobody cleared its tasks."""
 
 _ROUNDS = 100
 _OF_ATTEMPTS = ("state", "prepared", "refused", "output")
@@ -72,7 +73,7 @@ class SweepPlan:
     """The files that a sweep would delete.
 
     Attributes:
-        abandon: Attempts that a record must name before any file is deleted.
+        abandon: The attempts to abandon. The sweep must create a record that names them before it deletes any file.
         delete: The files to delete, by path.
         unknown: Paths that no part of Cairn writes, or that lie behind a symbolic link. These files stay.
     """
@@ -97,8 +98,8 @@ class SweepResult:
         deleted_files: How many files the sweep and the clean-up deleted.
         deleted_bytes: Bytes of the files that the sweep deleted.
         shrunk: The ids of the records that the clean-up turned into tombstones.
-        rebuilt: Paths of lost files in `settled/` that were written again. A dry run lists lost files here, and then
-            plans no deletion: without these files it can't tell orphans.
+        rebuilt: Paths of lost files in `settled/` that were written again. A dry run writes none, but lists the lost
+            files here. It then plans no deletion: without these files it can't tell which files are orphans.
     """
 
     plan: SweepPlan
@@ -187,7 +188,7 @@ def sweep(
     except StorageUnavailable as error:
         if dry_run or not isinstance(storage, KeepsRoom) or not storage.free_room():
             raise
-        logger.warning("%s: %s; trying again with the room that was kept for that", pipeline, error)
+        logger.warning("%s: %s; trying again with the disk space that is reserved for sweeps", pipeline, error)
         return _sweep(storage, pipeline, now_ms, min_age, dry_run)
     finally:
         if not dry_run and isinstance(storage, KeepsRoom):
@@ -207,7 +208,7 @@ def _sweep(storage: Storage, pipeline: str, now_ms: int | None, min_age: timedel
     files = list(storage.list(""))
     plan, record = _agreed_plan(storage, files, now_ms, min_age // timedelta(milliseconds=1), dry_run)
     if record is not None:
-        logger.info("%s: sweep %d abandons %s", pipeline, record.id, ", ".join(record.abandoned))
+        logger.info("%s: sweep %d abandons these attempts: %s", pipeline, record.id, ", ".join(record.abandoned))
     gone = [] if dry_run else _delete(storage, plan.delete)
     return SweepResult(
         plan=plan,
@@ -222,7 +223,10 @@ def _sweep(storage: Storage, pipeline: str, now_ms: int | None, min_age: timedel
 def _agreed_plan(
     storage: Storage, files: Sequence[FileInfo], now_ms: int, min_age_ms: int, dry_run: bool
 ) -> tuple[SweepPlan, SweepRecord | None]:
-    """Return a plan whose abandoned attempts are in the log, and the sweep's record if this sweep wrote one."""
+    """Return the sweep's plan, and the record that names the abandoned attempts; None if this sweep created no record.
+
+    If another writer takes the record's id, the function reads the log and plans again. A dry run creates no record.
+    """
     name, known_id, told, log = str(uuid4()), 0, 0, None
     for _ in range(_ROUNDS):
         log = read_log(storage, log)
@@ -235,10 +239,13 @@ def _agreed_plan(
                 continue  # a newer commit dropped the checkpoint or replaced the output, and its clean-up deleted files
             if isinstance(error, StorageUnavailable):
                 raise
-            raise CorruptFile(f"a manifest of a retained checkpoint is missing, nothing is deleted: {error}") from error
+            raise CorruptFile(
+                f"nothing is deleted, because a manifest of a retained checkpoint is missing: {error}"
+            ) from error
         plan = plan_sweep(files, log, needed, now_ms=now_ms, min_age_ms=min_age_ms)
         if dry_run or not plan.abandon:
-            # If the create of an earlier round succeeded without a report, record `told` is this sweep's own.
+            # In an earlier round, the storage may not have reported whether it created record `told`. If that record
+            # bears this sweep's uuid, this sweep created it.
             mine = log.entry(told)
             return plan, mine if isinstance(mine, SweepRecord) and mine.sweep == name else None
         record = SweepRecord(
@@ -258,7 +265,9 @@ def _agreed_plan(
             told = record.id if isinstance(error, UnknownOutcome) else told
             continue
         return plan, record
-    raise StorageUnavailable(f"{storage.url}: a sweep lost the race for the next id {_ROUNDS} times; try again")
+    raise StorageUnavailable(
+        f"{storage.url}: nothing is deleted, because commits were faster than the sweep {_ROUNDS} times in a row; try again"
+    )
 
 
 def _needed(log: Log, storage: Storage) -> frozenset[str]:
@@ -270,15 +279,16 @@ def _needed(log: Log, storage: Storage) -> frozenset[str]:
     named = {o.handle.path for _, outputs in log.current_outputs().values() for o in outputs}
     near = {n: log.entries[n] for n in {*log.retained, *log.summary.dropping}}
     named |= {h.path for entry in near.values() for h in handles_in(entry)}
-    # Replaced output of a tombstone is left to the clean-up, so the sweep keeps it.
+    # Output that a later commit replaced is deleted by the clean-up. If the record is a tombstone, only the settled file
+    # names that output, so its files are added here.
     shrunk = (e for n, e in near.items() if n in log.summary.dropping and isinstance(e, Tombstone))
     settled = (Fact(e.interval, e.id, e.kind) for e in shrunk if e.kind == "interval")
     named |= {h.path for fact in settled for h in handles_in(read_settled(storage, fact))}
     whole = [e for e in near.values() if isinstance(e, Record)]
     named |= {paths.prepared(record.content.attempt) for record in whole}
     retained = [r.content for r in whole if r.id in log.retained]
-    # Dropped records are whole while the clean-up waits for the sink hook, or after a clean-up stopped half-way.
-    # A clean-up that stopped may have deleted some of their manifests.
+    # A dropped checkpoint's record is still whole if its output is unpublished, or if a clean-up stopped half-way. That
+    # clean-up may have deleted some of the checkpoint's manifests.
     dropped = [r.content for r in whole if r.id not in log.retained]
     # Look up the savepoint by name: a listing may miss files that were written some seconds ago.
     if storage.stat(paths.SAVEPOINT_RECORD) is not None:
@@ -289,7 +299,7 @@ def _needed(log: Log, storage: Storage) -> frozenset[str]:
     loose = {ref.manifest: ref for c in dropped for ref in c.shards if ref.manifest is not None}
 
     def paths_in(handle: Handle) -> list[str]:
-        """Return the paths in a manifest as it was written. A record may use only some of these files."""
+        """Return every path in a manifest's file, also of files that the record no longer uses."""
         ref = strict.get(handle) or loose[handle]
         try:
             manifest = manifest_of(replace(ref, changes=None), storage)
@@ -345,6 +355,6 @@ def _check_end_of_log(files: Sequence[FileInfo], log: Log) -> None:
     last, path = last_marked(f.path for f in files)
     if last > log.head_id:
         raise CorruptRecord(
-            f"{paths.record(last)} is missing: {path} speaks of checkpoint {last}, but the log ends at {log.head_id}\n"
-            "Nothing is deleted, since what the missing record names can't be told from orphans. Put the record back from a copy"
+            f"{paths.record(last)} is missing: {path} refers to checkpoint {last}, but the log ends at {log.head_id}\n"
+            "Nothing is deleted, because the files of the missing record would be deleted too. Put the record back from a backup"
         )

@@ -44,7 +44,7 @@ class Removed:
 
     Attributes:
         name: Name of the trial.
-        files: Number of its files. Files that are shared with production count too, and stay there.
+        files: Number of its files. Hard links to production's files count too; production keeps its own links.
         bytes: Bytes of these files.
     """
 
@@ -66,8 +66,8 @@ def check_no_trial(root: str, doing: str) -> None:
     before, found, _ = f"{root.rstrip('/')}/".partition(f"/{paths.TRIALS}/")
     if found:
         raise UsageError(
-            f"{root} is the root of a trial, and nothing is built on one, no {doing}: it is removed after a time\n"
-            f"Take production's root: {before}"
+            f"{root} is the root of a trial, which is removed after a time. Not possible there: {doing}\n"
+            f"Use production's root: {before}"
         )
 
 
@@ -99,10 +99,10 @@ def find_trial(root: str, pipeline: str, name: str | None = None) -> Trial:
         return found[0]
     names = ", ".join(t.name for t in there)
     if not there:
-        raise UsageError(f"pipeline {pipeline!r} has no trial below {root}\nMake one with cairn try")
+        raise UsageError(f"pipeline {pipeline!r} has no trial below {root}\nStart one with cairn try")
     if name is not None:
-        raise UsageError(f"pipeline {pipeline!r} has no trial {name!r} below {root}\nThere are: {names}")
-    raise UsageError(f"pipeline {pipeline!r} has several trials below {root}; name one of: {names}")
+        raise UsageError(f"pipeline {pipeline!r} has no trial {name!r} below {root}\nIts trials: {names}")
+    raise UsageError(f"pipeline {pipeline!r} has several trials below {root}\nName one of them: {names}")
 
 
 def list_trials(root: str, pipeline: str) -> list[Trial]:
@@ -132,14 +132,14 @@ def write_trial(root: str, trial: Trial) -> None:
             storage.replace(path, data, generation=there.generation)
     except (AlreadyExists, NotFound, PreconditionFailed) as error:
         raise UsageError(
-            f"another process began, ended or removed trial {trial.name!r} of {trial.pipeline!r} at the same moment; try again"
+            f"another process began, ended or removed trial {trial.name!r} of {trial.pipeline!r} at the same time; try again"
         ) from error
 
 
 def renew_trial(root: str, trial: Trial) -> bool:
-    """Replace the record of a trial, for instance with another end; return False if the trial was removed.
+    """Replace the record of a trial, for instance to let it live longer; return False if the trial was removed.
 
-    A trial counts as removed also if a newer trial has its name.
+    The trial counts as removed also if a newer trial has its name.
 
     Raises:
         StorageUnavailable: Other processes rewrote the record again and again.
@@ -152,13 +152,17 @@ def renew_trial(root: str, trial: Trial) -> bool:
         with suppress(NotFound, PreconditionFailed):  # another try changed the record, or a removal deleted it
             storage.replace(path, record_codec.encode(trial), generation=info.generation)
             return True
-    raise StorageUnavailable(f"{storage.url}: others wrote {path} {_ROUNDS} times meanwhile; try again")
+    raise StorageUnavailable(f"{storage.url}: other processes rewrote {path} {_ROUNDS} times in a row; try again")
 
 
 def check_same_trial(there: Trial, wanted: Trial) -> None:
     """Raise `UsageError` unless the trial `there` can continue as `wanted`.
 
     Start, length of intervals and base must be equal. Code and end may differ.
+
+    Args:
+        there: The trial that exists.
+        wanted: The trial that the user asks for.
 
     Raises:
         UsageError: The trials differ. The message says how to solve that.
@@ -170,8 +174,8 @@ def check_same_trial(there: Trial, wanted: Trial) -> None:
     ):
         if before != now:
             raise UsageError(
-                f"trial {there.name!r} of pipeline {there.pipeline!r} {what} {before}, and what is asked for {what} {now}\n"
-                "Give the new one another --name, or remove that one first"
+                f"trial {there.name!r} of pipeline {there.pipeline!r} {what} {before}, but the new trial {what} {now}\n"
+                "Give the new trial another --name, or remove the existing trial first"
             )
 
 
@@ -181,10 +185,17 @@ def remove_trial(root: str, trial: Trial, *, dry_run: bool = False) -> Removed:
 
 
 def remove_trial_named(root: str, pipeline: str, name: str, *, dry_run: bool = False) -> Removed:
-    """Remove all files of the trial of this name, also files that a removed trial has written later.
+    """Remove the record and all files of the trial of this name.
 
+    The trial's record may be removed already: a trial that still ran then may have written files after its removal.
     If another trial of this name begins meanwhile, its record is deleted too. That trial stops with an error, and some
     of its files may be deleted.
+
+    Args:
+        root: URL of production's root.
+        pipeline: Name of the pipeline.
+        name: Name of the trial.
+        dry_run: Only count the files.
     """
     folder = trials_url(root, pipeline)
     files, size_bytes = remove_all(root_of_trial(root, pipeline, name), dry_run=dry_run)
@@ -247,5 +258,7 @@ def _read(storage: Storage, path: str) -> Trial | None:
     except NotFound:
         return None
     if path != paths.trial(trial.name):  # a removal of this trial would delete another trial's files
-        raise CorruptRecord(f"{storage.url}/{path} is the record of trial {trial.name!r}; remove that file")
+        raise CorruptRecord(
+            f"{storage.url}/{path} contains the record of another trial, {trial.name!r}; remove this file"
+        )
     return trial

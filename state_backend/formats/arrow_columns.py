@@ -381,7 +381,7 @@ def _from_arrow(data_type: DataType) -> Convert:
             def from_pairs(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
                 entries = {key(k): None if v is None else value(v) for k, v in pairs}
                 if len(entries) < len(pairs):
-                    raise ValueError("a map has a key twice")
+                    raise ValueError("a map has the same key twice")
                 return entries
 
             return from_pairs

@@ -76,7 +76,9 @@ def fits_parquet(schema: StructType) -> bool:
 
 def _key_field(name: str, schema: StructType) -> pa.Field:
     if not fits_parquet(schema):
-        raise UsageError(f"{name} {schema} holds a struct without fields, which Parquet can't: take a native savepoint")
+        raise UsageError(
+            f"{name} {schema} has a struct without fields, which Parquet can't hold; take a native savepoint"
+        )
     return pa.field(name, arrow_type(schema), False)
 
 
@@ -140,14 +142,14 @@ def read_tables(file: Path, schema: pa.Schema, key_groups: KeyGroupRange | None,
     try:
         parquet = pq.ParquetFile(file)
         if not parquet.schema_arrow.equals(schema):
-            raise CorruptFile(f"{name}: its columns are {_line(parquet.schema_arrow)}; expected {_line(schema)}")
+            raise CorruptFile(f"{name}: found the columns {_line(parquet.schema_arrow)}; expected {_line(schema)}")
         for at in range(parquet.num_row_groups):
             if key_groups is None or _may_hold(parquet, at, key_groups):
                 table = parquet.read_row_group(at)
                 table.validate(full=True)  # Invalid UTF-8 fails here.
                 yield table
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise CorruptFile(f"{name}: not a Parquet file that can be read: {error}") from error
+        raise CorruptFile(f"can't read {name} as Parquet: {error}") from error
 
 
 def _may_hold(parquet: pq.ParquetFile, at: int, key_groups: KeyGroupRange) -> bool:

@@ -96,7 +96,7 @@ def read_manifest(tail: bytes, name: str) -> bytes:
         raise CorruptFile(f"{name}: expected one manifest and the end; found a block of kind {kind} with {count} pairs")
     ((key, manifest),) = _unpacked(raw, 1, name)
     if key or manifest is None:
-        raise CorruptFile(f"{name}: the block of its manifest holds none")
+        raise CorruptFile(f"{name}: the block for the manifest has no manifest")
     return manifest
 
 
@@ -120,13 +120,13 @@ def read_segment(file: BinaryIO, name: str) -> Iterator[tuple[int, list[Pair]]]:
         kind, count, raw = _read_block(file, name)
         if kind == END:
             if count != seen or raw or file.read(1):
-                raise CorruptFile(f"{name}: ends after {seen} changes, expected {count} and nothing after them")
+                raise CorruptFile(f"{name}: found {seen} changes, expected {count} and then the end of the file")
             return
         if kind == MANIFEST and at != MANIFEST:
             at = kind
             continue
         if kind not in (RANGES, ENTRIES) or kind < at:
-            raise CorruptFile(f"{name}: a block of kind {kind} after one of kind {at}")
+            raise CorruptFile(f"{name}: blocks out of order: kind {kind} follows kind {at}")
         pairs = _unpacked(raw, count, name)
         if kind == RANGES:
             if any(end is None or start >= end for start, end in pairs):
@@ -168,12 +168,14 @@ def _packed(block: Sequence[Pair]) -> bytes:
 
 def _unpacked(raw: bytes, count: int, name: str) -> list[Pair]:
     if not count or len(raw) < 8 * count:
-        raise CorruptFile(f"{name}: a block of {len(raw)} bytes says that it has {count} changes")
+        raise CorruptFile(f"{name}: damaged block: {len(raw)} bytes can't hold {count} changes")
     lengths = np.frombuffer(raw, ">u4", 2 * count).astype(np.int64).reshape(2, count)
     deleted = lengths[1] == _DELETED
     lengths[1][deleted] = 0
     if 8 * count + int(lengths.sum()) != len(raw):
-        raise CorruptFile(f"{name}: a block of {len(raw)} bytes whose parts have {8 * count + int(lengths.sum())}")
+        raise CorruptFile(
+            f"{name}: damaged block: it has {len(raw)} bytes, but its parts have {8 * count + int(lengths.sum())}"
+        )
     ends = 8 * count + np.cumsum(lengths.ravel())
     firsts: list[bytes] = _cut(raw, ends[:count], 8 * count)
     seconds: list[bytes | None] = [*_cut(raw, ends[count:], int(ends[count - 1]))]
@@ -189,8 +191,8 @@ def _cut(raw: bytes, ends: npt.NDArray[np.int64], start: int) -> list[bytes]:
 def _write_block(file: BinaryIO, kind: int, count: int, raw: bytes) -> None:
     if len(raw) > _MOST_BLOCK_BYTES:
         raise UsageError(
-            f"an entry of {len(raw)} bytes is too large for a changelog, which takes {_MOST_BLOCK_BYTES} at most; keep less under one "
-            "key, or checkpoint in mode incremental"
+            f"an entry of {len(raw)} bytes is too large for changelog mode (at most {_MOST_BLOCK_BYTES} bytes); store less "
+            "under one key, or use checkpoint mode incremental"
         )
     stored = _ZSTD.compress(raw, asbytes=True) if raw else b""
     head = _HEAD.pack(kind, count, len(raw), len(stored))
@@ -200,15 +202,15 @@ def _write_block(file: BinaryIO, kind: int, count: int, raw: bytes) -> None:
 def _read_block(file: BinaryIO, name: str) -> tuple[int, int, bytes]:
     head = file.read(_END_BYTES)
     if len(head) < _END_BYTES:
-        raise CorruptFile(f"{name}: truncated: {len(head)} bytes where a block's head has {_END_BYTES}")
+        raise CorruptFile(f"{name}: truncated: found {len(head)} bytes of a block's head, expected {_END_BYTES}")
     kind, count, raw_size, stored_size = _HEAD.unpack_from(head)
     if max(raw_size, stored_size) > _MOST_BLOCK_BYTES + 1024:
         raise CorruptFile(
-            f"{name}: a block says that it has {max(raw_size, stored_size)} bytes, at most {_MOST_BLOCK_BYTES} are known"
+            f"{name}: damaged block: its head says {max(raw_size, stored_size)} bytes, and {_MOST_BLOCK_BYTES} is the most"
         )
     stored = file.read(stored_size)
     if len(stored) < stored_size:
-        raise CorruptFile(f"{name}: truncated: {len(stored)} bytes of a block of {stored_size}")
+        raise CorruptFile(f"{name}: truncated: found {len(stored)} bytes of a block, expected {stored_size}")
     expected = _CRC.unpack_from(head, _HEAD.size)[0]
     found = google_crc32c.extend(google_crc32c.value(head[: _HEAD.size]), stored)
     if found != expected:

@@ -58,8 +58,11 @@ def columns_reader(state_name: str, versions: Sequence[SchemaVersion]) -> ReadCo
     def reader_of(number: bytes, rows: pa.BinaryArray) -> ReadColumns:
         version = number[0] if number else -1
         if version not in recorded:
-            row_reader(state_name, versions)(rows[0].as_py())  # raises an error that names the format
-            raise InvariantViolated(f"state {state_name!r}: schema version {version} is read, but not recorded")
+            # The reader of single rows raises an error that names the row's format or schema version.
+            row_reader(state_name, versions)(rows[0].as_py())
+            raise InvariantViolated(
+                f"state {state_name!r}: found an entry with schema version {version}, which is not recorded"
+            )
         if version not in readers:
             readers[version] = _older_reader(state_name, [v for v in versions if v.version >= version], latest)
         return readers[version]

@@ -72,8 +72,8 @@ def precision_for(relative_error: float) -> int:
     finest = 1.04 / math.sqrt(1 << MAX_PRECISION)
     if not finest <= relative_error < 1:
         raise UsageError(
-            f"relative_error must be at least {finest:.5f} (256 KiB a key) and below 1; found {relative_error}; "
-            "0.02 takes 4 KiB"
+            f"expected relative_error to be at least {finest:.5f} (256 KiB for each key) and below 1, found {relative_error}; "
+            "with 0.02 a key takes 4 KiB"
         )
     return next(p for p in range(MIN_PRECISION, MAX_PRECISION + 1) if 1.04 / math.sqrt(1 << p) <= relative_error)
 
@@ -113,7 +113,7 @@ class Sketches:
         offsets, data = binary_views(column.drop_null())
         offsets = offsets.astype(np.int64)
         sizes = np.diff(offsets)
-        _refuse((sizes < 2 * _WORD) | (sizes % _WORD != 0), owners, "its length is not that of a sketch")
+        _refuse((sizes < 2 * _WORD) | (sizes % _WORD != 0), owners, "no sketch has this length")
         words = data[offsets[0] : offsets[-1]].view("<u4")
         starts = (offsets[:-1] - offsets[0]) // _WORD
         is_dense = _forms(words[starts], sizes, owners, precision) == DENSE
@@ -142,8 +142,8 @@ class Sketches:
         ends = np.cumsum(body_words + present)
         if self.count and ends[-1] * _WORD >= 1 << 31:
             raise UsageError(
-                f"the distinct-value sketches of {self.count} keys take {ends[-1] * _WORD} bytes, 2 GiB or more; "
-                f"at precision {self.precision} one takes up to {1 << self.precision}; choose a larger relative_error"
+                f"the distinct-value sketches of {self.count} keys take {ends[-1] * _WORD} bytes; a batch must have less than 2 GiB\n"
+                f"One sketch of precision {self.precision} takes up to {1 << self.precision} bytes; choose a larger relative_error"
             )
         starts = ends - body_words - present
         words = np.empty(ends[-1] if self.count else 0, "<u4")
@@ -208,7 +208,8 @@ class Sketches:
     def _with_entries(self, entries: U64) -> Sketches:
         """Return these dense sketches together with `entries`.
 
-        The entries may be several ascending runs. They may repeat registers and contain registers of dense owners.
+        The entries may be several ascending runs. They may repeat registers, and contain registers of owners that have
+        a dense sketch (form 2).
         """
         dense_owners, dense = self.dense_owners, self.dense
         entries = np.sort(entries, kind="stable")  # the stable sort merges ascending runs
@@ -250,12 +251,12 @@ def _forms(headers: U32, sizes: I64, owners: I64, precision: int) -> U32:
     _refuse(
         ~known | (precisions < MIN_PRECISION) | (precisions > MAX_PRECISION),
         owners,
-        "its header is not that of a sketch",
+        "it does not begin with a sketch's header",
     )
     if (other := precisions != precision).any():
         raise StateSchemaError(
-            f"distinct values were counted with precision {precisions[other][0]} so far, and are now declared with "
-            f"{precision}; keep relative_error as it was, or give the aggregate a new name to count afresh"
+            f"recorded distinct values have precision {precisions[other][0]}, but the aggregate now asks for "
+            f"{precision}; set relative_error back, or give the aggregate a new name, which starts from zero"
         )
     sparse_end = _WORD + (1 << precision)
     _refuse(
@@ -281,7 +282,10 @@ def _check_dense(dense: U8, owners: I64, precision: int) -> None:
 
 
 def _set_registers(dense: U8) -> I64:
-    """Return the number of set registers of each row. Counting bits is three times as fast as counting bytes."""
+    """Return the number of set registers of each row.
+
+    The function packs the registers to bits, and counts the bits: three times as fast as counting bytes.
+    """
     counts: I64 = dense.shape[1] - np.bitwise_count(np.packbits(dense == 0, axis=1)).sum(axis=1, dtype=np.int64)
     return counts
 
@@ -296,9 +300,10 @@ def _refuse(wrong: npt.NDArray[np.bool_], owners: I64, why: str) -> None:
 
 @lru_cache(maxsize=4)
 def _weights(precision: int) -> tuple[F64, F64]:
-    """Return 2^-rank by rank, 0 for an unset and for a full register, and the sums of this for all pairs of ranks.
+    """Return two tables for the estimate: the weight of each rank, and the summed weights of each pair of ranks.
 
-    The index into the sums is both ranks as one little-endian number.
+    The weight of a rank is 2^-rank, and 0 for an unset or a full register. The second table is indexed by two
+    neighbouring registers, read as one little-endian number of 16 bits.
     """
     weights, q = np.zeros(1 << 8), 64 - precision
     weights[1 : q + 1] = 0.5 ** np.arange(1, q + 1)
@@ -307,7 +312,7 @@ def _weights(precision: int) -> tuple[F64, F64]:
 
 @lru_cache(maxsize=4)
 def _sigmas(precision: int) -> F64:
-    """Return Ertl's sigma for 0 .. m unset registers, infinite for m. Shape [m + 1]."""
+    """Return Ertl's sigma, which accounts for unset registers: item i is for i of m unset ones, infinite for m."""
     x = np.arange((1 << precision) + 1) / (1 << precision)
     total, scale = x.copy(), 1.0
     total[-1] = np.inf
@@ -322,7 +327,7 @@ def _sigmas(precision: int) -> F64:
 
 
 def _tau(x: float) -> float:
-    """Return Ertl's tau, which accounts for full registers."""
+    """Return Ertl's tau, which accounts for registers with the highest rank."""
     if x in (0.0, 1.0):
         return 0.0
     scale, total, before = 1.0, 1 - x, math.inf

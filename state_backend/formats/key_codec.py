@@ -113,7 +113,7 @@ class KeyCodec:
 
     def _corrupt(self, data: bytes, why: object) -> CorruptFile:
         return CorruptFile(
-            f"{self.what}: {len(data)} bytes are not an encoded {self.schema}: {why}; restore an older checkpoint"
+            f"{self.what}: can't decode {len(data)} bytes as {self.schema}: {why}; restore an older checkpoint"
         )
 
 
@@ -124,11 +124,11 @@ def check_key_schema(key_schema: StructType, what: str = "key") -> None:
         KeyTypeError: The schema has no columns, or a type without a canonical encoding.
     """
     if not key_schema.fields:
-        raise KeyTypeError(f"{what}: has no columns")
+        raise KeyTypeError(f"{what}: expected at least one column, found none")
     for path, data_type in walk(key_schema):
         why = data_type.why if isinstance(data_type, UnsupportedType) else ""
         if isinstance(data_type, MapType):
-            why = "equal maps may differ in the order of their entries; use an array of structs, sorted"
+            why = "equal maps may differ in the order of their entries; use a sorted array of structs"
         if why:
             raise KeyTypeError(f"{what} column {path!r}: {data_type} can't be a key: {why}")
 
@@ -225,7 +225,7 @@ def _encoder(data_type: DataType) -> Encode:
             return lambda items: b"".join([*[b"\1" + encode_item((item,)) for item in items], b"\0"])
         case StructType():
             return _row_encoder(data_type)
-    raise InvariantViolated(f"{data_type} can't be a key; check_key_schema let it pass")
+    raise InvariantViolated(f"{data_type} can't be a key; check_key_schema should have refused it")
 
 
 def _decoder(data_type: DataType) -> Decode:
@@ -250,7 +250,7 @@ def _decoder(data_type: DataType) -> Decode:
                 return tuple(values), end
 
             return decode
-    raise InvariantViolated(f"{data_type} can't be a key; check_key_schema let it pass")
+    raise InvariantViolated(f"{data_type} can't be a key; check_key_schema should have refused it")
 
 
 def _item_row(data_type: ArrayType) -> StructType:

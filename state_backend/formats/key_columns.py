@@ -67,10 +67,12 @@ class KeyColumns:
         fields = self.schema.fields
         if len(columns) != len(fields):
             raise StateTypeError(
-                f"{self.what}: has {len(fields)} columns ({', '.join(self.schema.names)}), found {len(columns)}"
+                f"{self.what}: expected {len(fields)} columns ({', '.join(self.schema.names)}), found {len(columns)}"
             )
         if len({len(column) for column in columns}) > 1:
-            raise StateTypeError(f"{self.what}: its columns have {', '.join(str(len(c)) for c in columns)} rows")
+            raise StateTypeError(
+                f"{self.what}: expected columns of equal length, found {', '.join(str(len(c)) for c in columns)} rows"
+            )
         pieces: list[Fixed | pa.Array] = []
         for column, field in zip(columns, fields, strict=True):
             pieces += self._pieces(column, field)
@@ -123,7 +125,7 @@ class KeyColumns:
     def _refuse(self, rows: pa.BinaryArray, why: object, *, whole: bool = False) -> NoReturn:
         for row in rows.to_pylist():
             (self._codec.decode if whole else self._codec.decode_prefix)(row)
-        raise InvariantViolated(f"{self.what}: KeyCodec reads rows that KeyColumns refuses: {why}")
+        raise InvariantViolated(f"{self.what}: the rows can be decoded one by one, but not as columns: {why}")
 
     def _column(self, field: Field, data: pa.BinaryArray, raw: Array, at: Array, ends: Array) -> tuple[pa.Array, Array]:
         """Decode the column whose values begin at `at`, and return where the next column's values begin."""

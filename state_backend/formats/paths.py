@@ -4,9 +4,11 @@ A pipeline's folder contains
 
     checkpoints/00000000000000000042.json                          the log: one record for each commit
     HEAD.json                                                      an id that the log contains
-    settled/commits/1d-2013-01-01/<interval>-<id>-<kind>.json      effect of a commit, by its interval's first day
-    settled/attempts/<attempt>.json                                the record that ended the attempt
-    settled/names/<folder>.json                                    on disks: files that a listing must not miss
+    settled/commits/1d-2013-01-01/<interval>-<id>-<kind>.json      what commit <id> did to the interval, in the folder
+                                                                   of the days in which the interval begins
+    settled/attempts/<attempt>.json                                the id of the record that ended the attempt
+    settled/names/<folder>.json                                    the file names in <folder>, on disks whose listings
+                                                                   may miss new files (`fresh_listing`)
     shared/<attempt>/<shard>-<task>-<n>.sst|.log|.manifest         immutable state files
     attempts/<attempt>/prepared.json                               processed, not committed
     attempts/<attempt>/refused.json                                validation refused the attempt
@@ -16,7 +18,8 @@ A pipeline's folder contains
     quarantine/00000000000000000042.json                           validation refused the checkpoint
     validated/00000000000000000042-full.json                       the checkpoint passed validation; or -fast
     leases/00000000000000000042-900-<lease>.json                   keeps checkpoint 42 for 900 s after the last write
-    clock                                                          temporary; its time is the storage's time
+    clock                                                          written and deleted at once, to learn the storage's
+                                                                   time from the file's time
 
 A savepoint's own folder contains
 
@@ -61,10 +64,12 @@ SETTLED_COMMITS = "settled/commits/"
 SETTLED_ATTEMPTS = "settled/attempts/"
 NAMES = "settled/names/"
 SETTLED_DAYS = (1, 32, 1024, 32_768, 4_000_000)
-"""Lengths, in days, of the periods with a folder of settled commits.
+"""Lengths in days of the periods that have a folder of settled commits.
 
-A settled commit is in the folder of the period in which its interval starts. The length is the shortest that is not below the interval's. So a
-query for an interval lists two or three folders of each length."""
+A settled commit is in the folder of the period in which its interval starts. The period has the shortest of these
+lengths that is at least the interval's length. So a search for commits that overlap a given interval must list only the
+periods that overlap the interval, and the period before them.
+"""
 SAVEPOINT_RECORD = "savepoint.json"
 CLAIM = "claimed.json"
 TRIALS = ".trials"
@@ -82,7 +87,7 @@ _VALIDATED = re.compile(r"validated/([0-9]{20})-(fast|full)\.json")
 _LEASE = re.compile(r"leases/([0-9]{20})-([0-9]{1,12})-[0-9a-f-]{36}\.json")
 _SETTLED = re.compile(
     r"settled/commits/[0-9]+d-[0-9-]+/([0-9]{8}T[0-9]{9}Z)_([0-9]{8}T[0-9]{9}Z)-([0-9]{1,20})"
-    r"-(interval|consolidate|restore|replaced)\.json"
+    r"-(interval|consolidate|restore|forget|replaced)\.json"
 )
 _TRIAL = re.compile(r"trials/([A-Za-z0-9][A-Za-z0-9_.-]{0,99})\.json")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
@@ -108,7 +113,7 @@ _KINDS: dict[str, tuple[tuple[str, re.Pattern[str]], ...]] = {
     "quarantine": (("quarantine", re.compile(r"quarantine/[0-9]{20}\.json")),),
     "leases": (("lease", _LEASE),),
 }
-"""By first segment: the kinds of files below a pipeline's folder, and their names."""
+"""For each first segment of a path below a pipeline's folder: the kinds of files, and a pattern of their paths."""
 
 
 def check_name(name: str) -> str:
@@ -119,7 +124,9 @@ def check_name(name: str) -> str:
             letter or digit, or is longer than 100 characters.
     """
     if not is_name(name):
-        raise UsageError(f"{name!r} can't be a name here: use letters, digits, '_', '-' and '.', at most 100")
+        raise UsageError(
+            f"{name!r} can't be a name here: use at most 100 letters, digits, '_', '-' and '.', with a letter or digit first"
+        )
     return name
 
 
@@ -225,7 +232,13 @@ def canonical(savepoint: str, state: str | None, shard: int, task: int, number: 
 
 
 def exported(state: str | None, shard: int, number: int) -> str:
-    """Return the path of a file of a state's rows, or of the timers (None), in an export's folder."""
+    """Return the path of an exported file, relative to the export's folder.
+
+    Args:
+        state: The name of the state; None for the timers.
+        shard: The shard whose rows the file holds.
+        number: The number of the file within the shard.
+    """
     return f"{_state_folder(state)}/{shard:05d}-{number}.parquet"
 
 
@@ -239,7 +252,7 @@ def is_of_savepoint(path: str) -> bool:
 
 
 def published(interval: Interval, checkpoint_id: int) -> str:
-    """Return the path of the mark that the sink hook has run for the interval's output in this checkpoint."""
+    """Return the path of the mark which says that the sink has taken the interval's output of this checkpoint."""
     return f"{PUBLISHED}{interval_name(interval)}/{checkpoint_id}.json"
 
 
@@ -250,7 +263,13 @@ def published_id(path: str) -> int | None:
 
 
 def settled(interval: Interval, checkpoint_id: int, kind: str) -> str:
-    """Return the path of a settled commit. `kind` is a value of `Settled.kind`."""
+    """Return the path of the file in `settled/commits/` that tells what a commit did to an interval.
+
+    Args:
+        interval: The interval.
+        checkpoint_id: The id of the commit's record.
+        kind: A value of `Settled.kind`.
+    """
     folder = _settled_folder(settled_level(interval), _period(settled_level(interval), interval.start_ms))
     return f"{folder}{interval_name(interval)}-{checkpoint_id}-{kind}.json"
 
@@ -292,19 +311,20 @@ def _period(level: int, ms: int) -> int:
 
 
 def _settled_folder(level: int, period: int) -> str:
-    """Return the folder of a period, named by the date of the period's first day.
+    """Return the folder of a period, named by the length of the period in days and the date of its first day.
 
-    A period that begins before the year 1 bears the first day of the year 1.
+    A period that begins before the year 1 has the first day of the year 1 in its name.
     """
     first_day = max(period * SETTLED_DAYS[level], date.min.toordinal() - _EPOCH_DAY)
     return f"{SETTLED_COMMITS}{SETTLED_DAYS[level]}d-{date.fromordinal(_EPOCH_DAY + first_day).isoformat()}/"
 
 
 def names(folder: str) -> str:
-    """Return the path of the file that lists the names in a folder.
+    """Return the path of the file that lists the names in a folder, for storages whose listings may miss new files.
 
-    The folder is `settled/commits/<period>/`, `quarantine/`, `leases/`, or a folder of a plain copy. Readers of a plain
-    copy ignore names that begin with `_`.
+    The folder is `settled/commits/<period>/`, `quarantine/`, `leases/`, or a folder of a plain copy, which is a copy
+    of the output outside of the pipeline's folder. In a plain copy the path begins with `_names/`: Spark and other
+    readers ignore names that begin with `_`.
     """
     ours = folder.startswith((SETTLED_COMMITS, QUARANTINE, LEASES))
     return f"{NAMES if ours else '_names/'}{folder.rstrip('/').rpartition('/')[2]}.json"
@@ -326,12 +346,17 @@ def quarantined_id(path: str) -> int | None:
 
 
 def quarantine(checkpoint_id: int) -> str:
-    """Return the path of the mark that validation refused a committed checkpoint."""
+    """Return the path of the mark which says that validation refused a committed checkpoint."""
     return f"{QUARANTINE}{checkpoint_id:020d}.json"
 
 
 def validated(checkpoint_id: int, mode: str) -> str:
-    """Return the path of the mark that a checkpoint passed validation in this mode."""
+    """Return the path of the mark which says that a checkpoint passed validation.
+
+    Args:
+        checkpoint_id: The checkpoint.
+        mode: `fast` or `full`.
+    """
     return f"{VALIDATED}{checkpoint_id:020d}-{mode}.json"
 
 
@@ -344,13 +369,22 @@ def validated_id(path: str) -> tuple[int, str] | None:
 def lease(checkpoint_id: int, seconds: int, lease: str) -> str:
     """Return the path of a lease on a checkpoint.
 
-    The name holds the checkpoint and the seconds, because a clean-up lists leases without reading them.
+    A clean-up only lists the leases and does not read them, so the name contains all that it needs.
+
+    Args:
+        checkpoint_id: The checkpoint whose files the lease keeps.
+        seconds: How long the lease lasts after its last write.
+        lease: The lease's uuid.
     """
     return f"{LEASES}{checkpoint_id:020d}-{seconds}-{lease}.json"
 
 
 def leased_id(path: str) -> tuple[int, int] | None:
-    """Return a lease's checkpoint and its duration in seconds after the last write; None if the path is no lease."""
+    """Return a lease's checkpoint, and for how many seconds after its last write the lease lasts.
+
+    Returns:
+        The checkpoint and the seconds; None if the path is no lease's.
+    """
     match = _LEASE.fullmatch(path)
     return (int(match[1]), int(match[2])) if match else None
 

@@ -88,9 +88,17 @@ _TYPES: dict[str, type] = {
 _NAMES = {cls: name for name, cls in _TYPES.items()}
 _CONFIG = ConfigDict(strict=True, extra="forbid", ser_json_bytes="base64", val_json_bytes="base64")
 
-# Integer fields are 0 .. 2^63 - 1. The fields in _SIGNED may also be negative, and the fields in _BITS are unsigned
-# integers of that many bits.
-_SIGNED = {"latest_end_ms", "watermark_ms", "late_watermark_ms", "pipeline_start_ms", "processing_time_ms", "ttl_ms"}
+# Integer fields are 0 .. 2^63 - 1. The fields in _SIGNED may also be negative. _BITS has the number of bits of other
+# fields that are unsigned.
+_SIGNED = {
+    "until_ms",
+    "latest_end_ms",
+    "watermark_ms",
+    "late_watermark_ms",
+    "pipeline_start_ms",
+    "processing_time_ms",
+    "ttl_ms",
+}
 _BITS = {"digest": 64, "crc32c": 32}
 _LOCAL_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
 
@@ -116,7 +124,7 @@ def encode(value: object) -> bytes:
         compact = _compact(body)
     except (TypeError, ValueError) as error:
         name = _NAMES[type(value)]
-        raise UsageError(f"{name} can't be recorded: {error}; a source position holds JSON only") from None
+        raise UsageError(f"can't write {name} as JSON: {error}; a source position may hold only JSON values") from None
     envelope = {
         "cairn": _NAMES[type(value)],
         "format": FORMAT,
@@ -151,7 +159,7 @@ def decode(data: bytes, path: str, *expected: type[T]) -> T:
         raise CorruptRecord(f"{path}: not a record: {error}") from None
     found = f"{google_crc32c.value(compact):08x}"
     if envelope["crc32c"] != found:
-        raise CorruptRecord(f"{path}: crc32c of the body is {found}, the record says {envelope['crc32c']!r}")
+        raise CorruptRecord(f"{path}: crc32c of the body is {found}, expected {envelope['crc32c']!r}")
     if cls is None:
         if isinstance(envelope["cairn"], str) and release is not None and is_newer(release):
             raise unsupported(
@@ -233,17 +241,17 @@ def _check(value: Any) -> None:
 
 def _check_retained(value: Record | SweepRecord) -> None:
     ids = [0, *(r.id for r in value.retained), value.id + 1]
-    _require(all(a < b for a, b in pairwise(ids)), f"its retained ids are not ascending and within 1 .. {value.id}")
+    _require(all(a < b for a, b in pairwise(ids)), f"its retained ids do not ascend within 1 .. {value.id}")
     _require(
         [k.id for k in value.summary.kept] == [r.id for r in value.retained],
-        "its summary speaks of other checkpoints than it retains",
+        "its summary lists other checkpoints than it retains",
     )
 
 
 def _check_manifest(manifest: ShardManifest) -> None:
     _check_groups(manifest.key_group_states, manifest.key_groups)
     names = [*(f.name for f in manifest.files), *(f.name for f in manifest.inline_files)]
-    _require(len({*names}) == len(names), "two files have one local name")
+    _require(len({*names}) == len(names), "two files have the same local name")
 
 
 def _check_changes(changes: ShardChanges) -> None:
@@ -258,7 +266,10 @@ def _check_content(content: Content) -> None:
     check_name(content.pipeline)
     check_parallelism(content.parallelism, content.max_parallelism)
     shards = [ref.shard for ref in content.shards]
-    _require(shards in ([], [*range(content.parallelism)]), f"it lists shards {shards[:20]} of {content.parallelism}")
+    _require(
+        shards in ([], [*range(content.parallelism)]),
+        f"it lists shards {shards[:20]}, expected each of {content.parallelism} shards",
+    )
     for what in ([d.name for d in content.states], [d.state_id for d in content.states]):
         _require(len({*what}) == len(what), "two states share a name or an id")
 
@@ -266,7 +277,7 @@ def _check_content(content: Content) -> None:
 def _check_groups(states: tuple[KeyGroupState, ...], owned: KeyGroupRange) -> None:
     """Check all key groups at once, because a shard may have thousands."""
     groups = [owned.first - 1, *(s.key_group for s in states), owned.last + 1]
-    _require(all(a < b for a, b in pairwise(groups)), f"its key groups are not ascending and within {owned}")
+    _require(all(a < b for a, b in pairwise(groups)), f"its key groups do not ascend within {owned}")
     counts, digests = [n for s in states for n in s.entries.values()], [s.digest for s in states]
     sizes = [s.size_bytes for s in states if s.size_bytes is not None]
     for name, numbers in (("entries", counts), ("digest", digests), ("size_bytes", sizes)):
@@ -276,7 +287,10 @@ def _check_groups(states: tuple[KeyGroupState, ...], owned: KeyGroupRange) -> No
 
 def _check_number(name: str, number: int) -> None:
     least, beyond = _bounds(name)
-    _require(least <= number < beyond, f"{name} is {number if abs(number) < 2**70 else 'a huge number'}")
+    _require(
+        least <= number < beyond,
+        f"{name} is {number if abs(number) < 2**70 else 'a huge number'}, which is out of range",
+    )
 
 
 def _bounds(name: str) -> tuple[int, int]:
@@ -363,7 +377,7 @@ def _gunzipped(data: bytes) -> bytes:
     except zlib.error as error:
         raise ValueError(f"gzip: {error}") from None
     if not data.startswith(_GZIP_HEADER) or not inflate.eof or inflate.unused_data:
-        raise ValueError(f"gzip: cut off, too large, or not ours; a record has at most {MAX_BYTES} bytes")
+        raise ValueError(f"gzip: truncated, too large (more than {MAX_BYTES} bytes), or not written by Cairn")
     return plain
 
 
@@ -375,12 +389,12 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number")
+    raise ValueError(f"JSON does not allow the number {name}")
 
 
 def _finite(text: str) -> float:
     if not math.isfinite(number := float(text)):
-        raise ValueError(f"{text[:20]} is too large a number")
+        raise ValueError(f"the number {text[:20]} is too large")
     return number
 
 
@@ -410,7 +424,7 @@ def _field_names() -> frozenset[str]:
 
 
 def _first_problem(error: ValidationError) -> str:
-    # If a value may have one of several types, pydantic reports problems for each type. The deepest problem belongs to
-    # the right type.
+    # If a value may have one of several types, pydantic tries each type and reports the problems of all. The problem
+    # with the longest path belongs to the type that fits best, so the message names that problem.
     first = max(error.errors(include_url=False, include_input=False), key=lambda problem: len(problem["loc"]))
     return f"field {'.'.join(str(part) for part in first['loc'])}: {first['msg']}"

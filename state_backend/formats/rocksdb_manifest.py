@@ -28,7 +28,8 @@ _HEADER = struct.Struct("<IHB")
 _WHOLE, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 _IGNORABLE = 1 << 13
 _NEXT_FILE, _LAST_SEQUENCE, _DELETED_FILE, _NEW_FILE = 3, 4, 6, 103
-# Tags with a number as value. Tags 200 to 202 are for several column families, but Cairn's stores have only one.
+# Tags with a number as value. Tags 200 to 202 are missing: only a store with several column families has them, and
+# Cairn's stores have one.
 _NUMBERS = (2, _NEXT_FILE, _LAST_SEQUENCE, 9, 10, 203, 300)
 _TEXTS = (1,)
 _FIELDS_END, _EPOCH, _SEQUENCE_BYTES = 1, 13, 8
@@ -88,7 +89,7 @@ def store_of(log: bytes, name: str) -> Store:
                 else:
                     numbers[edit[0]] = edit[1]
     except (IndexError, ValueError, struct.error) as error:
-        raise CorruptFile(f"{name}: not a MANIFEST that can be followed: {error}") from error
+        raise CorruptFile(f"{name}: can't parse RocksDB's MANIFEST: {error}") from error
     return Store(
         spans=tuple(span for _, span in sorted(live.items())),
         next_file=max([numbers[_NEXT_FILE], *(number + 1 for number in live)]),
@@ -96,26 +97,38 @@ def store_of(log: bytes, name: str) -> Store:
     )
 
 
+def mentions(log: bytes, name: str, text: bytes) -> bool:
+    """Return True if a record of the log has these bytes, also a record about a deleted file.
+
+    Raises:
+        CorruptFile: The log, called ``name`` in the message, can't be followed.
+    """
+    try:
+        return any(text in record for record in _records(log))
+    except (IndexError, ValueError, struct.error) as error:
+        raise CorruptFile(f"{name}: not a MANIFEST that can be followed: {error}") from error
+
+
 def without(log: bytes, spans: Collection[SstSpan]) -> bytes:
-    """Return the log with one more record, which deletes these SSTs."""
+    """Return the MANIFEST `log` with one more version edit, which removes these SSTs from the store."""
     edit = b"".join(_varint(_DELETED_FILE) + _varint(span.level) + _varint(span.number) for span in spans)
     return log + _framed(edit, len(log)) if spans else log
 
 
 def with_stores(log: bytes, base: Store, others: Sequence[Store]) -> tuple[bytes, list[dict[int, int]]]:
-    """Return the log of `base` with one more record, which adds all SSTs of the other stores.
+    """Return the MANIFEST `log` of `base` with one more version edit, which adds all SSTs of the other stores.
 
     Each SST keeps its level. The key ranges of two stores must not overlap, neither by entries nor by deleted ranges.
 
-    Sequence numbers of different stores are not comparable. RocksDB compares them only between entries of one key, and
-    all entries of a key belong to one store. Later writes get greater numbers than any file has. The function makes
-    epochs unique: RocksDB gives a merged file the least epoch of its inputs, and refuses two files of one epoch in
-    level 0 with overlapping keys.
+    Sequence numbers of different stores are not comparable. That does no harm: RocksDB compares them only between
+    entries of one key, and all entries of a key belong to one store. Later writes get greater numbers than any file
+    has. RocksDB's epoch numbers of the files must be unique, so the added files get new ones: RocksDB gives a merged
+    file the least epoch of its inputs, and refuses two files of one epoch in level 0 with overlapping keys.
 
     Source: RocksDB's import of column families, `db/import_column_family_job.cc`.
 
     Returns:
-        The log, and for each other store a dict from old to new file numbers.
+        The new MANIFEST, and for each other store a dict from its old file numbers to the new ones.
 
     Raises:
         ValueError: A file has no epoch.
@@ -147,7 +160,7 @@ def _records(log: bytes) -> Iterator[bytes]:
         crc, size, kind = _HEADER.unpack_from(log, at)
         payload = log[at + _HEADER.size : at + _HEADER.size + size]
         if kind not in (_WHOLE, _FIRST, _MIDDLE, _LAST) or len(payload) < size or crc != _masked_crc(kind, payload):
-            raise ValueError(f"a record at {at} is damaged or of kind {kind}")
+            raise ValueError(f"the record at byte {at} is damaged, or its kind {kind} is unknown")
         at += _HEADER.size + size
         gathered = payload if kind in (_WHOLE, _FIRST) else gathered + payload
         if kind in (_WHOLE, _LAST):
@@ -155,7 +168,7 @@ def _records(log: bytes) -> Iterator[bytes]:
 
 
 def _framed(record: bytes, at: int) -> bytes:
-    """Return a record as it is stored in a log of `at` bytes."""
+    """Return the bytes that append a record to a log of `at` bytes: the record in blocks, with checksums."""
     framed, first = b"", True
     while True:
         left = _BLOCK_BYTES - (at + len(framed)) % _BLOCK_BYTES
@@ -222,7 +235,7 @@ def _edits(record: bytes) -> Iterator[SstSpan | tuple[int, int]]:
                 described=described,
             )
         else:
-            raise ValueError(f"a version edit has the tag {tag}")
+            raise ValueError(f"a version edit has the unknown tag {tag}")
 
 
 def _number(data: bytes, at: int) -> tuple[int, int]:

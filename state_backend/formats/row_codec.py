@@ -180,7 +180,7 @@ def _row_decoder(
         elif data[:2] != header:
             why = f"it has schema version {data[1:2].hex() or '(none)'}, expected {header[1]:02x}"
         return CorruptFile(
-            f"state {state_name!r}: {len(data)} stored bytes are not a {schema}: {why}; restore an older checkpoint"
+            f"state {state_name!r}: can't decode {len(data)} stored bytes as {schema}: {why}; restore an older checkpoint"
         )
 
     def decode(data: bytes) -> tuple[Any, ...]:
@@ -288,7 +288,7 @@ def _struct_decoder(schema: StructType, header: bytes) -> Callable[[bytes], Sequ
                 raise ValueError("wrong header")
             nulls = int.from_bytes(data[start:stop], "little")
             if nulls & ~may_be_null:
-                raise ValueError("its bitmap says null where no null can be")
+                raise ValueError("its null bitmap marks a field that is missing or not nullable")
         for i, decode_field in variable:
             if nulls >> i & 1:
                 values.append(None)
@@ -394,7 +394,7 @@ def _array_decoder(element: DataType, contains_null: bool) -> Callable[[bytes, i
         nulls = data[bits_at:at]
         has_null = any(nulls)
         if has_null and (not contains_null or nulls[-1] >> ((count - 1) % 8 + 1)):
-            raise ValueError("the bitmap of an array says null where no null can be")
+            raise ValueError("an array's null bitmap marks an item that is missing or not nullable")
         items: list[Any] = []
         if code:
             form = f"<{count}{code}"

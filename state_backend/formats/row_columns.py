@@ -78,7 +78,7 @@ class RowColumns:
         names = self.schema.names
         if sorted(rows.schema.names) != sorted(names):
             raise StateTypeError(
-                f"state {self.state_name!r}: has the fields {', '.join(names)}; found {', '.join(rows.schema.names)}"
+                f"state {self.state_name!r}: expected the fields {', '.join(names)}; found {', '.join(rows.schema.names)}"
             )
         columns = [
             checked_column(rows.column(f.name), f, f"state {self.state_name!r} field {f.name!r}")
@@ -139,7 +139,7 @@ class RowColumns:
         for row in rows.to_pylist():
             self._codec.decode(row)
         raise InvariantViolated(
-            f"state {self.state_name!r}: RowCodec reads rows that RowColumns refuses: {error}"
+            f"state {self.state_name!r}: the rows can be decoded one by one, but not as columns: {error}"
         ) from error
 
     def _columns(self, rows: pa.BinaryArray) -> list[pa.Array]:
@@ -183,11 +183,19 @@ class RowColumns:
             return [None] * len(fields)
         bits = np.unpackbits(bitmaps, axis=1, bitorder="little").T.astype(np.bool_)
         if any(bits[i].any() and not (i < len(fields) and fields[i].nullable) for i in range(len(bits))):
-            raise ValueError("a bitmap says null where no null can be")
+            raise ValueError("a null bitmap marks a field that is missing or not nullable")
         return [mask if mask.any() else None for mask in bits[: len(fields)]]
 
     def _variable_column(self, i: int, data: pa.Buffer, begins: Array, ends: Array, nulls: Mask | None) -> pa.Array:
-        """Decode the column of a variable-width field from bytes `begins` to `ends` of each row, length included."""
+        """Decode the column of a variable-width field.
+
+        Args:
+            i: The index of the field in the schema.
+            data: The bytes of all rows.
+            begins: For each row, where the field's length prefix (u32) begins in `data`.
+            ends: For each row, where the field's bytes end in `data`. Equal to `begins` for null.
+            nulls: True where the field is null; None if it is never null.
+        """
         data_type = self.schema.fields[i].type
         if codec := self._nested.get(i):
             # The codec decodes the value as a row with one field, so a header and a bitmap without nulls are put before
@@ -215,7 +223,13 @@ def _bitmap(count: int, valid: list[Mask | None]) -> Iterator[Fixed]:
 
 
 def _extents(raw: Array, at: Array, row_ends: Array, nulls: Mask | None) -> tuple[Array, Array]:
-    """Return the beginning and the end of the next variable-width field of each row, length included.
+    """Return where the next variable-width field of each row begins, with its length prefix, and where it ends.
+
+    Args:
+        raw: The bytes of all rows.
+        at: For each row, where the field's length prefix (u32) begins.
+        row_ends: The end of each row.
+        nulls: True where the field is null, so that it takes no bytes; None if it is never null.
 
     Raises:
         ValueError: A row ends before its field does.
@@ -256,7 +270,7 @@ def _shortest(halves: Array, valid: Mask | None) -> pa.BinaryArray:
 
 
 def _from_shortest(column: pa.BinaryArray, nulls: Mask | None) -> Array:
-    """Decode the bytes of `_shortest` to (n, 2) uint64, the low half first.
+    """Decode big-endian two's complement integers of any length to (n, 2) uint64, the low half first.
 
     Raises:
         ValueError: A value has no bytes, too many bytes, or redundant bytes.

@@ -85,7 +85,8 @@ def compare_schemas(recorded: StructType, declared: StructType) -> SchemaChange:
     )
 
 
-_Differences = Iterator[tuple[str, str | None]]  # pairs of a path and a refusal; None: the field is dropped
+# For each difference, the path of the field and why the change is refused. None: the field is dropped, which is allowed.
+_Differences = Iterator[tuple[str, str | None]]
 
 
 def _struct_differences(path: str, recorded: StructType, declared: StructType) -> _Differences:
@@ -97,13 +98,13 @@ def _struct_differences(path: str, recorded: StructType, declared: StructType) -
         if was is not None:
             yield from _differences(dot + name, was.type, was.nullable, field.type, field.nullable)
         elif not field.nullable:
-            why = "entries without it exist: make it nullable"
+            why = "older rows lack it: make it nullable"
             yield dot + name, f"not recorded, declared as {field.type} NOT NULL; {why}"
 
 
 def _differences(path: str, was: DataType, was_nullable: bool, now: DataType, now_nullable: bool) -> _Differences:
     if was_nullable and not now_nullable:
-        yield path, f"recorded as {was}, declared as {now} NOT NULL; nulls may be recorded: make it nullable"
+        yield path, f"recorded as {was}, declared as {now} NOT NULL; older rows may be null there: make it nullable"
     match was, now:
         case StructType(), StructType():
             yield from _struct_differences(path, was, now)
@@ -116,7 +117,11 @@ def _differences(path: str, was: DataType, was_nullable: bool, now: DataType, no
             value = f"{path}.value"
             yield from _differences(value, was.value, was.value_contains_null, now.value, now.value_contains_null)
         case _ if was != now and not _widens(was, now):
-            why = "recorded values may not fit" if _widens(now, was) else "not every recorded value has an equal there"
+            why = (
+                "recorded values may not fit"
+                if _widens(now, was)
+                else "some recorded values have no equal in the new type"
+            )
             yield path, f"recorded as {was}, declared as {now}; {why}: {_KEEP}"
 
 
@@ -164,7 +169,7 @@ class EvolvingRowCodec(RowCodec):
 def row_reader(
     state_name: str, versions: Sequence[SchemaVersion], struct_factory: StructFactory | None = None
 ) -> ReadRow:
-    """Return `EvolvingRowCodec.decode` for the recorded versions."""
+    """Return a function that decodes a row of any recorded version to the fields of the latest version."""
     return EvolvingRowCodec(state_name, versions, struct_factory).decode
 
 
@@ -189,11 +194,11 @@ def _any_version(
 
     def older(data: bytes) -> ReadRow:
         if len(data) < 2 or data[0] != FORMAT:
-            return decode_latest  # raises an error that names the format
+            return decode_latest  # It raises an error that names the unknown row format of these bytes.
         version = data[1]
         if version not in recorded:
             raise CorruptFile(
-                f"state {state_name!r}: an entry has schema version {version}, recorded are "
+                f"state {state_name!r}: an entry has schema version {version}, expected one of "
                 f"{', '.join(map(str, recorded))}; restore an older checkpoint"
             )
         chain = [parse_struct(v.value) for v in versions if v.version >= version]

@@ -121,7 +121,7 @@ def _fold(data_type: DataType) -> Fold:
             return _fold_struct(data_type)
         case ArrayType():
             return _fold_array(_fold(data_type.element))
-    raise InvariantViolated(f"{data_type} can't be hashed; check_key_schema let it pass")
+    raise InvariantViolated(f"{data_type} can't be hashed; check_key_schema should have refused it")
 
 
 def _fold_packed(form: str) -> Fold:

@@ -86,7 +86,8 @@ def nulling_encoder(
         values = row if isinstance(row, (*SEQUENCES, dict)) else None
         try:
             if values is None and not isinstance(row, str | bytes):
-                row = values = list(row)  # a second encoding would find an iterator empty
+                # The row may be encoded twice below, but an iterator can be read only once.
+                row = values = list(row)
         except TypeError:
             pass
         try:

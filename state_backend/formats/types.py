@@ -250,15 +250,15 @@ def _parse_field(value: Json) -> Field:
 def _unsupported(name: str, value: Json) -> UnsupportedType:
     why = "it is not a type that state can hold"
     if "collate" in name:
-        why = "strings that differ in bytes may be equal under a collation; use plain STRING, lower-cased if need be"
+        why = "strings that differ in bytes may be equal under a collation; use STRING without collation, in lower case if needed"
     elif name.startswith("interval"):
-        why = "intervals have no single unit; use BIGINT, say of microseconds"
+        why = "intervals have no single unit; use BIGINT, for example for microseconds"
     elif name == "variant":
         why = "equal variants may differ in bytes; use STRING with JSON, or a struct"
     elif name.startswith(("char", "varchar")):
-        why = "its padding or length limit would not be enforced; use STRING"
+        why = "Cairn neither pads it nor checks its length; use STRING"
     elif name == "udt":
-        why = "its class would have to be imported to read it; use its sqlType"
+        why = "a reader would need its Python class; use its sqlType"
     return UnsupportedType(name, why, json.dumps(value))
 
 
@@ -398,7 +398,7 @@ def to_physical(data_type: DataType, zone: tzinfo = UTC) -> Convert:
             convert = row_to_physical(data_type, zone, nested=True)
             return lambda value: tuple(convert(value))
         case UnsupportedType():
-            raise InvariantViolated(f"{data_type} can't be stored; the codec let it pass")
+            raise InvariantViolated(f"{data_type} can't be stored; the codec should have refused it")
 
 
 def _from_bool(value: Any) -> bool:
@@ -474,7 +474,7 @@ def _from_str(value: Any) -> bytes:
         try:
             return str.encode(value)
         except UnicodeEncodeError:
-            raise _misfit("string", value, "a lone surrogate has no UTF-8 form") from None
+            raise _misfit("string", value, "it has a lone surrogate, which UTF-8 can't encode") from None
     plain = _plain(value)
     if isinstance(plain, bool):
         return b"true" if plain else b"false"
@@ -647,7 +647,7 @@ def _from_map(expected: MapType, zone: tzinfo) -> Convert:
         except Misfit as misfit:
             raise misfit.at(step) from None
         if len({key for key, _ in physical}) < len(physical):
-            raise _misfit(expected, value, "two keys are stored alike")
+            raise _misfit(expected, value, "two keys have the same stored value")
         return physical
 
     return convert

@@ -28,7 +28,7 @@ def parse_checkpoint(text: str) -> str | int | datetime:
         instant = datetime.fromisoformat(text)
     except ValueError:
         raise UsageError(
-            f"checkpoint {text!r} is neither 'latest', an id, nor an interval end like 2013-01-02T00:00:00+00:00"
+            f"checkpoint {text!r} is neither 'latest', nor an id, nor the end of an interval like 2013-01-02T00:00:00+00:00"
         ) from None
     if instant.tzinfo is None:
         raise UsageError(
@@ -61,7 +61,7 @@ def find_state(
 
     Args:
         checkpoint: A text for `parse_checkpoint`, or the URL of a savepoint's folder.
-        root: The root above the pipeline's folder. Only `path` or a savepoint's URL makes it needless.
+        root: The root that contains the pipeline's folder. It is not needed with `path` or a savepoint's URL.
         pipeline: The name of the pipeline.
         path: The folder of a savepoint, the folder of a pipeline, or, together with `pipeline`, the root.
         attempt: The uuid of a prepared attempt, whose state is returned instead of a checkpoint's.
@@ -76,7 +76,7 @@ def find_state(
     if path is None:
         if root is None or pipeline is None:
             raise UsageError(
-                "which state? Give root and pipeline, or the path of a pipeline's folder or of a savepoint"
+                "no state is named\nGive root and pipeline, or the path of a pipeline's folder or of a savepoint"
             )
         path = join_url(root, pipeline)
     else:

@@ -44,7 +44,11 @@ class Made:
 class IntervalDifference:
     """Comparison of one interval's results in production and in a trial.
 
+    The comparisons `state`, `output`, `late` and `position` are "same" or "other". They are "unknown" if a side has no
+    result.
+
     Attributes:
+        interval: The interval.
         old: Production's result; None if production has no checkpoint of the interval.
         new: The trial's result; None if the trial has no checkpoint of the interval.
         state: Comparison of the digests.
@@ -79,8 +83,8 @@ def compare_intervals(old: Log, new: Log, intervals: Sequence[Interval]) -> list
 def plan_difference(interval: Interval, old: Made | None, new: Made | None) -> IntervalDifference:
     """Compare the two results of an interval by digests and checksums.
 
-    Output is "other" if its rows were written to files with other boundaries, even if the rows are equal. Only a read
-    of the rows can tell.
+    Output whose equal rows are split into files in another way counts as "other": the logs do not show that the rows
+    are equal.
     """
     if old is None or new is None:
         same: Same = "unknown"

@@ -4,8 +4,8 @@
     rows       If the files differ, output and late output of both sides are read and compared, one interval at a time.
     state      If the digests differ, the state of the last interval that both sides retain is compared entry by entry.
 
-The comparison reads production's present files. An interval that production has run again since may differ for that
-reason. The comparison of the source positions may show this.
+The comparison reads production's present files. If production has run an interval again since the trial began, the
+interval may differ for that reason. Different source positions are a sign of this.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class StateDifference:
     Attributes:
         added: The number of entries that only the trial has.
         removed: The number of entries that only production has.
-        changed: The number of entries that both have with other values. A timer counts as changed if it moved: a key
-            has one timer less at one time, and one more at another. The field `at_ms` has the distance.
-        fields: The fields that differ.
+        changed: The number of entries that both have, with different values. A timer that a key has at another time
+            counts as changed; the change of the field `at_ms` is the distance in milliseconds.
+        fields: The changes of each field that differs.
         examples: Some of the entries, as `describe_change` returns them.
     """
 
@@ -109,7 +109,9 @@ def _read(storage: Storage, files: Iterable[OutputFile], work: Path) -> pa.Table
         try:
             storage.download(file.handle, local)
         except NotFound as error:
-            raise CheckpointDropped(f"output was replaced while it was compared: {error}\nCompare again") from error
+            raise CheckpointDropped(
+                f"a re-run replaced output during the comparison: {error}\nCompare again"
+            ) from error
         tables.append(pq.read_table(local))
     return pa.concat_tables(tables) if tables else pa.table({})
 
@@ -120,8 +122,13 @@ def _read(storage: Storage, files: Iterable[OutputFile], work: Path) -> pa.Table
 def compare_states(old: StateSource, new: StateSource, work: Path, limit: int) -> list[StateDifference]:
     """Compare two states entry by entry, and return the differences by state.
 
-    Both checkpoints are kept by leases meanwhile. `work` is an empty local folder, and `limit` the most examples of
-    each state. Errors are those of `diff_states`.
+    Leases keep the files of both checkpoints meanwhile. The errors are those of `diff_states`.
+
+    Args:
+        old: Production's state.
+        new: The trial's state.
+        work: An empty local folder.
+        limit: The largest number of examples for each state.
     """
     with ExitStack() as stack:
         for source in (old, new):
@@ -130,7 +137,12 @@ def compare_states(old: StateSource, new: StateSource, work: Path, limit: int) -
 
 
 def summarise_changes(changes: Iterable[EntryChange], limit: int) -> list[StateDifference]:
-    """Count the changes by state and field. The timer changes of one key must follow each other."""
+    """Count the changes by state and field.
+
+    Args:
+        changes: The changes. All changes of one key's timers must be neighbours.
+        limit: The largest number of examples for each state.
+    """
     counted: dict[str, _Counted] = {}
     for change in _with_moved_timers(changes):
         counted.setdefault(change.state, _Counted(limit)).add(change)
@@ -225,9 +237,9 @@ class Comparison:
         intervals: The comparison of each interval, by the logs.
         outputs: The differences of output rows, as JSON values, for intervals whose rows differ. Equal rows in other
             files are no difference.
-        late: The same for late rows.
-        states: The differences of the states at `states_at`, by state.
-        states_at: The last interval that both sides retain; None if they retain none in common.
+        late: The differences of late rows, in the same form.
+        states: The differences between both sides' state at the end of `states_at`, for each state variable.
+        states_at: The last interval whose checkpoint both sides retain; None if there is no such interval.
     """
 
     intervals: tuple[IntervalDifference, ...]
@@ -261,7 +273,7 @@ def compare_runs(
         intervals: The intervals to compare, ascending.
         work: An empty local folder.
         key: The columns that match output rows of both sides. Late rows are compared without a key.
-        limit: The most examples of each kind.
+        limit: The largest number of examples of each kind of difference.
         on_rows: A function that gets the differing output rows of each interval, before the next interval is read.
 
     Raises:

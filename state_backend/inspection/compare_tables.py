@@ -1,7 +1,7 @@
 """Compare two Arrow tables: rows that only one table has, rows that changed, and changes by column. Pure functions.
 
-With key columns, rows with the same key are compared field by field. Rows match only as a whole if there are no key
-columns, or if several rows of a table have the same key. Null equals null, and NaN equals NaN. The order of rows does
+If the caller names key columns, rows with the same key are compared field by field. Without key columns, and where
+several rows of a table have the same key, two rows match only if all their fields are equal. Null equals null, and NaN equals NaN. The order of rows does
 not matter.
 """
 
@@ -18,13 +18,13 @@ import pyarrow.compute as pc
 from state_backend.inspection.describe import plain
 from state_backend.values.errors import UsageError
 
+# A numpy array of whole numbers, one for each row.
 Numbers = Any
-"""A numpy array of whole numbers, one for each row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnChange:
-    """Changes of one column in rows whose key both tables have once.
+    """Changes of one column, counted over the keys that each table has in exactly one row.
 
     Attributes:
         changed: The number of rows in which the column differs.
@@ -46,8 +46,9 @@ class TableDifference:
         key: The key columns; empty: rows match only as a whole.
         only_old: Positions of rows that only the old table has.
         only_new: Positions of rows that only the new table has.
-        changed: Positions of rows that have one key and differ: an array of two columns, old and new.
-        repeated: The number of keys that several rows of a table have.
+        changed: Positions of pairs of rows that have the same key and differ: an array of two columns, for the position
+            in the old table and the position in the new one.
+        repeated: The number of keys that occur in several rows of one table. These rows match only as a whole.
         columns: The columns that changed.
         added: Names of columns that only the new table has.
         removed: Names of columns that only the old table has.
@@ -90,8 +91,8 @@ class TableDifference:
     def rows(self) -> pa.Table:
         """Return all differing rows as a table.
 
-        The column `change` is changed, only_old or only_new. The columns `old` and `new` hold the row of each table as
-        a struct, or null.
+        The column `change` holds `changed`, `only_old` or `only_new`. The columns `old` and `new` hold the row of each
+        table as a struct; null if the table has no such row.
         """
         none_old, none_new = (pa.array([None] * n, pa.int64()) for n in (len(self.only_new), len(self.only_old)))
         taken = pa.chunked_array(
@@ -117,11 +118,11 @@ def compare_tables(old: pa.Table, new: pa.Table, key: Sequence[str] = ()) -> Tab
     missing = [name for name in key if name not in common]
     if missing:
         raise UsageError(
-            f"the key column {missing[0]!r} is not in both outputs\nBoth have: {', '.join(common) or 'no column'}"
+            f"the key column {missing[0]!r} is not in the output of both sides\nColumns of both: {', '.join(common) or 'none of them'}"
         )
     codes = {name: _codes(old.column(name), new.column(name)) for name in common}
     whole = _combined([codes[name] for name in common], old.num_rows, new.num_rows)
-    # True for rows without a partner of the same key.
+    # For each row: True if no row of the other table is its partner by key. These rows are matched as a whole below.
     alone = np.ones(old.num_rows, bool), np.ones(new.num_rows, bool)
     pairs, repeated = np.empty((0, 2), np.int64), 0
     if key:
@@ -147,7 +148,7 @@ def compare_tables(old: pa.Table, new: pa.Table, key: Sequence[str] = ()) -> Tab
 
 
 def _codes(old: pa.ChunkedArray, new: pa.ChunkedArray) -> tuple[Numbers, Numbers]:
-    """Return a number for each value of both columns. Numbers are equal if and only if the values are."""
+    """Return a code for each value of both columns: two codes are equal if and only if the values are equal."""
     try:
         if old.type != new.type:
             fields = [pa.schema([pa.field("v", c.type)]) for c in (old, new)]
@@ -165,7 +166,13 @@ def _codes(old: pa.ChunkedArray, new: pa.ChunkedArray) -> tuple[Numbers, Numbers
 
 
 def _combined(codes: Sequence[tuple[Numbers, Numbers]], old_rows: int, new_rows: int) -> tuple[Numbers, Numbers]:
-    """Return one number for each row's values in several columns. Rows with equal values have equal numbers."""
+    """Return one code for each row, computed from its codes in several columns. Equal rows have equal codes.
+
+    Args:
+        codes: For each column, the codes of the old and of the new table's rows.
+        old_rows: The number of rows of the old table.
+        new_rows: The number of rows of the new table.
+    """
     made = np.zeros(old_rows + new_rows, np.int64)
     for old, new in codes:
         both = np.concatenate([old, new])
@@ -174,7 +181,7 @@ def _combined(codes: Sequence[tuple[Numbers, Numbers]], old_rows: int, new_rows:
 
 
 def _pairs(old: Numbers, new: Numbers) -> tuple[Numbers, int]:
-    """Match rows whose key occurs exactly once on each side.
+    """Match rows whose key occurs exactly once on each side. The arguments are the codes of the rows' keys.
 
     Returns:
         Pairs of positions, ascending by the old position, and the number of keys that a side has several times.
@@ -190,7 +197,8 @@ def _pairs(old: Numbers, new: Numbers) -> tuple[Numbers, int]:
 def _unmatched(old: Numbers, new: Numbers) -> tuple[Numbers, Numbers]:
     """Return the positions of rows without an equal row on the other side.
 
-    Each row matches at most one row. Rows with the code -1 are left out.
+    The arguments are the codes of whole rows; rows with the code -1 are skipped. Each row matches at most one row, so
+    of three equal rows on one side and two on the other, one is returned.
     """
     size = max(old.max(initial=-1), new.max(initial=-1)) + 1
     counts = [np.bincount(side[side >= 0], minlength=size) for side in (old, new)]

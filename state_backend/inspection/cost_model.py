@@ -26,14 +26,14 @@ from state_backend.values.retention import (
 
 MIB, GIB, TB = 1 << 20, 1 << 30, 10**12
 MONTH = timedelta(days=365.25 / 12)
-# Larger pipelines are not estimated, because nothing of that size was measured.
+# Pipelines with more shards or bytes are not estimated, because nothing of that size was measured.
 MOST_SHARDS, MOST_STATE_BYTES = 10_000, 10 * TB
 # A retention that keeps more checkpoints than this is not simulated.
 _MOST_CHECKPOINTS = 200_000
 _PIECE_BYTES, _PAGE = 8 * MIB, 1_000
 _TARGET_FILE_BYTES = EngineOptions().target_file_bytes
-# With this many shards, manifests are files, because they exceed the room in a record. Counted: all manifests were
-# inline with 2 shards, some with 3, and none with 4.
+# From this number of shards on, manifests are files, because together they are too large for a record. Measured: all
+# manifests were inline with 2 shards, some with 3, and none with 4.
 _SHARDS_WITH_FILED_MANIFESTS = 4
 
 Api = Literal["row", "arrow"]
@@ -42,29 +42,38 @@ Phase = Literal["look", "begin", "shards", "prepare", "commit", "publish", "clea
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Measured figures that the estimate uses, from docs/benchmarks.md and docs/history.md, on two cores."""
+    """Measured figures that the estimate uses. The measurements ran on two cores.
 
-    # From a thousand batches that each change 1 % of the keys: uploaded bytes divided by changed bytes; the average
-    # bytes of a checkpoint divided by those of the compacted state; live files per shard (at most 48 in four shards).
+    The first three are from docs/history.md: a thousand intervals that each change 1 % of the keys. The benchmarks "CPU
+    per update" and "At size" are in docs/benchmarks.md.
+
+    Attributes:
+        uploaded_to_changed: Uploaded bytes divided by changed bytes.
+        stored_to_live: Average bytes of a checkpoint divided by the bytes of the compacted state.
+        files_per_shard: State files of one shard; four shards had at most 48.
+        interval_s: Seconds of an interval of 10,000 rows in a warm Spark session.
+        row_us: Microseconds per input row by kind of processor, from "CPU per update".
+        block_us: Additional microseconds per RocksDB block with a changed key, from "At size".
+        in_memory_bytes: Bytes of the largest state in "At size" that fitted into the machine's memory.
+        worker_mib: The most memory of a Python worker in "At size" with 100 bytes a key, in MiB.
+        wide_worker_mib: The most memory of a Python worker in "At size" with 570 bytes a key, in MiB.
+        narrow_bytes: The estimate uses `worker_mib` up to this number of bytes a key, and above it `wide_worker_mib`.
+        keys_per_shard: The largest number of keys in a shard in "At size".
+        shards: The largest number of shards with which log, commit and clean-up were measured.
+        disk_to_live: The largest measured ratio of a checkpoint's bytes to the bytes of the compacted state.
+    """
+
     uploaded_to_changed: float = 3.27
     stored_to_live: float = 1.41
     files_per_shard: float = 12
-    # Seconds of an interval of 10,000 rows in a warm session. Microseconds per row, from the benchmark "CPU per
-    # update", where two thirds of the keys have rows. Additional microseconds per RocksDB block with a changed key,
-    # from the benchmark "At size", where 1 % of the keys change.
     interval_s: float = 0.35
     row_us: Mapping[str, float] = field(default_factory=lambda: {"row": 9.4, "arrow": 5.9})
     block_us: float = 25
-    # The largest state of the benchmark "At size" that fit into the machine's memory.
     in_memory_bytes: float = 9.5e9
-    # The most memory of a worker in the benchmark "At size", with up to 5,000,000 keys a shard: for 100 bytes a key,
-    # and for 570 bytes a key. The lower figure is used for up to 200 bytes a key.
     worker_mib: int = 529
     wide_worker_mib: int = 892
     narrow_bytes: int = 200
     keys_per_shard: int = 5_000_000
-    # The most shards with which log, commit and clean-up were measured. The worst ratio of a checkpoint's bytes to
-    # those of the compacted state.
     shards: int = 1_000
     disk_to_live: float = 1.81
 
@@ -100,6 +109,7 @@ class Usage:
         keys: Keys in the state.
         bytes_per_key: Stored bytes per key, compressed, without obsolete versions.
         changed: The share of the keys that an interval changes, 0 to 1.
+        shards: The number of shards.
         every: The length of an interval.
         rows_per_changed_key: Input rows for each changed key.
         retention: The retention policy; None: the default.
@@ -148,16 +158,18 @@ class Usage:
                 raise UsageError(f"{name}={getattr(self, name)} can't be estimated.\nGive at least {least}")
         for name in ("changed", "cold"):
             if not 0 <= getattr(self, name) <= 1:
-                raise UsageError(f"{name}={getattr(self, name)} is no share.\nGive a number from 0 to 1; 0.01 is 1 %")
+                raise UsageError(
+                    f"{name}={getattr(self, name)} is not a share.\nGive a number from 0 to 1; 0.01 is 1 %"
+                )
         if self.every <= timedelta(0) or (self.savepoint_every is not None and self.savepoint_every <= timedelta(0)):
             raise UsageError(
-                "intervals and the time between savepoints must be longer than nothing.\nGive as much as 1h or 1d"
+                "the length of intervals and the time between savepoints must be more than 0.\nGive a time like 1h or 1d"
             )
         if self.shards > MOST_SHARDS or self.state_bytes > MOST_STATE_BYTES:
             raise UsageError(
-                f"{self.shards:,} shards with {in_bytes(self.state_bytes)}: nothing beyond {MOST_SHARDS:,} shards and "
-                f"{in_bytes(MOST_STATE_BYTES)} is estimated, since nothing near it was measured.\n"
-                "Split the pipeline by key, and add up what each part comes to"
+                f"{self.shards:,} shards with {in_bytes(self.state_bytes)} can't be estimated. The limits are {MOST_SHARDS:,} shards and "
+                f"{in_bytes(MOST_STATE_BYTES)}, because nothing larger was measured.\n"
+                "Split the pipeline by key, and add up the estimates of its parts"
             )
 
     @property
@@ -208,8 +220,11 @@ class Requests:
     """Number of HTTP requests by kind. Fractions are averages.
 
     Attributes:
-        write: Requests that create or replace an object. Each piece of a large object counts.
+        write: Requests that create or replace an object. A large object is uploaded in pieces, and each piece counts.
+        list: Requests that list objects; each page of a listing counts.
+        read: Requests that read an object's bytes.
         look: Metadata requests, including the one before each delete of an object with unknown generation.
+        delete: Requests that delete an object.
     """
 
     write: float = 0
@@ -234,7 +249,11 @@ class Requests:
 def interval_requests(usage: Usage, held: Held) -> dict[Phase, Requests]:
     """Return the requests of one interval by phase.
 
-    The phase `look` is Airflow's task: it reads the log before it starts a driver.
+    The phase `look` is the read of the log by Airflow's task, before the task starts a driver.
+
+    Args:
+        usage: Size and load of the pipeline.
+        held: The checkpoints that the retention policy keeps.
     """
     changed, manifests = usage.changed_shards, usage.changed_shards if usage.filed else 0
     files = _uploaded_files(usage)
@@ -247,8 +266,8 @@ def interval_requests(usage: Usage, held: Held) -> dict[Phase, Requests]:
         else:
             looked += there
     read_manifests = usage.shards if usage.filed else 0
-    # The clean-up reads the record of the dropped checkpoint, and of each retained checkpoint whose base is dropped,
-    # with their manifests.
+    # The clean-up reads the records and manifests of the dropped checkpoint and of each retained checkpoint whose base
+    # is dropped.
     opened = 1 + held.without_base if held.drops else 0
     gone = held.drops * (1 + files + manifests)
     log = Requests(read=3, list=1)
@@ -276,7 +295,7 @@ def _uploaded_files(usage: Usage) -> float:
     if not usage.changed_shards:
         return 0
     each = usage.uploaded_bytes / usage.changed_shards
-    # Small changes are stored inline in the manifest.
+    # A change of this size is stored inside the manifest and uploads no file.
     if each <= min(INLINE_FILE_BYTES, inline_budget_bytes(usage.shards)):
         return 0
     return usage.changed_shards * math.ceil(each / _TARGET_FILE_BYTES)
@@ -288,11 +307,11 @@ def _pieces(size_bytes: float) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """Checkpoints that a retention policy keeps in the long run, when each commit drops as many checkpoints as it adds.
+    """Checkpoints that a retention policy keeps after very many intervals, when their number no longer grows.
 
     Attributes:
         gaps: For each retained checkpoint except the newest, the number of intervals from it to the next retained one.
-        drops: The number of checkpoints that a commit drops: 0 or 1.
+        drops: The number of checkpoints that each commit drops: 1, or 0 if the policy keeps all.
     """
 
     gaps: tuple[int, ...]
@@ -307,8 +326,8 @@ class Held:
     def without_base(self) -> int:
         """Return the number of retained checkpoints whose base was dropped.
 
-        These are the oldest one, if anything is dropped, and each whose preceding interval's checkpoint is not
-        retained.
+        Each interval's base is the checkpoint of the interval before it. So these are the checkpoints after a gap, and
+        the oldest one if commits drop checkpoints.
         """
         return self.drops + sum(gap > 1 for gap in self.gaps)
 
@@ -322,8 +341,8 @@ def plan_held(retention: RetentionPolicy, every: timedelta) -> Held:
     many = retention.intervals_back(every) + 2
     if many > _MOST_CHECKPOINTS:
         raise UsageError(
-            f"the retention reaches over {many:,} intervals; at most {_MOST_CHECKPOINTS:,} are estimated.\n"
-            "Ask with --keep about the number of checkpoints that you want"
+            f"the retention covers {many:,} intervals; at most {_MOST_CHECKPOINTS:,} can be estimated.\n"
+            "With --keep, give the number of checkpoints to retain"
         )
     # The simulated newest interval ends at midnight, so the policies for whole days keep it.
     first = datetime(2013, 1, 1, tzinfo=UTC) - many * every
@@ -353,8 +372,8 @@ class Estimate:
         stored_bytes: Bytes of all retained checkpoints.
         objects: The number of objects of all retained checkpoints.
         savepoint_bytes: Bytes of all savepoints that are kept.
-        growth_bytes: Output bytes of a month. Nothing deletes outputs.
-        growth_objects: Objects of a month that nothing deletes, those of the log included.
+        growth_bytes: Bytes of output that a month adds. Retention never deletes output.
+        growth_objects: Objects that a month adds and that retention never deletes: outputs and files of the log.
         seconds: Seconds of an interval.
         worker_mib: Memory of a Python worker, in MiB.
         disk_bytes: Local disk that one shard uses while it runs.
@@ -399,7 +418,7 @@ def estimate(usage: Usage, prices: Prices = Prices()) -> Estimate:
     live = usage.live_files * usage.shards + (usage.shards if usage.filed else 0)
     saved = savepoint_requests(usage)
     savepoints = 0.0 if usage.savepoint_every is None else MONTH / usage.savepoint_every
-    # A native savepoint is compacted.
+    # A native savepoint is compacted, so it has no obsolete versions: `stored_to_live` does not apply to it.
     savepoint_bytes = usage.keys * usage.bytes_per_key * usage.savepoints_kept if savepoints else 0.0
     growth = usage.output_bytes * month
     cores = min(usage.shards, usage.cores or usage.shards)
@@ -437,8 +456,8 @@ def estimate(usage: Usage, prices: Prices = Prices()) -> Estimate:
 def savepoint_requests(usage: Usage) -> Requests:
     """Return the requests of one native savepoint.
 
-    Counted are: a lease and its return, a check that the checkpoint is still retained, the read and write of every
-    shard, and `savepoint.json`. Not counted are the search for the checkpoint, and a renewal of the lease every five
+    Counted are: creation and deletion of a lease, a check that the checkpoint is still retained, the read and write of
+    every shard, and `savepoint.json`. Not counted are the search for the checkpoint, and the lease's renewals every five
     minutes.
     """
     each = usage.state_bytes / usage.shards
@@ -457,39 +476,39 @@ def _stops(usage: Usage, held: Held, requests: Mapping[Phase, Requests], seconds
     said = []
     if usage.keys / usage.shards > MEASURED.keys_per_shard:
         need = math.ceil(usage.keys / MEASURED.keys_per_shard)
-        fewer = f" From {need:,} shards on they are fewer." if need <= MOST_SHARDS else ""
+        fewer = f" With {need:,} shards or more, a shard has fewer." if need <= MOST_SHARDS else ""
         said.append(
-            f"memory and seconds were measured with up to {MEASURED.keys_per_shard:,} keys a shard; here are "
+            f"memory and seconds were measured with up to {MEASURED.keys_per_shard:,} keys a shard. This pipeline has "
             f"{usage.keys // usage.shards:,}.{fewer}"
         )
     if usage.shards > MEASURED.shards:
         said.append(
-            f"commits and clean-ups were measured with up to {MEASURED.shards:,} shards; requests are computed beyond, seconds are without "
-            "what Spark takes to start so many tasks."
+            f"commits and clean-ups were measured with up to {MEASURED.shards:,} shards. For more shards, the seconds leave out the time "
+            "that Spark needs to start so many tasks."
         )
     if usage.state_bytes > MEASURED.in_memory_bytes:
         said.append(
-            "seconds are of state that the hosts' memory holds, beside the processes; 1 % of 14 GB took four times as long as is said here where 8 "
-            "GB were left."
+            "seconds are estimated for state that fits into the hosts' free memory. With 8 GB of free memory, a change of 1 % of 14 GB took four "
+            "times as long as estimated here."
         )
     if usage.cores is not None and usage.cores < usage.shards:
         said.append(
-            f"{usage.cores:,} cores for {usage.shards:,} shards: they run in {math.ceil(usage.shards / usage.cores):,} turns."
+            f"{usage.cores:,} cores for {usage.shards:,} shards: the shards run in {math.ceil(usage.shards / usage.cores):,} rounds."
         )
     if seconds > usage.every.total_seconds():
         said.append(
-            f"an interval takes {seconds:,.0f} s and the next one comes after {usage.every.total_seconds():,.0f} s: it falls behind. More cores "
-            "and shards, or longer intervals, help."
+            f"an interval takes {seconds:,.0f} s, but the next one begins after {usage.every.total_seconds():,.0f} s: the pipeline falls "
+            "behind. Use more cores and shards, or longer intervals."
         )
     burst = requests["shards"].write + requests["prepare"].write
     if burst > 1_000:
         said.append(
-            f"{burst:,.0f} files are written at the end of an interval; a bucket takes about 1,000 a second before it grows, answers 429 to "
-            "more, and those are sent again."
+            f"{burst:,.0f} files are written at the end of an interval. At first, a bucket accepts about 1,000 a second. It answers 429 to "
+            "the others, and Cairn sends them again."
         )
     if held.checkpoints > 1_000:
         said.append(
-            f"{held.checkpoints:,} checkpoints are retained, and every record lists them all; 300 recent ones were measured."
+            f"{held.checkpoints:,} checkpoints are retained, and every record lists them all. Up to 300 were measured."
         )
     return said
 
@@ -503,6 +522,7 @@ class History:
 
     Attributes:
         intervals: The number of intervals that were averaged.
+        usage: The size of the newest interval's state, and the average load of these intervals.
         seconds: The median time of an interval, without the commit.
     """
 
@@ -544,7 +564,7 @@ def usage_of(contents: Sequence[Content]) -> History | None:
         if touched
         else 1,
         uploaded_files=_files_each(shown),
-        # The history's bytes per key include obsolete versions already.
+        # `bytes_per_key` is computed from whole checkpoints, so it includes obsolete versions already.
         stored_to_live=1,
         live_files=newest.totals.state_files / newest.parallelism,
         manifests_filed=any(ref.inline is None for ref in newest.shards),
@@ -556,7 +576,8 @@ def usage_of(contents: Sequence[Content]) -> History | None:
 def _files_each(shown: Sequence[Content]) -> float:
     """Estimate the state files that a changed shard uploads in an interval.
 
-    Records do not count changed shards. So the shards with output files are taken for the changed ones.
+    Records do not say how many shards changed. The number of output files is used instead, as a changed shard mostly
+    writes one.
     """
     shards = sum(max(1, min(c.parallelism, len(c.outputs))) for c in shown)
     return sum(c.totals.uploaded_files for c in shown) / shards

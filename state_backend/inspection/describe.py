@@ -28,9 +28,15 @@ from state_backend.values.records import (
 def describe_log(log: Log, ids: Collection[int], written_ms: Mapping[int, int], *, now_ms: int) -> list[dict[str, Any]]:
     """Return one row for each entry in `ids`, newest first.
 
-    `written_ms` has the time of each record's last write, by id. For a dropped checkpoint this is when its record
-    became a tombstone. In the rows, `code` is a short name of the code. `code_changed` is True if the code differs from
-    that of the preceding complete record in `ids`.
+    In the rows, `code` is a short name of the code. `code_changed` is True if the code differs from that of the next
+    lower id in `ids`; tombstones and sweeps have no code and are skipped.
+
+    Args:
+        log: The log.
+        ids: The ids of the entries to describe.
+        written_ms: By id, when the record's file was last written, in milliseconds since the epoch. For a dropped
+            checkpoint this is when its record became a tombstone.
+        now_ms: The time now, in milliseconds since the epoch, for `age_s`.
     """
     rows, before = [], None
     for n in sorted(ids):
@@ -108,9 +114,9 @@ def state_of(log: Log, entry: Record | Tombstone) -> str:
 
 
 def _newest_of_interval(log: Log, entry: Record | Tombstone) -> int | None:
-    """Return the id of the newest later commit of the same interval that is not quarantined; None without one.
+    """Return the id of the newest later commit of the same interval that is not quarantined; None if there is none.
 
-    The next interval starts from this commit instead of the given one.
+    The next interval starts from this commit, and not from `entry`.
     """
     interval = interval_of(entry)
     same = [e.id for e in log.commits_near(interval, after=entry.id) if interval_of(e) == interval]
@@ -120,7 +126,10 @@ def _newest_of_interval(log: Log, entry: Record | Tombstone) -> int | None:
 def describe_checkpoint(log: Log, record: Record, manifests: Sequence[ShardManifest]) -> dict[str, Any]:
     """Return the content of a record, shard by shard, with paths and sizes of its files.
 
-    `manifests` are the manifests of the record's shards, in their order.
+    Args:
+        log: The log.
+        record: The record of the checkpoint.
+        manifests: The manifests of the record's shards, in the order of the shards.
     """
     content = record.content
     refused = log.quarantine_above(record.id)
@@ -173,9 +182,14 @@ def describe_difference(
 ) -> dict[str, Any]:
     """Return the difference of two checkpoints.
 
-    Manifests are None for a canonical savepoint. Key groups are compared only if both sides have manifests and the same
-    number of key groups. Then `key_groups` lists those whose entries or digest differ, with the number of entries of
-    each state on both sides. Otherwise it is None.
+    `key_groups` in the result lists the key groups whose entry counts or digest differ, with the number of entries of
+    each state on both sides. It is None if a side has no manifests, or if the numbers of key groups differ.
+
+    Args:
+        first: The record of the first checkpoint.
+        manifests: The manifests of the first checkpoint's shards; None for a canonical savepoint.
+        second: The record of the second checkpoint.
+        others: The manifests of the second checkpoint's shards; None for a canonical savepoint.
     """
     a, b = first.content, second.content
     comparable = a.max_parallelism == b.max_parallelism and manifests is not None and others is not None
@@ -270,7 +284,7 @@ def _instant(ms: int | None) -> str | None:
 
 
 def _content(group: KeyGroupState | None) -> tuple[dict[str, int], int] | None:
-    """Return the values that key groups are compared by.
+    """Return entry counts and digest, by which key groups are compared; None for a key group without entries.
 
     Byte counts are left out, because older releases did not record them.
     """

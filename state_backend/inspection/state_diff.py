@@ -2,14 +2,14 @@
 
     states       Two states with equal counts and digests are equal.
     key groups   Two key groups with equal counts and digests are equal.
-    shards       Only shards with a differing key group are restored, and only from SSTs whose keys overlap such groups.
-                 A file that both sides need is fetched once.
+    shards       Only shards with a differing key group are restored, and only from SSTs whose keys overlap those key
+                 groups. A file that both sides need is fetched once.
     entries      The entries of a differing key group are read from both sides in the order of their keys. The
                  stored bytes are compared.
 
-After a schema change, entries may be stored in different bytes but decode to the same value. They count as equal. A
-canonical savepoint records one digest for the whole state. If this digest differs, the whole savepoint is read, into
-the key groups of the other side.
+After a schema change, two entries may be stored as different bytes but decode to the same value. Such entries count as
+equal. A canonical savepoint records only one digest, for the whole state. If this digest differs, the whole savepoint is
+read, with the number of key groups of the other side.
 """
 
 from __future__ import annotations
@@ -60,6 +60,9 @@ class EntryChange:
     Attributes:
         user_key: The key inside of a map; None for other states.
         position: The position inside of a list; None for other states.
+        state: The name of the state; `$timers` for a timer.
+        change: The kind of change, from the first state to the second.
+        key: The key, by column.
         before: The entry of the first state; None if it was added. A timer's value is its time, as `at_ms`.
         after: The entry of the second state; None if it was removed.
     """
@@ -102,7 +105,7 @@ def diff_states(
     """
     keys = [names_and_types(parse_struct(source.content.key_schema)) for source in (first, second)]
     if keys[0] != keys[1]:
-        raise UsageError(f"the keys of {first} are not those of {second}; only states of one key can be compared")
+        raise UsageError(f"{first} and {second} have different key columns, so they can't be compared")
     for state in states or ():
         if not any(state == d.name for s in (first, second) for d in s.content.states) and state != layout.TIMERS_NAME:
             first.descriptor(state)
@@ -111,14 +114,16 @@ def diff_states(
     fixed = [s.content.max_parallelism for s in (first, second) if not s.canonical] or [first.content.max_parallelism]
     if len({*fixed}) > 1:
         raise UsageError(
-            f"{first} has {fixed[0]} key groups, {second} has {fixed[1]}; take a canonical savepoint of one of them and compare that"
+            f"{first} has {fixed[0]} key groups, but {second} has {fixed[1]}\n"
+            "Take a canonical savepoint of one of them and compare that"
         )
     with ExitStack() as stack:
         sides = [_Side(source, fixed[0], work / name, stack) for source, name in ((first, "first"), (second, "second"))]
         groups = plan_groups(sides[0].groups, sides[1].groups, fixed[0])
         cache = work / "cache"
         for group in groups:
-            # Both sides have closed their shards. No later shard needs the cached files.
+            # Neither side's open shard holds this key group, so `keeps` has closed both. The files in the cache belong
+            # to the closed shards, and no other shard needs them.
             if not any([side.keeps(group) for side in sides]):
                 shutil.rmtree(cache, ignore_errors=True)
             for side in sides:
@@ -127,7 +132,7 @@ def diff_states(
 
 
 def _same_state(content: Content) -> tuple[int, int]:
-    """Return values that are equal for contents with the same entries, even with other shards and key groups."""
+    """Return digest and number of entries. They are equal for equal states, even with other shards or key groups."""
     return content.digest, content.totals.entries
 
 
@@ -271,7 +276,7 @@ def _compare(
         ]
         place = next((found[0] for found in read if found is not None), None)
         if place is None:
-            # The record of a list's positions is no entry.
+            # These bytes are a list's stored positions, which are no entry.
             continue
         before, after = (found[1] if found is not None else None for found in read)
         if before is not None and after is not None and _same(before, after):
@@ -305,7 +310,15 @@ class _Reader:
         self._decode = row_reader(descriptor.name, descriptor.versions)
 
     def read(self, group: int, rest: bytes, entry: bytes) -> tuple[dict[str, Any], Entry] | None:
-        """Return the place of a stored entry, and the decoded entry; None for the record of a list's positions."""
+        """Return the place of a stored entry (key, user key and position) and the decoded entry.
+
+        The result is None for the stored positions of a list, which are no entry.
+
+        Args:
+            group: The key group.
+            rest: The stored key without key group and state id.
+            entry: The stored value.
+        """
         stored_key = layout.prefix(group, self._descriptor.state_id) + rest
         found = decode_entry(self._descriptor, stored_key, entry, self._keys, self._user_keys)
         if found is None:
@@ -336,7 +349,10 @@ def _timer_changes(first: _Side, second: _Side, group: int) -> Iterator[EntryCha
 
 
 def _timers(side: _Side, group: int) -> Iterator[tuple[bytes, bytes]]:
-    """Yield each timer as its key with its time, ascending, with an empty value. Both layouts of timers are read."""
+    """Yield each timer as a pair: encoded key with packed time, and an empty value. Pairs ascend.
+
+    Timers are stored in two layouts, an older and a newer one. Both are read.
+    """
     for rest, entry in side.scan(group, layout.TIMERS):
         for timer in layout.timers_in(rest, entry):
             yield timer, b""

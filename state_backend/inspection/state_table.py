@@ -57,7 +57,8 @@ class StateSource:
 
     Attributes:
         url: The folder that the handles in `content` are relative to.
-        checkpoint_id: The checkpoint's id; of a savepoint the id of the checkpoint that it copies; 0 for a prepared
+        content: The content of the checkpoint's record, of the savepoint, or of the prepared attempt.
+        checkpoint_id: The checkpoint's id; for a savepoint, the id of the checkpoint that it copies; 0 for a prepared
             attempt.
         savepoint: The savepoint; None for a checkpoint, whose `url` is the pipeline's folder.
     """
@@ -98,16 +99,17 @@ class StateSource:
             if descriptor.name == state:
                 return descriptor
         names = ", ".join([d.name for d in self.content.states] + [layout.TIMERS_NAME])
-        raise UsageError(f"{self} has no state {state!r}; it has {names}")
+        raise UsageError(f"{self} has no state {state!r}\nIts states: {names}")
 
     def key_groups(self, shard: int) -> KeyGroupRange:
         """Return the key groups that the shard holds."""
         return range_of(shard, self.content.parallelism, self.content.max_parallelism)
 
     def held(self, what: str) -> AbstractContextManager[None]:
-        """Hold a lease on the checkpoint while the block reads its files, as `holding` does.
+        """Hold a lease on the checkpoint while the `with` block reads its files. A savepoint needs no lease.
 
-        A savepoint needs no lease. `what` names the reader in the lease.
+        Args:
+            what: The reader's purpose, for people who read the lease.
         """
         return holding(open_storage(self.url), self.checkpoint_id if self.savepoint is None else None, what)
 
@@ -151,7 +153,7 @@ def table_schema(source: StateSource, state: str) -> pa.Schema:
 def read_table(
     source: StateSource, state: str, shard: int, storage: Storage, work: Path, part: Part = WHOLE
 ) -> Iterator[pa.Table]:
-    """Return an iterator over the rows of one state in one shard.
+    """Return the rows of one state in one shard, as an iterator of tables.
 
     Args:
         source: The checkpoint or savepoint.
@@ -198,7 +200,10 @@ def _rows(source: StateSource, descriptor: StateDescriptor | None) -> StateRows 
 
 
 def _prefixes(manifest: ShardManifest, state: str, state_id: int, part: Part) -> list[bytes]:
-    """Return the prefixes of the state's stored keys in the part, ascending, without key groups that have no entry."""
+    """Return the prefixes of stored keys to scan for one state in the part, ascending.
+
+    Key groups in which the state has no entry are left out.
+    """
     groups = {s.key_group for s in manifest.key_group_states if s.entries.get(state)}
     if part.keys is not None:
         return [layout.prefix(group, state_id) + key for group, key in part.keys if group in groups]
@@ -207,7 +212,7 @@ def _prefixes(manifest: ShardManifest, state: str, state_id: int, part: Part) ->
 
 
 def _shape(source: StateSource, state: str, shard: int) -> Shape:
-    """Return a function from tables in the canonical columns to tables in the columns of `table_schema`."""
+    """Return a function that converts tables from the columns of a canonical savepoint to those of `table_schema`."""
     descriptor, schema = source.descriptor(state), table_schema(source, state)
     now_ms = source.content.time.processing_time_ms
 
@@ -305,14 +310,14 @@ def _manifest(source: StateSource, shard: int, storage: Storage) -> ShardManifes
     manifest = needed_manifest(source.content.shards[shard], storage)
     if manifest.shard != shard or manifest.key_groups != source.key_groups(shard):
         raise CorruptFile(
-            f"{source}: the manifest of shard {shard} is of shard {manifest.shard}, {manifest.key_groups}; expected "
+            f"{source}: the manifest of shard {shard} belongs to shard {manifest.shard}, {manifest.key_groups}; expected "
             f"{source.key_groups(shard)}"
         )
     return manifest
 
 
 def _spans(part: Part, state_ids: Sequence[int]) -> list[Span] | None:
-    """Return the ranges of stored keys that hold the part of these states; None for a whole shard."""
+    """Return the ranges of stored keys that a read of these states in the part needs; None for a whole shard."""
     if part.keys is not None:
         behind = part.keys
     elif part.key_groups is not None:

@@ -19,15 +19,15 @@ class Status:
     """Status of a pipeline.
 
     Attributes:
-        next: The interval after the one with the latest end, with equal length; None without a checkpoint.
+        next: The next interval: it follows the retained interval with the latest end, and is as long as that one. None
+            if no checkpoint is retained.
         base: The id of the checkpoint that `next` starts from; None if `next` can't start.
         problem: The reason why `next` can't start; None if it can.
-        rerun: The intervals to run first, if that solves the problem.
-        stale: Stale checkpoints, each with the id of the checkpoint that made it stale. Those whose interval was run
-            again since are left out.
+        rerun: The intervals to run first so that `next` can start; None if no run helps.
+        stale: The stale checkpoints, each with the id of the commit that made it stale. Checkpoints whose interval was
+            run again since are left out.
         quarantined: The checkpoints that validation refused, each with the reason.
-        unpublished: The intervals whose current output no `checkpoint` task has published, each with the checkpoint's
-            id.
+        unpublished: The intervals whose current output the sink hook has not published, each with the id of the commit.
     """
 
     next: Interval | None
@@ -45,10 +45,17 @@ class Status:
 
 
 def with_refused_bases(log: Log, pipeline: str, rerun: Rerun, length: timedelta, pipeline_start_ms: int) -> Rerun:
-    """Extend a re-run back to the first interval whose base is usable.
+    """Return the re-run, begun early enough that the base of its first interval is usable.
 
-    The base of the re-run's first interval may be stale or quarantined itself. Then this interval would be refused, so
-    the re-run must begin earlier.
+    The base of the re-run's first interval may be stale or quarantined itself. Cairn would refuse this interval, so the
+    re-run must begin earlier.
+
+    Args:
+        log: The log of the pipeline.
+        pipeline: Name of the pipeline.
+        rerun: The intervals to run again.
+        length: The length of an interval.
+        pipeline_start_ms: Start of the pipeline, in milliseconds since the epoch.
     """
     while True:
         try:
@@ -64,8 +71,12 @@ def with_refused_bases(log: Log, pipeline: str, rerun: Rerun, length: timedelta,
 def status_of(log: Log, pipeline: str, storage: Storage) -> Status:
     """Return the status of a pipeline.
 
-    `storage` is the storage of the pipeline's folder. It gets one metadata request for each publishing mark that may be
-    missing.
+    The function sends one metadata request for each interval that may be unpublished.
+
+    Args:
+        log: The log of the pipeline.
+        pipeline: Name of the pipeline.
+        storage: The storage of the pipeline's folder.
 
     Raises:
         CorruptRecord: A record of the log is damaged.

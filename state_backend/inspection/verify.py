@@ -5,9 +5,9 @@ by size, and by crc32c if the storage keeps checksums. Deep: every file is also 
 Every shard is restored into an empty folder, and its entries are compared with the counts and digests of their key
 groups.
 
-`verify_files` checks one checkpoint or savepoint before it is used or published. It is like the fast verification, but
-if the storage keeps no checksums, it reads every file. It decodes no entry, so a file that was rewritten together with
-its handle passes.
+`verify_files` checks one checkpoint or savepoint before it is used or published. It does what the fast verification does,
+and also reads every file if the storage keeps no checksums. It decodes no entry: if a file and its recorded checksum were
+both changed, it finds nothing.
 
 The log is read before the files are listed, so that a commit or a drop during the verification causes no finding.
 """
@@ -69,6 +69,7 @@ from state_backend.values.records import (
     Validated,
 )
 
+# The types of the JSON files of each kind. `paths.kind_of` names the kinds.
 _DECODED: Mapping[str, tuple[type, ...]] = {
     "record": (Record, SweepRecord, Tombstone),
     "quarantine": (Quarantine,),
@@ -82,7 +83,6 @@ _DECODED: Mapping[str, tuple[type, ...]] = {
     "lease": (Lease,),
     "head": (Head,),
 }
-"""The types of the JSON files of each kind, as `paths.kind_of` names the kinds."""
 
 _READERS = 8
 
@@ -92,6 +92,7 @@ class VerifiedCheckpoint:
     """Result for one checkpoint.
 
     Attributes:
+        id: The id of the checkpoint.
         entries: The number of entries that the deep verification read; 0 after a fast one.
         findings: A sentence for each problem.
     """
@@ -162,8 +163,8 @@ def _lost_marks(log: Log) -> Iterator[str]:
     """Yield a finding for each quarantine mark that the newest record lists but that is missing."""
     for checkpoint_id in sorted({*log.summary.marks} - log.quarantined.keys()):
         yield (
-            f"{paths.quarantine(checkpoint_id)} is missing: checkpoint {checkpoint_id} was quarantined, and counts as usable now. "
-            "Put the file back from a copy"
+            f"{paths.quarantine(checkpoint_id)} is missing: checkpoint {checkpoint_id} was quarantined, but counts as usable now\n"
+            "Put the file back from a backup"
         )
 
 
@@ -190,16 +191,16 @@ def _overlaps(log: Log) -> Iterator[str]:
     for (before, n), (interval, other) in pairwise(current):
         if before.overlaps(interval):
             yield (
-                f"output of {before}, checkpoint {n}, and of {interval}, checkpoint {other}, overlap; run one of them again with "
-                "replace_overlapping"
+                f"output of {before}, checkpoint {n}, and of {interval}, checkpoint {other}, overlap\n"
+                "Run one of them again with replace_overlapping"
             )
 
 
 def intact_before(storage: Storage, damaged: Content) -> Record | None:
-    """Return the newest usable checkpoint that ends no later than the damaged checkpoint's interval starts.
+    """Return the newest intact checkpoint before the damaged checkpoint's interval; None if there is none.
 
-    Usable means: the following interval would start from it (it is neither stale nor quarantined), and its files verify
-    by metadata. None: no checkpoint is usable. The log must be readable.
+    The checkpoint ends no later than that interval starts. It is neither stale nor quarantined, and the fast
+    verification finds no problem in it.
     """
     log, files = read_log(storage), {info.path: info for info in storage.list("")}
     ends = {r.content.interval.end for r in log.completed() if r.content.interval.end <= damaged.interval.start}
@@ -207,7 +208,8 @@ def intact_before(storage: Storage, damaged: Content) -> Record | None:
         following = Interval(end, end + (damaged.interval.end - damaged.interval.start))
         # `plan_base` raises an error for a stale or quarantined checkpoint.
         with suppress(StateUnusable):
-            allowed = Permissions(replace_overlapping=True)  # Existing output does not matter for the state.
+            # Only the state matters here, so output of overlapping intervals must not be a reason to refuse.
+            allowed = Permissions(replace_overlapping=True)
             base = plan_base(log, damaged.pipeline, following, allowed, damaged.pipeline_start_ms)
             if base is not None and not _checkpoint(base, storage, files, None).findings:
                 return base
@@ -232,23 +234,25 @@ def offering_intact(storage: Storage, restored: Record | None) -> Iterator[None]
         try:
             offer, again = _offer(storage, restored)
         except CairnError as problem:
-            offer, again = f"whether another checkpoint is sound can't be told now: {problem}", None
+            offer, again = f"Cairn can't tell now whether another checkpoint is intact: {problem}", None
         raise type(error)(f"{error}\n{offer}", rerun=again) from error
 
 
 def _offer(storage: Storage, damaged: Record | None) -> tuple[str, Rerun | None]:
     if damaged is None:
-        return "put the file back from a copy, then try again", None
+        return "Put the file back from a backup, then try again", None
     content, sound = damaged.content, intact_before(storage, damaged.content)
     start = sound.content.interval.end if sound is not None else from_ms(content.pipeline_start_ms)
     again = Rerun(first=start, last=max(start, content.interval.start))
-    text = f"It was to be restored from checkpoint {damaged.id}, the state at {format_instant(content.interval.end)}. "
+    text = (
+        f"This file is needed to restore checkpoint {damaged.id}, the state at {format_instant(content.interval.end)}. "
+    )
     if sound is None:
-        text += "No earlier checkpoint verifies. Put the file back from a copy, restore a savepoint, or begin at the pipeline's start"
+        text += "No earlier checkpoint is intact. Put the file back from a backup, restore a savepoint, or begin at the pipeline's start"
     else:
         text += (
-            f"The newest checkpoint before it that verifies, by its metadata, is {sound.id}, the state at {format_instant(start)}. "
-            "Put the file back from a copy, or go back to that one and make the other again"
+            f"By a quick check, the newest intact checkpoint before it is {sound.id}, the state at {format_instant(start)}. "
+            "Put the file back from a backup, or start from that checkpoint again"
         )
     return f"{text}: run {intervals_of(again)}", again
 
@@ -281,8 +285,8 @@ def verify_files(
         content: The content of the checkpoint's record or of the savepoint.
         storage: The storage that the content's handles are relative to.
         work: An empty local folder. If the storage keeps no checksums, it holds eight downloaded files at a time.
-        savepoint: The canonical files of a savepoint, empty for a native one; None for a checkpoint. A savepoint's
-            total of bytes is not checked, because it records that of its checkpoint.
+        savepoint: The canonical files of a savepoint, empty for a native one; None for a checkpoint. The number of
+            bytes in a savepoint's record is not checked, because it is copied from the checkpoint.
     """
     findings, canonical = [*_contradictions(content)], savepoint or ()
     manifests, damaged = _manifests(content, storage)
@@ -300,12 +304,18 @@ def verify_files(
     findings += [*(wrong[h] for h in handles if h in wrong), *damaged]
     if canonical or not content.shards:
         rows = sum(f.rows for f in canonical)
-        findings += [] if rows == content.totals.entries else [f"{rows} rows, {content.totals.entries} are recorded"]
+        findings += (
+            []
+            if rows == content.totals.entries
+            else [f"the files have {rows} rows, but {content.totals.entries} are recorded"]
+        )
     elif not damaged:
         findings += _sums(content, manifests)
         found_bytes = sum(m.size_bytes for m in manifests)
         if savepoint is None and found_bytes != content.totals.state_bytes:
-            findings.append(f"bytes of state: the record says {content.totals.state_bytes}, its shards {found_bytes}")
+            findings.append(
+                f"bytes of state: the record says {content.totals.state_bytes}, its shards have {found_bytes}"
+            )
     return VerifiedFiles(
         files=len(handles), size_bytes=sum(h.size_bytes for h in handles), findings=tuple(dict.fromkeys(findings))
     )
@@ -333,7 +343,9 @@ def _marks(storage: Storage, files: Mapping[str, FileInfo]) -> Iterator[str]:
             # A clean-up deleted the file meanwhile. This file is no record: records are never deleted.
             continue
         except (CorruptRecord, UnsupportedFormat) as error:
-            rebuilt = "\nThe file is only a hint: the next commit or sweep writes it anew" if path == paths.HEAD else ""
+            rebuilt = (
+                "\nThe file is only a hint: the next commit or sweep writes it again" if path == paths.HEAD else ""
+            )
             yield f"{error}{rebuilt}"
             continue
         if (name := _path_of(found)) != path:
@@ -382,7 +394,10 @@ def _path_of(
 def _files(
     storage: Storage, handles: Iterable[Handle], files: Mapping[str, FileInfo], work: Path | None
 ) -> Iterator[str]:
-    """Yield the findings about files, by the listing and, with a `work` folder, by a download of each file."""
+    """Yield a finding for each file that is missing or differs from its handle.
+
+    Sizes and checksums are compared with the listing `files`. With a `work` folder, each file is also downloaded.
+    """
     for handle in dict.fromkeys(handles):
         # The listing may be some seconds old, so a file that the listing lacks is looked up by its path.
         finding = _listed(handle, files.get(handle.path) or storage.stat(handle.path))
@@ -437,7 +452,7 @@ def _checkpoint(
 
 
 def _manifests(content: Content, storage: Storage) -> tuple[list[ShardManifest], list[str]]:
-    """Return the readable manifests, and a finding for each of the others."""
+    """Return the readable manifests, and a finding for each manifest that can't be read."""
     manifests, findings = [], []
     for ref in content.shards:
         try:
@@ -462,21 +477,21 @@ def _walked(manifest: ShardManifest, content: Content, storage: Storage, work: P
 
 
 def _contradictions(content: Content) -> Iterator[str]:
-    """Yield a finding for each contradiction in the states that a content declares."""
+    """Yield a finding for each impossible declaration of a state, such as two states with one name or id."""
     names, ids = [d.name for d in content.states], [d.state_id for d in content.states]
     if len({*names}) < len(names) or len({*ids}) < len(ids):
         yield f"two states share a name or an id: {', '.join(f'{n} ({i})' for n, i in zip(names, ids, strict=True))}"
     for descriptor in content.states:
         versions = [v.version for v in descriptor.versions]
         if not versions or versions != sorted({*versions}) or not 1 <= descriptor.state_id <= MAX_STATE_ID:
-            yield f"state {descriptor.name!r}: id {descriptor.state_id}, schema versions {versions}"
+            yield f"state {descriptor.name!r} has an invalid id or schema versions: id {descriptor.state_id}, versions {versions}"
 
 
 def _sums(content: Content, manifests: Sequence[ShardManifest]) -> Iterator[str]:
-    """Yield a finding for each difference between the record and the manifests of its shards."""
+    """Yield a finding for each contradiction between the record's shards, counts and digest and the manifests."""
     shards = [*range(content.parallelism)]
     if [ref.shard for ref in content.shards] != shards:
-        yield f"the record has shards {[ref.shard for ref in content.shards]}, its parallelism is {content.parallelism}"
+        yield f"the record has shards {[ref.shard for ref in content.shards]}, but its parallelism is {content.parallelism}"
     try:
         check_whole([m.key_groups for m in manifests], content.max_parallelism)
     except StateUnusable as error:
@@ -488,13 +503,13 @@ def _sums(content: Content, manifests: Sequence[ShardManifest]) -> Iterator[str]
         if manifest.shard != ref.shard:
             yield f"shard {ref.shard} has the manifest of shard {manifest.shard}"
         elif ref.shard in shards and owned != range_of(ref.shard, content.parallelism, content.max_parallelism):
-            yield f"shard {ref.shard} of {content.parallelism} holds key groups {owned.first} to {owned.last}"
+            yield f"shard {ref.shard} of {content.parallelism} has the wrong key groups: {owned.first} to {owned.last}"
         groups = [s.key_group for s in manifest.key_group_states]
         if groups != sorted({*groups}) or any(g not in owned for g in groups):
-            yield f"shard {manifest.shard}, key groups {owned.first} to {owned.last}, counts entries of {groups}"
+            yield f"shard {manifest.shard} has key groups {owned.first} to {owned.last}, but counts entries of {groups}"
         for state in manifest.key_group_states:
             if not state.entries or min(state.entries.values()) < 1 or not state.entries.keys() <= names:
-                yield f"shard {manifest.shard}: key group {state.key_group} counts {state.entries}"
+                yield f"shard {manifest.shard}: key group {state.key_group} has invalid counts of entries: {state.entries}"
             for name in keys.keys() & state.entries.keys():
                 keys[name] += state.entries[name]
     totals = content.totals
@@ -504,4 +519,4 @@ def _sums(content: Content, manifests: Sequence[ShardManifest]) -> Iterator[str]
         ("keys", totals.keys, max(keys.values(), default=0)),
     ):
         if recorded != found:
-            yield f"{what}: the record says {recorded}, its shards {found}"
+            yield f"{what}: the record says {recorded}, its shards have {found}"

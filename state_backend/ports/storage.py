@@ -39,7 +39,7 @@ class Storage(Protocol):
 
     Raises:
         StorageUnavailable: The storage can't be reached or is full.
-        PermissionRefused: The storage refuses permission or is read-only. Only a person can mend that.
+        PermissionRefused: The storage refuses permission or is read-only. A retry does not help.
         UsageError: `check_path` refuses the path; or the storage was opened with a bucket that does not exist or with
             wrong credentials.
     """
@@ -129,13 +129,13 @@ class Storage(Protocol):
 
 @runtime_checkable
 class KeepsRoom(Protocol):
-    """A storage that can be full, and so reserves space that a sweep needs before it can delete files."""
+    """A storage that can be full. It reserves some space for a sweep, which must write before it can delete files."""
 
     def keep_room(self) -> None:
-        """Reserve the space if it is not reserved yet; do nothing if the storage is full. Never raise."""
+        """Reserve a fixed amount of space, if none is reserved yet. Never raise, also if the storage is full."""
 
     def free_room(self) -> bool:
-        """Release the reserved space, and return False if no space was reserved. Any next write may use the space."""
+        """Release the reserved space, and return False if no space was reserved. Any writer may then use the space."""
 
 
 @runtime_checkable

@@ -124,11 +124,11 @@ def read_canonical(
 ) -> tuple[KeyGroupState, ...]:
     """Fill an empty store with the entries of canonical files whose key group is in `owned`.
 
-    If the max parallelism of the savepoint and of the store differ, every file is read. Otherwise only the files of the
-    range are read.
+    If the savepoint and the pipeline have the same number of key groups, only the files that have key groups of `owned`
+    are read. Otherwise every file is read, because the keys belong to other key groups.
 
     Args:
-        files: The savepoint's files, by state, each state's in the order of their rows.
+        files: The files of the savepoint. The files of each state must be in the order of their rows.
         states: The states that the savepoint declares.
         key_schema: The schema of the key.
         storage: The storage of the savepoint's folder.
@@ -222,7 +222,7 @@ class EntryWriter:
             raise CorruptFile(f"{where}: {error}") from error
         recorded = np.asarray(table["key_group"].combine_chunks())
         if same and (recorded != hashed).any():
-            raise CorruptFile(f"{where}: a key is not in the key group that its row says")
+            raise CorruptFile(f"{where}: a key belongs to another key group than its row says")
         last = check_ascending(recorded, located.rests, last, where)
         mine = (hashed >= self._owned.first) & (hashed <= self._owned.last)
         if descriptor is None:

@@ -1,8 +1,8 @@
 """Changelog mode: the changes of an interval become a segment beside the files of the base.
 
-No image of the store is captured while segments stay below the thresholds of `ChangelogOptions`. Past a threshold, the
-checkpoint captures the store's files, which then contain all changes of the segments. A task that stops leaves a
-segment under `shared/<attempt>/` that no record names.
+While the segments stay below the thresholds of `ChangelogOptions`, a checkpoint uploads only the new segment. Above a
+threshold, it uploads the store's new SSTs instead, which contain all changes of the segments. A task that dies may
+leave a segment under `shared/<attempt>/` that no record names.
 
 Source: the idea is that of Flink's changelog state backend, which writes changes continuously and materialises now and
 then.
@@ -33,9 +33,11 @@ from state_backend.values.records import (
     ShardRef,
 )
 
-# 256 KiB of segments are allowed at any size of the state. Otherwise a small state would write files in every interval.
+# 256 KiB of segments are allowed for a state of any size. Otherwise the segments of a small state would exceed
+# `max_share_of_state` in every interval.
 _ALWAYS_BYTES = 256 * 1024
-# Room for inline segments: 12 KiB per record, at least 2 KiB per shard. A larger segment becomes a file.
+# The most bytes of inline segments: each shard has its equal share of 12 KiB, but at least 2 KiB. A larger segment
+# becomes a file.
 _INLINE_SEGMENTS_BYTES, _INLINE_SEGMENT_BYTES = 12 * 1024, 2 * 1024
 
 
@@ -59,7 +61,7 @@ class ChangelogOptions:
 
     def __post_init__(self) -> None:
         if self.max_bytes < 0 or self.max_segments < 0 or not self.max_share_of_state >= 0:
-            raise UsageError(f"thresholds of a changelog can't be less than nothing: {self}")
+            raise UsageError(f"changelog thresholds can't be negative: {self}")
 
 
 def changelog_limit(base: ShardManifest, options: ChangelogOptions) -> int:
@@ -162,8 +164,9 @@ class ShardChangelog:
     ) -> Snapshot:
         """Return the base's manifest with one more segment; without changes, with the same segments.
 
-        A segment stays inline if it fits `inline_budget_bytes` (None: `inline_segment_bytes`). A larger segment is
-        uploaded as a file. If the manifest would then need a file too, it is appended to the segment's file.
+        A segment of at most `inline_budget_bytes` (None: `inline_segment_bytes`) becomes a part of the manifest. A
+        larger segment is uploaded as a file. If the manifest would then be too large for the record, it is appended to
+        the segment's file.
 
         Raises:
             InvariantViolated: The changes exceed `changelog_limit`. `fits` returns False in this case.
@@ -171,7 +174,7 @@ class ShardChangelog:
         base, unchanged = self._base, replace(self._base, key_group_states=key_group_states)
         content_bytes = self._changes.content_bytes()
         if content_bytes is None:
-            raise InvariantViolated(f"shard {base.shard} changed more than its segments may hold")
+            raise InvariantViolated(f"shard {base.shard} has more changes than its segments may hold")
         ranges, entries = self._changes.changes()
         with self._segment.open("xb") as file:
             count = changelog.write_segment(file, ranges, entries)
@@ -184,8 +187,8 @@ class ShardChangelog:
             inline = Segment(handle=None, data=data, changes=count, content_bytes=content_bytes)
             return self._snapshot(_followed_by(unchanged, inline), uploaded_files=0, uploaded_bytes=size_bytes)
         path = paths.shared(attempt, base.shard, task, 0, "log")
-        # The checksum is known only after the upload. The placeholder has the most digits, so the size estimate of the
-        # record holds.
+        # The checksum is known only after the upload. Until then a number with the most digits stands for it, so that
+        # the record is not estimated too small.
         handle = Handle(path=path, size_bytes=size_bytes, crc32c=2**32 - 1)
         expected = Segment(handle=handle, data=None, changes=count, content_bytes=content_bytes)
         in_segment = None

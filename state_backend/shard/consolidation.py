@@ -1,15 +1,17 @@
 """Consolidation: merge a shard's files, so that their number and bytes stay constant over any number of intervals.
 
 Every interval adds one sorted run of files. The entries that it replaces stay in the older runs. Two rules limit this
-growth. Both are applied when the shard is captured, so that merged files are uploaded only once:
+growth. Both are applied at the end of an interval, before the checkpoint uploads the shard's new files. So the results
+of merges are uploaded, and not their inputs:
 
 1. More than `most_sorted_runs` runs: the newest runs are merged. The number of merged runs is the one with the lowest
-   cost per removed run. This merge writes little, but the oldest run and its obsolete entries stay.
+   cost per removed run. Such a merge writes little, but the oldest run and its obsolete entries stay.
 2. Obsolete bytes above `most_obsolete_percent` of the live bytes: the whole shard is rewritten. Shards with equal load
-   exceed the limit in the same interval. So each shard waits for its turn, one interval in eight, and for its share of
-   the byte budget. A shard that exceeds the limit by a quarter waits for neither.
+   would all exceed the limit in the same interval. So each shard waits for its turn, one interval in eight, and is
+   rewritten only if it fits the byte budget: an equal part of `consolidation_bytes` for each shard that has its turn. A
+   shard that exceeds the limit by a quarter waits for neither.
 
-Live bytes are counted for each key group when records are written and deleted (`KeyGroupState.size_bytes`). RocksDB
+Live bytes are counted for each key group when entries are written and deleted (`KeyGroupState.size_bytes`). RocksDB
 counts the bytes of its files in the same way, before compression. The difference is obsolete: replaced entries, deleted
 entries and deletion markers.
 
@@ -74,7 +76,7 @@ def plan_consolidation(
 
     Args:
         runs: The sorted runs of the shard, newest first.
-        live_raw_bytes: Bytes of all live records before compression.
+        live_raw_bytes: Bytes of all live entries and index keys before compression.
         ranges_deleted: True if the shard's files hold a deleted range.
         options: The limits and the byte budget.
         shard: The shard's number, which decides its turn.
@@ -104,7 +106,8 @@ def plan_consolidation(
             return Consolidation(merged_runs=len(runs), written_bytes=rewritten_bytes, whole=True)
     if len(runs) <= options.most_sorted_runs:
         return Consolidation(merged_runs=0, written_bytes=0, put_off=put_off)
-    # Every read checks each run. So with more than twice the allowed runs, a merge may exceed the budget.
+    # Every read searches all runs, so many runs make the pipeline slow. With more than twice the allowed number, a
+    # merge may write more than the byte budget.
     allowed_bytes = budget_bytes if len(runs) <= 2 * options.most_sorted_runs else total_bytes
     written, cheapest = 0, (0.0, 0, 0)
     for width, run in enumerate(runs, 1):
@@ -123,9 +126,14 @@ def plan_consolidation(
 def live_bytes(runs: Sequence[SortedRun], live_raw_bytes: int) -> int:
     """Estimate the bytes of a shard's files after a rewrite.
 
-    The estimate uses the compression ratio of the oldest run, because a rewrite leaves only such a run. If all runs
-    together are compressed further, it uses their ratio. Both ratios mislead if live records differ in kind from most
-    of the files. Then the shard is rewritten once too early, and its new oldest run has the right ratio from then on.
+    The estimate multiplies `live_raw_bytes` with a compression ratio: that of the oldest run, because a rewrite
+    produces a run of this kind, or that of all runs together if it is smaller. Both ratios are wrong if the live
+    entries compress otherwise than most of the files. Then the shard is rewritten once too early. Afterwards the
+    shard's only run has the right ratio.
+
+    Args:
+        runs: The sorted runs of the shard, newest first.
+        live_raw_bytes: Bytes of all live entries and index keys before compression.
     """
     oldest, size_bytes = runs[-1], sum(run.size_bytes for run in runs)
     density = min(size_bytes / max(sum(run.raw_bytes for run in runs), 1), oldest.size_bytes / max(oldest.raw_bytes, 1))
@@ -135,9 +143,9 @@ def live_bytes(runs: Sequence[SortedRun], live_raw_bytes: int) -> int:
 def _is_paid(runs: Sequence[SortedRun], options: EngineOptions) -> bool:
     """Return True if the shard has changed enough since its last rewrite to justify another.
 
-    After a split, both new shards hold the files of the whole old shard. A rewrite of all shards just for this would
-    upload the whole state in one interval. So the changes must reach a quarter of `most_obsolete_percent` of the oldest
-    run.
+    After a split of a shard, both halves have the files of the whole shard, so about half of their bytes are obsolete.
+    If that were enough for a rewrite, all shards would upload their whole state in one interval. So the bytes changed
+    since the last rewrite must also be a quarter of `most_obsolete_percent` of the oldest run's bytes.
     """
     oldest, newer = runs[-1], runs[:-1]
     deleted_bytes = sum(run.deletions for run in newer) * oldest.size_bytes / max(oldest.entries, 1)
@@ -149,9 +157,8 @@ def most_bytes(store: RocksStore, key_groups: Sequence[KeyGroupState], options: 
     """Return the most bytes that a shard's files and segments may take together before a rewrite is urgent.
 
     Returns:
-        The limit in bytes. None in three cases: a key group has no byte count; the shard has no file; or the shard
-            holds a deleted range and
-        has changed too little for a rewrite, so that writing files would not lead to one.
+        The limit in bytes. None in three cases: a key group has no byte count; the shard has no file; or the shard's
+        files have a deleted range, but the shard has changed too little for a rewrite (`_is_paid`).
     """
     sizes = [s.size_bytes for s in key_groups]
     runs = store.sorted_runs(flushed=False)
@@ -161,9 +168,9 @@ def most_bytes(store: RocksStore, key_groups: Sequence[KeyGroupState], options: 
 
 
 def counted(store: RocksStore, key_groups: Sequence[KeyGroupState]) -> tuple[KeyGroupState, ...]:
-    """Return the key-group states with a byte count each.
+    """Return the key-group states, with a byte count for each key group.
 
-    Older releases recorded no byte counts. The entries of these key groups are read once and counted.
+    Older releases recorded no byte counts. For a key group without one, all its entries are read and counted.
     """
     return tuple(
         s if s.size_bytes is not None else replace(s, size_bytes=_scanned(store, s.key_group)) for s in key_groups
@@ -189,9 +196,9 @@ def consolidate(
         store: The open store of the shard.
         key_groups: The states of all key groups of the store, as `counted` returns them.
         options: The limits and the byte budget.
-        shard: The shard's number.
-        parallelism: The number of shards.
-        sequence: A number that grows with each interval.
+        shard: The shard's number, which decides its turn.
+        parallelism: The number of shards that share the byte budget.
+        sequence: A number that grows with each interval. It decides whose turn it is.
     """
     runs = store.sorted_runs()
     plan = plan_consolidation(

@@ -6,14 +6,14 @@
 
 A hit is a hard link into the shard's folder: RocksDB deletes its SSTs, but never changes them. All processes of one
 user on the host share the cache, without a lock. Every failure of the cache counts as a miss, which costs a download:
-1. A file is verified before it is added. Then its modification time is set to a value that its name implies. A process
+1. A file is verified before it is added. Then its modification time is set to a value computed from its name. A process
    that writes to the file through any link changes this time. A file with a wrong size or time is a miss and is
-   removed. Damage by the disk itself is found by RocksDB's block checksums; the reader that finds it calls `forget`.
+   removed. RocksDB's block checksums detect damage by the disk itself; the reader then calls `forget`.
 2. Removal of an entry does not affect processes that have linked the file. Two processes that remove or add the same
    entry at once end with the same result.
-3. The least recently used files are removed first, by access time. Every hit sets the access time. A scan of all
-   entries takes time, so only some additions start one, selected by checksum: on average once per 1/16 of the limit in
-   bytes, and per 1/64 of the most files.
+3. When the cache is too large, the least recently used files are removed, by access time. Every hit sets the access
+   time. To learn the cache's size, all its files are listed, which takes time. So only some additions do this, selected
+   by the added file's checksum: on average one each time that 1/16 of `limit_bytes` was added, and one in 256 files.
 4. If the shard's folder is on another file system, files are copied instead of linked, and each copy is verified.
 """
 
@@ -44,14 +44,19 @@ _CHUNK_BYTES = 1 << 20
 _NAME = re.compile(r"[0-9a-f]{40}-([0-9a-f]{8})")
 _MOST_FILES = 16_384
 _LEFTOVER_MIN_AGE_S = 3600.0
-# Base of the modification times: September 2001, in whole even seconds, which every file system can store. A newly
-# written file never has such a time.
+# The modification times of cached files begin here, in September 2001. They are whole even seconds, because every file
+# system can store these. A file that any process has written to is newer.
 _SEALED_FROM_S = 1_000_000_000
 _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.EACCES)
 
 
 class FileCache:
-    """Cache of files of any number of roots, limited to about `limit_bytes`, in a folder that this user owns."""
+    """Cache of files of any number of roots, in a folder that this user owns.
+
+    Args:
+        folder: The cache's folder.
+        limit_bytes: About how many bytes the cache keeps.
+    """
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
         self._folder = folder
@@ -78,8 +83,8 @@ class FileCache:
                         return False
                 os.utime(name, ns=(time.time_ns(), found.st_mtime_ns), dir_fd=folder, follow_symlinks=False)
         except FileNotFoundError:
-            # The cache has no such entry, or another process evicted it. After an eviction behind the link, the link
-            # remains valid.
+            # The cache has no such file, or another process evicted it just now. If this process made its link before
+            # the eviction, the link is valid, and this is a hit.
             return destination.exists()
         except OSError:
             destination.unlink(missing_ok=True)
@@ -124,8 +129,8 @@ class FileCache:
         if local.stat().st_size != handle.size_bytes:
             return
         try:
-            # The entry will be a link to this same file, so the entry has the sealed modification time from its
-            # creation on.
+            # The cached file is a link to this local file. The time is set before the link is made, so no process ever
+            # sees the cached file with another time.
             os.utime(local, ns=times_ns)
             os.link(local, name, dst_dir_fd=folder, follow_symlinks=False)
         except FileExistsError:
@@ -145,8 +150,8 @@ class FileCache:
     def _evict(self, folder: int) -> None:
         """Remove the least recently used files until files and bytes are within the limits.
 
-        The cache may also take at most half of the bytes that the disk has for the cache and free space together: work
-        folders need the rest.
+        The limit in bytes is `limit_bytes`, or half of the disk space that the cache and the free space have together,
+        if this is less: work folders need the other half.
         """
         entries = []
         now_s = touched_s(folder)

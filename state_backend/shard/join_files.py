@@ -20,8 +20,8 @@ from state_backend.state.layout import key_group_bounds
 from state_backend.values.errors import CorruptFile
 from state_backend.values.records import InlineFile, ShardManifest
 
-# RocksDB starts its own merges at `RUNS_WITHIN_INTERVAL` files of level 0. Four of them are left for the files of the
-# interval itself.
+# The most files of level 0 that the joined store may have. RocksDB starts merges of its own at `RUNS_WITHIN_INTERVAL`
+# files, and the interval itself may add up to four before that.
 _MOST_RUNS = RUNS_WITHIN_INTERVAL - 4
 
 
@@ -31,9 +31,8 @@ def join_manifests(
     """Join the files and segments of `first` and of each of the `others` whose files can be in the same store.
 
     Returns:
-        The joint manifest, with `key_groups` and `key_group_states` of `first`, and the joined others in the order of
-            their segments. If no
-        other shard can be joined, `first` and an empty tuple.
+        The joint manifest, with `key_groups` and `key_group_states` of `first`, and those of `others` that were joined,
+        in the order of their segments. If no other shard can be joined, `first` and an empty tuple.
     """
     joined: list[tuple[ShardManifest, Store]] = []
     try:
@@ -73,7 +72,7 @@ def join_manifests(
 
 
 def _opened(manifest: ShardManifest) -> tuple[InlineFile, Store]:
-    """Return the file of RocksDB's MANIFEST, and the store that it describes.
+    """Return a shard's file MANIFEST of RocksDB, and the store that this file describes.
 
     Raises:
         CorruptFile: The MANIFEST can't be parsed.

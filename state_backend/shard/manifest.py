@@ -1,4 +1,7 @@
-"""Read and write the manifests of shards, and the refs in records that point to manifests.
+"""Read and write the manifests of shards, and their refs.
+
+A ref is the part of a checkpoint's record that leads to the manifest of one shard. It holds the manifest itself
+(inline), or names the manifest's file and lists the changes since the file was written.
 
 This module is separate from `restore`, because code that only lists files should not import RocksDB.
 """
@@ -33,10 +36,17 @@ INLINE_MANIFESTS_BYTES = 40 * 1024
 def write_manifests(
     manifests: Sequence[ShardManifest], attempt: str, storage: Storage, *, task: int = 0
 ) -> tuple[ShardRef, ...]:
-    """Return the refs of new manifests for a record: inline if all of them fit, else as files that are created here.
+    """Return the refs of new manifests for a record.
 
-    The manifests must not share files with an earlier checkpoint's manifest. `task` is a number in the names of the
-    files: a second try of the attempt passes another number if the first has left files.
+    If all manifests together take at most 40 KiB, the record will hold them inline. Otherwise this function creates a
+    file for each manifest. The manifests must not share files with an earlier checkpoint's manifest.
+
+    Args:
+        manifests: The manifests of all shards.
+        attempt: The attempt that writes the files.
+        storage: The storage of the pipeline.
+        task: A number in the names of the files. A second try of the attempt passes another number if the first has
+            left files.
     """
     encoded = [record_codec.encode(m) for m in manifests]
     if sum(map(len, encoded)) <= INLINE_MANIFESTS_BYTES:
@@ -49,7 +59,7 @@ def write_manifests(
 
 
 def manifest_of(ref: ShardRef, storage: Storage) -> ShardManifest:
-    """Return the verified manifest of a ref, inline or from its file, with the ref's changes applied.
+    """Return the manifest that a ref leads to: inline or from its file, with the ref's changes applied.
 
     Raises:
         NotFound: The manifest's file is missing.
@@ -92,8 +102,8 @@ def needed_manifest(ref: ShardRef, storage: Storage) -> ShardManifest:
 def _manifest_in(where: InSegment, handle: Handle, storage: Storage) -> ShardManifest:
     """Read the manifest at the end of a segment's file, and add this segment to it.
 
-    The stored manifest can't contain the handle of the file that it is part of. Only the bytes from the manifest's
-    offset on are read.
+    The stored manifest can't name the segment's file, because it is a part of this file. Only the bytes from the
+    manifest's offset on are read.
 
     Raises:
         CorruptFile: A checksum is wrong, or the file has another size than the handle.
@@ -101,7 +111,7 @@ def _manifest_in(where: InSegment, handle: Handle, storage: Storage) -> ShardMan
     tail = storage.read(handle.path, offset=where.offset)
     if where.offset + len(tail) != handle.size_bytes:
         raise CorruptFile(
-            f"{handle.path}: {where.offset + len(tail)} bytes, expected {handle.size_bytes}; its manifest begins at {where.offset}"
+            f"{handle.path}: {where.offset + len(tail)} bytes, expected {handle.size_bytes} with a manifest at {where.offset}; put it back from a copy"
         )
     manifest = record_codec.decode(changelog.read_manifest(tail, handle.path), handle.path, ShardManifest)
     segment = Segment(handle=handle, data=None, changes=where.changes, content_bytes=where.content_bytes)
@@ -116,9 +126,12 @@ def changed(manifest: ShardManifest, changes: ShardChanges) -> ShardManifest:
 
 
 def changes_since(earlier: ShardChanges | None, base: ShardManifest, now: ShardManifest) -> ShardChanges | None:
-    """Return the changes that turn a manifest's file into the manifest `now`.
+    """Return the difference between the manifest in a file and the manifest `now`.
 
-    `earlier` are the changes from the file to `base`; None if the file holds `base` itself.
+    Args:
+        earlier: The changes from the manifest in the file to `base`; None if the file holds `base` itself.
+        base: The manifest of the base.
+        now: The new manifest.
 
     Returns:
         The changes; None if other fields than segments and key-group states differ between `base` and `now`.
@@ -136,13 +149,19 @@ def changes_since(earlier: ShardChanges | None, base: ShardManifest, now: ShardM
 
 
 def plan_ref(manifest: ShardManifest, kept: FiledShard | None, parallelism: int) -> ShardRef | None:
-    """Return the ref of a shard for a record, if it fits the shard's equal part of the room for manifests.
+    """Return a ref without a new file, if it fits the shard's equal part of the 40 KiB that a record has for manifests.
 
-    The part depends on `parallelism` alone, so a worker and the driver decide alike. `kept` is a ref to an earlier
-    manifest's file with the changes since; None if the manifest differs in more than these.
+    The part depends on `parallelism` alone, so a worker and the driver come to the same result.
+
+    Args:
+        manifest: The shard's manifest.
+        kept: A ref to the file of an earlier manifest, with the changes since; None if the manifest differs in more
+            than such changes can express.
+        parallelism: The number of shards.
 
     Returns:
-        `kept` if its changes fit, else the inline manifest if it fits, else None: the manifest needs a file.
+        `kept` if its changes fit; otherwise the inline manifest if it fits; otherwise None, because the manifest needs
+        a file.
     """
     room_bytes = INLINE_MANIFESTS_BYTES // parallelism
     if kept is not None and changes_bytes(kept, manifest) <= room_bytes:
@@ -153,7 +172,12 @@ def plan_ref(manifest: ShardManifest, kept: FiledShard | None, parallelism: int)
 
 
 def changes_bytes(ref: FiledShard, manifest: ShardManifest) -> int:
-    """Estimate the bytes that the ref's changes take in a record; 0 without changes."""
+    """Estimate the bytes that the changes in a ref take in a record; 0 without changes.
+
+    Args:
+        ref: The ref.
+        manifest: The shard's manifest, for the fields that all manifests have.
+    """
     if ref.changes is None:
         return 0
     states, segments = ref.changes.key_group_states, ref.changes.segments

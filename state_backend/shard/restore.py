@@ -185,7 +185,7 @@ def fetch(
     for file in manifest.inline_files:
         if file.name == "CURRENT" and _CURRENT.fullmatch(file.data) is None:
             raise CorruptRecord(
-                f"shard {manifest.shard}: CURRENT names {file.data[:60]!r}, which is no manifest of its folder"
+                f"shard {manifest.shard}: CURRENT names {file.data[:60]!r}, expected a MANIFEST in its folder"
             )
         _inside(directory, file.name).write_bytes(file.data)
     files = [(f.handle, _inside(directory, f.name)) for f in manifest.files]
@@ -239,14 +239,14 @@ def _replay(
                     keys = [key for key, _ in pairs]
                     store.write(pairs[bisect_left(keys, low) : None if high is None else bisect_left(keys, high)])
         if changes != segment.changes:
-            raise CorruptFile(f"{name}: {changes} changes; its manifest says {segment.changes}")
+            raise CorruptFile(f"{name}: found {changes} changes, expected {segment.changes}")
         path.unlink(missing_ok=True)
 
 
 def _inside(directory: Path, name: str) -> Path:
     """Return the path of a file in the folder. A decoded manifest never names a file outside of it."""
     if "/" in name or name in ("", ".", "..") or "\\" in name:
-        raise InvariantViolated(f"a manifest names a local file {name!r}, which would lie outside of {directory}")
+        raise InvariantViolated(f"a manifest names the local file {name!r}, which is outside of {directory}")
     return directory / name
 
 

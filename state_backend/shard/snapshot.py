@@ -31,15 +31,21 @@ INLINE_RECORD_BYTES, INLINE_SHARD_BYTES = 256 * 1024, 8 * 1024
 def inline_budget_bytes(parallelism: int) -> int:
     """Return the bytes of small files that one shard's manifest may carry inline.
 
-    The budget is an equal share of 256 KiB per record, but at least 8 KiB: with many shards, each changed shard writes
-    its manifest as a file anyway.
+    The budget is the shard's equal share of 256 KiB, but at least 8 KiB. With more than 32 shards, the sum may exceed
+    256 KiB: then each changed shard writes its manifest as a file, so the inline files do not make the record larger.
     """
     return max(INLINE_RECORD_BYTES // parallelism, INLINE_SHARD_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotPlan:
-    """Plan for each SST of an image: share the base's file, carry it inline, or upload it."""
+    """Plan for each SST of an image of the store.
+
+    Attributes:
+        shared: Files of the base that the new manifest names again.
+        inline: The names of SSTs that the manifest contains itself.
+        upload: The names of SSTs to upload as new files.
+    """
 
     shared: tuple[LocalFile, ...]
     inline: tuple[str, ...]
@@ -51,12 +57,14 @@ class Snapshot:
     """Manifest of a shard, and the cost of writing it.
 
     Attributes:
-        uploaded_files: New files on the storage.
+        manifest: The manifest that the checkpoint's record will name.
+        uploaded_files: The number of new files on the storage.
         uploaded_bytes: Bytes of these files and of new inline files.
         in_segment: The position of the manifest in the file of the last segment; None if the manifest is not stored
             there.
-        changes: The changes since the manifest file that the base's ref names; None if the base has no such file, or
-            more has changed than segments and key-group states.
+        changes: What differs from the file that holds an earlier manifest of this shard, so that the record can name
+            the file and these changes. None if the base's record names no such file, or if more differs than segments
+            and key-group states.
     """
 
     manifest: ShardManifest
@@ -90,7 +98,7 @@ def plan_snapshot(
         if base is not None:
             if base.handle.size_bytes != size_bytes:
                 raise InvariantViolated(
-                    f"{name} has {size_bytes} bytes, but {base.handle.path} has {base.handle.size_bytes}"
+                    f"{name} has {size_bytes} bytes, but the base's file of that name, {base.handle.path}, has {base.handle.size_bytes}"
                 )
             shared.append(base)
         elif size_bytes <= INLINE_FILE_BYTES and size_bytes <= inline_budget_bytes:

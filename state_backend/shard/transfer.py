@@ -86,8 +86,8 @@ def _run(work: Callable[[T], object], items: Sequence[T], parallelism: int) -> l
                     futures.append(pool.submit(attempt, items[len(futures)]))
                 wait(futures)
                 break
-            # An interrupt. The loop waits again, because running transfers would go on writing after the caller's
-            # clean-up.
+            # `wait` was interrupted, for instance by Ctrl-C. The loop waits again: otherwise running transfers would
+            # still write after the caller has deleted their files.
             except BaseException as error:
                 errors.append(error)
     return errors
@@ -98,4 +98,4 @@ def _undo(undo: Callable[[T], object], done: Sequence[T], cause: BaseException) 
         try:
             undo(item)
         except Exception as error:
-            cause.add_note(f"left behind: {item}: {error}")
+            cause.add_note(f"could not delete {item}: {error}")

@@ -47,8 +47,9 @@ class Located:
     Attributes:
         rests: The stored keys without key group and state id.
         entries: The stored entries, in the order of `rests`.
-        lists: The lists that begin in these rows, as two arrays: the row of each list's first element, and the lists'
-            first and next positions (two rows). None for states other than lists.
+        lists: The lists that begin in the savepoint rows, as two arrays. The first has the index of each list's first
+            element in `rests`. The second has the shape (2, lists): the position of each list's first element, and the
+            position that its next appended element will get. None for states other than lists.
     """
 
     rests: pa.Array
@@ -124,7 +125,8 @@ class StateRows:
         """Separate the elements of lists from the lists' positions, which are stored before the elements.
 
         Returns:
-            Key groups, rests and entries of the elements, and the columns `position` and `next_position`.
+            Key groups, rests and entries of the elements, and their columns `position` and `next_position` of the
+            savepoint (see `canonical_tables`).
         """
         _, sizes = self._keys.decode_prefix(rests)
         offsets, raw = binary_views(rests)
@@ -132,13 +134,16 @@ class StateRows:
         marks = raw[offsets[:-1] + np.minimum(sizes, np.diff(offsets) - 1)]
         heads = (behind == 1) & (marks == layout.LIST_META[0])
         if not (heads | ((behind == 9) & (marks == layout.LIST_ELEMENT[0]))).all():
-            raise CorruptFile(f"list state {self._descriptor.name!r}: a stored key names no element")
+            raise CorruptFile(
+                f"list state {self._descriptor.name!r}: a stored key is neither an element nor the positions of a list"
+            )
         starts, entry_bytes = binary_views(entries)
         if (np.diff(starts)[heads] != 16).any():
             raise CorruptFile(f"list state {self._descriptor.name!r}: the positions of a list are not 16 bytes")
         nexts = _u64(entry_bytes, starts[:-1][heads] + 8).astype(np.int64)
         list_of = np.cumsum(heads) - 1
-        # Index -1 is the next position of a list that began in an earlier batch.
+        # Elements before the first positions of this batch belong to a list of an earlier batch. Their `list_of` is -1,
+        # which picks that list's next position from the end of `every`.
         every = np.concatenate((nexts, [self._next_position]))
         elements = ~heads
         positions = _u64(raw, offsets[1:][elements] - 8).astype(np.int64)
@@ -154,7 +159,7 @@ class StateRows:
     def _versions(self, rows: pa.Array) -> Array:
         offsets, raw = binary_views(rows)
         if (np.diff(offsets) < 2).any() or (raw[offsets[:-1]] != FORMAT).any():
-            raise CorruptFile(f"state {self._descriptor.name!r}: an entry does not begin as a row does")
+            raise CorruptFile(f"state {self._descriptor.name!r}: an entry does not begin with a row's header")
         return raw[offsets[:-1] + 1]
 
     # --- from rows to entries -------------------------------------------------------------------------------------------
@@ -196,7 +201,9 @@ class StateRows:
         else:
             rows = encoded
         if rows.null_count or (self._versions(rows) != _longs(table, "schema_version")).any():
-            raise CorruptFile(f"state {self._descriptor.name!r}: a row is not of the schema version that it says")
+            raise CorruptFile(
+                f"state {self._descriptor.name!r}: a row has another schema version than its column schema_version says"
+            )
         return _with_expiry(table["expires_at_ms"].combine_chunks(), rows)
 
 
@@ -254,7 +261,7 @@ def check_ascending(groups: Array, rests: pa.Array, before: tuple[int, bytes] | 
     risen = groups[1:] > groups[:-1]
     later = pc.greater(rests[1:], rests[:-1]).to_numpy(zero_copy_only=False)
     if not (risen | ((groups[1:] == groups[:-1]) & later)).all() or (before is not None and first <= before):
-        raise CorruptFile(f"{name}: its rows do not ascend by key group and key, each of them once")
+        raise CorruptFile(f"{name}: its rows do not ascend by key group and key, or a key occurs twice")
     return int(groups[-1]), rests[-1].as_py()
 
 
@@ -289,7 +296,7 @@ def _split(entries: pa.Array, name: str) -> tuple[pa.Array, pa.Array]:
     mask = pa.array(expiring)
     some = entries if expiring.all() else entries.filter(mask)
     if pc.min(pc.binary_length(some)).as_py() < 9:
-        raise CorruptFile(f"state {name!r}: an entry that expires is cut off")
+        raise CorruptFile(f"state {name!r}: an entry with an expiry time is truncated")
     times, rows = np.zeros(len(entries), np.int64), without_expiry(some)
     times[expiring] = expiries(some)
     if not expiring.all():

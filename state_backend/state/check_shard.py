@@ -151,7 +151,7 @@ class _Check:
         """Check one batch of entries. Batches come in the order of the stored keys."""
         long_enough = np.diff(binary_views(stored)[0]) >= 3
         if not long_enough.all():
-            self.found(f"{np.count_nonzero(~long_enough)} stored keys have no key group and state")
+            self.found(f"{np.count_nonzero(~long_enough)} stored keys are too short for a key group and a state id")
             mask = pa.array(long_enough)
             stored, entries = stored.filter(mask), entries.filter(mask)
             if not len(stored):
@@ -160,7 +160,7 @@ class _Check:
         owned = self._manifest.key_groups
         inside = (groups >= owned.first) & (groups <= owned.last)
         for key_group in np.unique(groups[~inside]).tolist():
-            self.found(f"key group {key_group} does not belong here")
+            self.found(f"key group {key_group} belongs to another shard, but has entries here")
         for state_id in np.unique(ids[inside]).tolist():
             rows = inside & (ids == state_id)
             if rows.all():
@@ -175,11 +175,11 @@ class _Check:
                 balance = self._timer_balance if state_id == layout.TIMER_INDEX else self._expiry_balance
                 _add(balance, groups, _U64_ZERO - xxh64(rests, 0))
                 if np.diff(binary_views(entries)[0]).any():
-                    self.found("something lies in an index, where nothing but keys belongs")
+                    self.found("an index key has a value, expected none")
             elif state_id == layout.TIMERS:
                 self._timers(groups, rests, entries)
             elif state_id not in self._by_id:
-                self.found(f"{len(rests)} entries belong to state id {state_id}, which no state has")
+                self.found(f"{len(rests)} entries have the unknown state id {state_id}")
             else:
                 self._entries(self._by_id[state_id], groups, rests, entries)
         except CairnError as error:
@@ -199,7 +199,7 @@ class _Check:
             offsets = binary_views(rests)[0]
             state.user_keys.decode(cut(rests.buffers()[2], offsets[:-1] + sizes, offsets[1:]))
         elif (lengths != sizes).any():
-            self.found(f"value state {state.name!r}: bytes follow a key")
+            self.found(f"value state {state.name!r}: extra bytes follow a key")
         if len(rests):
             self._count(state.name, groups, xxh64(joined(rests, entries), state.seed))
             self._values(state, groups, rests, entries)
@@ -213,7 +213,9 @@ class _Check:
         whole = ((marks == layout.PLAIN) | (expiring & (lengths >= 9))) & (lengths >= 2)
         if not whole.all():
             at = int(np.flatnonzero(~whole)[0])
-            self.found(f"state {state.name!r}: an entry begins with {entries[at].as_py()[:9].hex() or 'nothing'}")
+            self.found(
+                f"state {state.name!r}: an entry begins with {entries[at].as_py()[:9].hex() or 'nothing'}, expected 01 or 02"
+            )
             mask = pa.array(whole)
             groups, rests, entries, expiring = groups[whole], rests.filter(mask), entries.filter(mask), expiring[whole]
             if not len(rests):
@@ -235,13 +237,13 @@ class _Check:
     def _rows(self, state: _State, rows: pa.Array) -> None:
         offsets, raw = binary_views(rows)
         if (np.diff(offsets) < 2).any() or (raw[offsets[:-1]] != FORMAT).any():
-            self.found(f"state {state.name!r}: an entry does not begin as a row does")
+            self.found(f"state {state.name!r}: an entry does not begin with a row's header")
             return
         versions = raw[offsets[:-1] + 1]
         for version in np.unique(versions).tolist():
             codec = state.codecs.get(version)
             if codec is None:
-                self.found(f"state {state.name!r}: written with schema version {version}, which is not recorded")
+                self.found(f"state {state.name!r}: an entry has schema version {version}, which is not recorded")
             elif (versions == version).all():
                 codec.decode(rows)
             else:
@@ -251,7 +253,7 @@ class _Check:
         expected = key_groups_of(keys, self._key_schema, self._max_parallelism)
         for at in np.flatnonzero(expected != groups)[:MAX_FINDINGS].tolist():
             key = tuple(column[at].as_py() for column in keys)
-            self.found(f"key {key!r} lies in key group {groups[at]}, but belongs to {expected[at]}")
+            self.found(f"key {key!r} is stored in key group {groups[at]}, but belongs to {expected[at]}")
 
     def _count(self, name: str, groups: Groups, hashes: Sums) -> None:
         self.entries += len(groups)
@@ -274,7 +276,9 @@ class _Check:
         elements = (lengths - sizes == 9) & (marks == layout.LIST_ELEMENT[0])
         if not (heads | elements).all():
             at = int(np.flatnonzero(~(heads | elements))[0])
-            self.found(f"list state {state.name!r}: {rests[at].as_py().hex()} names no element")
+            self.found(
+                f"list state {state.name!r}: the stored key {rests[at].as_py().hex()} is neither an element nor the positions of a list"
+            )
         starts, data = binary_views(entries)
         if (np.diff(starts)[heads] != 16).any():
             self.found(f"list state {state.name!r}: the positions of a list are not 16 bytes")
@@ -301,13 +305,13 @@ class _Check:
         at = state.open_list
         mine = at is not None and (groups == at.place[0]).all() and keys.count(at.place[1]) == len(keys)
         if at is None or not mine:
-            self.found(f"list state {state.name!r}: elements lie behind no positions of their list")
+            self.found(f"list state {state.name!r}: a list has elements, but no positions")
             return
         at.seen += int(np.count_nonzero(elements))
         inside = positions[elements]
         if len(inside) and not at.first <= int(inside.min()) <= int(inside.max()) < at.next:
             self.found(
-                f"list state {state.name!r}: a list from {at.first} to {at.next} has an element at {inside.max()}"
+                f"list state {state.name!r}: a list with positions {at.first} .. {at.next} (exclusive) has an element at {inside.max()}"
             )
 
     def _close_list(self, state: _State) -> None:
@@ -316,7 +320,7 @@ class _Check:
             return
         if at.first > at.next or (state.descriptor.ttl_ms is None and at.seen != at.next - at.first):
             self.found(
-                f"list state {state.name!r}: a list in key group {at.place[0]} goes from {at.first} to {at.next} and has "
+                f"list state {state.name!r}: a list in key group {at.place[0]} with positions {at.first} .. {at.next} (exclusive) has "
                 f"{at.seen} elements"
             )
 
@@ -329,7 +333,7 @@ class _Check:
         same_key = pc.equal(keys[1:], keys[:-1]).to_numpy(zero_copy_only=False) & (groups[1:] == groups[:-1])
         again = same_key & (times_ms[1:] <= times_ms[:-1])
         if again.any():
-            self.found(f"{np.count_nonzero(again)} timers do not ascend, each once for a key")
+            self.found(f"{np.count_nonzero(again)} timers are out of order or occur twice")
         self._count(layout.TIMERS_NAME, groups, xxh64(timers, self._timer_seed))
         at = concatenate(len(timers), [Fixed((times_ms.view(np.uint64) ^ _SIGN).astype(">u8"))])
         _add(self._timer_balance, groups, xxh64(joined(at, keys), 0))
@@ -345,18 +349,18 @@ class _Check:
         for key_group in sorted({*recorded, *seen, *balances}):
             expected = recorded.get(key_group, KeyGroupState(key_group=key_group, entries={}, digest=0))
             if key_group not in self._manifest.key_groups:
-                self.found(f"key group {key_group} is recorded here, but belongs to another shard")
+                self.found(f"key group {key_group} belongs to another shard, but is recorded here")
                 continue
             entries = {name: int(c[key_group]) for name, c in sorted(self._counts.items()) if c[key_group]}
             digest = int(self._digests[key_group])
             if entries != expected.entries:
-                self.found(f"key group {key_group} holds {entries}, recorded are {expected.entries}")
+                self.found(f"key group {key_group} has the entry counts {entries}, expected {expected.entries}")
             elif digest != expected.digest:
-                self.found(f"key group {key_group} has digest {digest:016x}, recorded is {expected.digest:016x}")
+                self.found(f"key group {key_group} has digest {digest:016x}, expected {expected.digest:016x}")
             if self._timer_balance[key_group]:
-                self.found(f"key group {key_group}: timers and their index disagree")
+                self.found(f"key group {key_group}: timers and timer index differ")
             if self._expiry_balance[key_group]:
-                self.found(f"key group {key_group}: expiring entries and their index disagree")
+                self.found(f"key group {key_group}: expiring entries and expiry index differ")
 
 
 _U64_ZERO = np.uint64(0)

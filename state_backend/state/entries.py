@@ -57,18 +57,20 @@ def decode_entry(
         if rest == layout.LIST_META:
             return None
         if len(rest) != 9 or rest[:1] != layout.LIST_ELEMENT:
-            raise CorruptFile(f"list state {descriptor.name!r}, key {key!r}: {rest.hex()} names no element")
+            raise CorruptFile(
+                f"list state {descriptor.name!r}, key {key!r}: the stored key ends with {rest.hex()}, which is neither an element nor the positions of a list"
+            )
         position = layout.unpack_position(rest[1:])
     elif descriptor.kind == "map":
         assert user_keys is not None
         user_key = user_keys.decode(rest)
     elif rest:
-        raise CorruptFile(f"value state {descriptor.name!r}, key {key!r}: {len(rest)} bytes follow the key")
+        raise CorruptFile(f"value state {descriptor.name!r}, key {key!r}: {len(rest)} extra bytes follow the key")
     if entry[:1] not in (bytes([layout.PLAIN]), bytes([layout.EXPIRING])) or (
         entry[0] == layout.EXPIRING and len(entry) < 9
     ):
         raise CorruptFile(
-            f"state {descriptor.name!r}, key {key!r}: an entry begins with {entry[:1].hex() or 'nothing'}"
+            f"state {descriptor.name!r}, key {key!r}: an entry begins with {entry[:1].hex() or 'nothing'}, expected 01 or 02"
         )
     return StoredEntry(
         key_group=int.from_bytes(stored_key[:2], "big"),

@@ -56,7 +56,7 @@ def indexed_entries(expiry_keys: pa.Array) -> tuple[Groups, Array, npt.NDArray[n
 
 
 def expiry_keys(key_groups: Groups, times_ms: Array, state_id: int, rests: pa.Array) -> list[bytes]:
-    """Return `layout.expiry_key` of each entry."""
+    """Return the key of each entry in the expiry index."""
     pieces = [
         _prefixes(key_groups, layout.EXPIRY_INDEX),
         packed_times(times_ms),
@@ -68,7 +68,7 @@ def expiry_keys(key_groups: Groups, times_ms: Array, state_id: int, rests: pa.Ar
 
 
 def timer_index_keys(key_groups: Groups, times_ms: Array, keys: pa.Array) -> list[bytes]:
-    """Return `layout.timer_index_key` of each timer."""
+    """Return the key of each timer in the timer index."""
     pieces = [_prefixes(key_groups, layout.TIMER_INDEX), packed_times(times_ms), keys]
     located: list[bytes] = concatenate(len(keys), pieces).to_pylist()
     return located
@@ -83,12 +83,12 @@ def indexed_timers(index_keys: pa.Array) -> tuple[pa.Array, npt.NDArray[np.int64
 
 
 def packed_times(times_ms: Array) -> Fixed:
-    """Return `layout.pack_time` of each time. Times must fit a signed 64-bit integer."""
+    """Encode each time, a signed 64-bit integer, as 8 bytes that sort by time."""
     return Fixed((times_ms.astype(np.int64).view(np.uint64) ^ np.uint64(1 << 63)).astype(">u8"))
 
 
 def _prefixes(key_groups: Groups, state_id: int) -> Fixed:
-    """Return `layout.prefix` of each key group."""
+    """Return, for each key group, the first 3 bytes of the state's stored keys: key group and state id."""
     prefixes = np.empty(len(key_groups), [("key_group", ">u2"), ("state_id", "u1")])
     prefixes["key_group"], prefixes["state_id"] = key_groups, state_id
     return Fixed(prefixes)
@@ -131,7 +131,7 @@ def _behind(rests: pa.Array, entries: pa.Array) -> pa.Array:
 
 
 def _entry_bytes(name: str, key_sizes: npt.NDArray[np.int64], entries: pa.Array) -> npt.NDArray[np.int64]:
-    """Return `layout.entry_bytes` of each entry; 0 for null.
+    """Return the bytes that RocksDB counts for each entry and its key in the timer or expiry index; 0 for null.
 
     Args:
         name: The state's name.
@@ -172,7 +172,9 @@ def timers_of(groups: Groups, rests: pa.Array, entries: pa.Array) -> tuple[Group
     odd = (sizes % 8 != 0) | ((sizes == 0) & (key_sizes < 8))
     if odd.any():
         at = int(np.flatnonzero(odd)[0])
-        raise CorruptFile(f"the timers of a key in key group {groups[at]} are not times of 8 bytes: {sizes[at]} bytes")
+        raise CorruptFile(
+            f"the timers of a key in key group {groups[at]} take {sizes[at]} bytes, expected 8 for each timer"
+        )
     if not sizes.any():
         return groups, rests
     owners = np.repeat(np.arange(len(rests)), np.maximum(sizes // 8, 1))
@@ -212,7 +214,7 @@ def expiries(entries: pa.Array) -> npt.NDArray[np.int64]:
     """
     offsets, raw = binary_views(entries)
     if len(entries) and np.diff(offsets).min() < 9:
-        raise CorruptFile("an entry with an expiry is cut off")
+        raise CorruptFile("an entry with an expiry time is truncated")
     return gather(raw, offsets[:-1] + 1, np.dtype("<i8")).astype(np.int64)
 
 

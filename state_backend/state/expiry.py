@@ -68,7 +68,7 @@ def _remove(shard: ShardState, spans: list[_Span]) -> int:
     for state_id in np.unique(state_ids).tolist():
         descriptor = shard.descriptor_of(state_id)
         if descriptor is None:
-            raise InvariantViolated(f"an expiring entry belongs to state id {state_id}, which no state has")
+            raise InvariantViolated(f"an expiring entry has the unknown state id {state_id}")
         begin, end = np.searchsorted(state_ids, [state_id, state_id + 1]).tolist()
         entries = ExpiredEntries(shard, descriptor.name, state_id)
         entries.begin(groups[begin:end], rests[begin:end])

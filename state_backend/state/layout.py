@@ -113,7 +113,7 @@ def timers_in(rest: bytes, data: bytes) -> list[bytes]:
         CorruptFile: The entry has neither layout.
     """
     if len(data) % 8 or (not data and len(rest) < 8):
-        raise CorruptFile(f"the timers under {rest.hex()} are not times of 8 bytes each: {data[:16].hex()}")
+        raise CorruptFile(f"the timers stored under {rest.hex()} are not 8 bytes each: {data[:16].hex()}")
     return [rest + data[at : at + 8] for at in range(0, len(data), 8)] if data else [rest]
 
 
@@ -185,12 +185,12 @@ def row_of(entry: bytes) -> bytes:
 
 
 def record_bytes(stored_key: bytes, data: bytes) -> int:
-    """Return the bytes that RocksDB counts for a record: key, value, and 8 for sequence number and type."""
+    """Return the bytes that RocksDB counts for one key and value: both, and 8 for sequence number and type."""
     return len(stored_key) + len(data) + SEQUENCE_BYTES
 
 
 def entry_bytes(stored_key: bytes, entry: bytes) -> int:
-    """Return `record_bytes` of an entry plus those of its record in the timer index or expiry index."""
+    """Return `record_bytes` of an entry plus those of its key in the timer index or expiry index."""
     size_bytes = len(stored_key) + len(entry) + SEQUENCE_BYTES
     if stored_key[2] == TIMERS:
         return size_bytes + len(stored_key) + SEQUENCE_BYTES

@@ -65,7 +65,7 @@ class ListColumns(StateColumns):
         touched, starts, counts = np.unique(owners, return_index=True, return_counts=True)
         first, next_ = self._positions(touched)
         positions = np.repeat(next_ - starts, counts) + np.arange(len(owners))
-        # The store holds nothing at positions from `next_` on, so no old entry is read.
+        # The store holds nothing at the position `next_` of a list or at later ones, so no old entry is read.
         self._write_elements(owners, positions, entries, known=True)
         self._write_positions(touched, (first, next_), (first, next_ + counts))
 
@@ -113,7 +113,8 @@ class ListColumns(StateColumns):
         starts = np.flatnonzero(_begins(keys, key_groups))
         self.begin(key_groups[starts], keys.take(pa.array(starts)))
         lists = np.arange(len(starts))
-        # The state may count no entries now, but the positions of its lists are still stored: `empty=False` reads them.
+        # If the last elements were deleted, the state counts no entries, but the positions of its lists are still
+        # stored. With `empty=False`, `_positions` reads them nevertheless.
         first, next_ = self._positions(lists, empty=False)
         moving = np.flatnonzero(first == gone[starts])
         # Skip the consecutive deleted elements of each list first. Then skip elements that earlier calls deleted.
@@ -175,7 +176,8 @@ class ListColumns(StateColumns):
 
         Args:
             wanted: Indexes of keys in the batch, ascending.
-            empty: Read nothing if the state counts no entries. False reads in any case.
+            empty: True: if the state counts no entries, return zeros without a read. False: always read, because lists
+                whose elements were all deleted may still have positions.
 
         Returns:
             The first position of each list, and the position after its last element; 0 and 0 for a key without a list.

@@ -69,7 +69,7 @@ def plan_states(
         _check_storable(pipeline, planned[-1])
     if taken > MAX_STATE_ID:
         raise StateSchemaError(
-            f"pipeline {pipeline!r}: {taken} states were declared over time; {MAX_STATE_ID} is the most; start the "
+            f"pipeline {pipeline!r}: {taken} states were declared since its start, and the most is {MAX_STATE_ID}; start the "
             "pipeline under another name"
         )
     return StatePlan(
@@ -90,7 +90,7 @@ def _evolved(pipeline: str, before: StateDescriptor, now: StateDescriptor, warni
     ):
         if a != b:
             raise StateSchemaError(
-                f"{owner}: its {what} is recorded as {a}, declared as {b}; that can't change: declare it as recorded, "
+                f"{owner}: its {what} is recorded as {a}, declared as {b}; it can't change: declare it as recorded, "
                 "or under another name"
             )
     change = compare_schemas(was, declared)
@@ -100,13 +100,13 @@ def _evolved(pipeline: str, before: StateDescriptor, now: StateDescriptor, warni
         return replace(before, ttl_ms=now.ttl_ms)
     if latest.version >= MAX_SCHEMA_VERSION:
         raise StateSchemaError(
-            f"{owner}: recorded as {was}, declared as {declared}; {latest.version} versions are the most: declare it "
+            f"{owner}: recorded as {was}, declared as {declared}; schema version {latest.version} is the last: declare it "
             "as recorded, or under another name"
         )
     if change.dropped:
         warnings.append(
-            f"state {now.name!r} drops {', '.join(change.dropped)}: what is recorded there is not read again, not even "
-            "after adding it again; a field that was renamed starts from null"
+            f"state {now.name!r} no longer declares {', '.join(change.dropped)}: their recorded values can't be read any more, even "
+            "if the field is declared again later; a renamed field starts from null"
         )
     version = replace(latest, version=latest.version + 1, value=now.versions[-1].value)
     return replace(before, ttl_ms=now.ttl_ms, versions=(*before.versions, version))

@@ -37,16 +37,19 @@ from state_backend.values.records import KeyGroupState, StateDescriptor
 UNREAD: Any = object()
 _FLUSH_ENTRIES = 10_000
 MIB = 1024 * 1024
-# Most bytes in memory: prefetched for one round; read on demand or changed before a flush; converted to Arrow at once.
+# PREFETCH_BYTES is the most bytes that are prefetched for one round of keys, GATHERED_BYTES the most that are read on
+# demand or changed before a flush, and PART_BYTES the most that a flush converts to Arrow at once.
 PREFETCH_BYTES, GATHERED_BYTES, PART_BYTES = 16 * MIB, 32 * MIB, 32 * MIB
 # Bytes of entries in one write batch. RocksDB holds a batch twice in memory until the batch is written.
 _WRITE_BYTES = 8 * MIB
-# Bytes of Python objects for each changed entry and for each read entry, in addition to the entry.
+# Estimated bytes of Python objects for each changed entry, and for each read entry, in addition to the entry's bytes.
 CHANGE_BYTES, _READ_BYTES = 400, 200
-# Most timers that fire in one round; most timers of a key that are prefetched if the processor lists timers.
+# At most _DUE_TIMERS timers fire in one round. If the processor lists timers, the timers of each key that has at most
+# _LISTED_TIMERS are prefetched.
 _DUE_TIMERS, _LISTED_TIMERS = 4096, 16
-# Rows of the first chunk of a scan of one key's entries. Each later chunk has 8 times as many, up to _MOST_SCAN_ROWS. A
-# map with more unwritten changes than _SCANNED_CHANGES is written before a scan: a scan must merge unwritten changes.
+# A scan of one key's entries begins with a chunk of _FIRST_SCAN_ROWS. Each later chunk has 8 times as many rows, up to
+# _MOST_SCAN_ROWS. A scan merges the map's unwritten changes into each chunk. If there are more than _SCANNED_CHANGES,
+# they are written to the store first.
 _FIRST_SCAN_ROWS, _MOST_SCAN_ROWS, _SCANNED_CHANGES = 32, 65_536, 1024
 _GET_ROWS = 1024
 # From MIN_COLUMN_ROWS rows on, Arrow and NumPy calls cost less than a Python loop. For entries that average more than
@@ -55,8 +58,8 @@ MIN_COLUMN_ROWS, MAX_COLUMN_BYTES = 64, 4096
 # From this many keys on, `delete_many` writes one range deletion. A range deletion slows down every read of its file a
 # little, so fewer keys are deleted one by one.
 RANGE_KEYS = 64
-# To pass an entry in a scan costs about 1/SCAN_SHARE of a lookup. For fewer than MIN_SCAN_ROWS wanted entries, lookups
-# cost less than the start of a scan.
+# A scan takes about 1/SCAN_SHARE of a lookup's time for each entry that it passes. For fewer than MIN_SCAN_ROWS wanted
+# entries, lookups take less time than the start of a scan.
 SCAN_SHARE = 4
 MIN_SCAN_ROWS = 16
 
@@ -94,7 +97,12 @@ class Stride:
         self._size_bytes, self._most = size_bytes, most
 
     def seen(self, rows: int, size_bytes: int) -> None:
-        """Adapt `rows` to the last read, in which `rows` entries had `size_bytes` in total."""
+        """Adapt the size of the next read to the read just done.
+
+        Args:
+            rows: The number of entries that were read.
+            size_bytes: The bytes of all these entries.
+        """
         fitting = self._size_bytes * rows // size_bytes if size_bytes else self._most
         self.rows = max(1, min(4 * self.rows, fitting, self._most))
 
@@ -157,7 +165,7 @@ class ShardState:
         # All three dicts are by stored key, and None stands for no entry.
         # `cache`: the present entries that this round read or changed.
         # `before`: for each changed entry what the store holds, or UNREAD.
-        # `unaccounted`: changed records that digests and counts leave out.
+        # `unaccounted`: changed list positions and index keys, which digests and counts leave out.
         self.cache: dict[bytes, bytes | None] = {}
         self.before: dict[bytes, bytes | None] = {}
         self.unaccounted: dict[bytes, bytes | None] = {}
@@ -165,12 +173,12 @@ class ShardState:
         self.gathered_bytes = 0
         self._prefetch_stride = Stride(size_bytes=PREFETCH_BYTES, most=1 << 20)
         self._change_stride = Stride(size_bytes=PART_BYTES, most=1024)
-        # Stored keys with unwritten changes, by the prefix of their map or of their key's timers: scans of the prefix
-        # need them.
+        # The stored keys of map entries and timers with unwritten changes, grouped by the prefix of the map or of the
+        # key's timers: a scan of a prefix must merge its changes into what it reads.
         self._changed_maps: dict[bytes, set[bytes]] = {}
         self._scans: WeakSet[_Scan] = WeakSet()
-        # True once the processor has listed timers. Then `_listed` holds the prefetched timers of keys as they are
-        # stored.
+        # True once the processor has listed timers. From then on `prefetch` also reads each key's timers, and puts
+        # their stored keys and entries into `_listed`.
         self._lists_timers = False
         self._listed: dict[bytes, list[tuple[bytes, bytes]]] = {}
         # Key groups that certainly have one entry per timer, not the old timer layout.
@@ -181,8 +189,8 @@ class ShardState:
         self._digests: dict[int, int] = {}
         self._counts: dict[tuple[int, str], int] = {}
         self._totals: dict[str, int] = {}
-        # Bytes of each key group's records. For key groups in `_uncounted`, only the change since the restore: their
-        # total is unknown.
+        # Bytes of each key group's entries and index keys. For the key groups in `_uncounted` the total is unknown, so
+        # their number is only the change since the restore.
         self._sizes: dict[int, int] = {}
         self._uncounted: set[int] = set()
         for s in key_groups:
@@ -206,7 +214,7 @@ class ShardState:
         descriptor = self._descriptors.get(name)
         if descriptor is None or descriptor.kind != kind:
             raise StateSchemaError(
-                f"{kind} state {name!r} was not declared when the pipeline was planned: init() must not vary"
+                f"init() did not declare {kind} state {name!r} on the driver; it must declare the same states every time"
             )
         return descriptor
 
@@ -226,11 +234,16 @@ class ShardState:
         return self._by_id.get(state_id)
 
     def key_groups(self) -> list[int]:
-        """Return the key groups with entries, ascending."""
+        """Return the numbers of the key groups that have entries, ascending."""
         return sorted({kg for (kg, _), n in self._counts.items() if n})
 
     def prefetch_state(self, descriptor: StateDescriptor, suffix: bytes = b"") -> None:
-        """Let every later `prefetch` read the state's entry at each key followed by `suffix`."""
+        """Let every later `prefetch` read one entry of this state for each key.
+
+        Args:
+            descriptor: The state.
+            suffix: The bytes that follow the key in the entry's stored key.
+        """
         self._prefetched[descriptor.state_id, suffix] = descriptor.name
 
     def set_key(self, key_group: int, key: bytes) -> None:
@@ -265,11 +278,15 @@ class ShardState:
         return done
 
     def _read_ahead(self, key_groups: npt.NDArray[np.uint16], keys: pa.Array) -> tuple[int, int]:
-        """Return the number of keys, at least one, whose entries were read, and the bytes of these entries."""
+        """Read the entries of the first of these keys, up to about 16 MiB.
+
+        Returns:
+            The number of keys whose entries were read, at least one, and the bytes of these entries.
+        """
         size_bytes = 0
         for (state_id, suffix), name in self._prefetched.items():
             wanted = stored_keys(key_groups, state_id, keys, suffix)
-            # A state without entries is not read: the store has none of the wanted entries.
+            # If the state counts no entries, the store has none of the wanted ones, and no read is needed.
             if not self._totals.get(name):
                 self.cache.update(dict.fromkeys(wanted))
                 continue
@@ -427,7 +444,7 @@ class ShardState:
         """Update digests, counts and sizes of the key groups, one entry at a time.
 
         Returns:
-            The records to write to the timer index and the expiry index; None deletes.
+            The keys of the timer index and the expiry index to write, with an empty value, or to delete, with None.
         """
         index: dict[bytes, bytes | None] = {}
         for key, entry_before, entry in zip(keys, old, new, strict=True):
@@ -450,7 +467,11 @@ class ShardState:
     def _account_columns(
         self, keys: list[bytes], old: list[bytes | None], new: list[bytes | None]
     ) -> dict[bytes, bytes | None]:
-        """Do what `_account_one_by_one` does, with all entries as Arrow columns."""
+        """Update digests, counts and sizes of the key groups, with all entries as Arrow columns.
+
+        Returns:
+            The keys of the timer index and the expiry index to write, with an empty value, or to delete, with None.
+        """
         groups, state_ids, rests = parts_of(pa.array(keys, pa.binary()))
         old_entries, new_entries = pa.array(old, pa.binary()), pa.array(new, pa.binary())
         for state_id in np.unique(state_ids).tolist():
@@ -493,10 +514,10 @@ class ShardState:
                 begin, size_bytes = end, 0
 
     def delete_many(self, keys: Sequence[bytes], start: bytes, end: bytes) -> None:
-        """Delete records from the store immediately, not in the changes in memory.
+        """Delete keys from the store immediately, not in the changes in memory.
 
-        From 64 keys on, one range deletion replaces the single deletions: one record in the files instead of one for
-        each key.
+        From 64 keys on, one range deletion replaces the single deletions. So RocksDB writes one deletion marker instead
+        of one for each key.
 
         Args:
             keys: All stored keys that the store has with start <= key < end.
@@ -523,7 +544,7 @@ class ShardState:
         self._totals[name] = self._totals.get(name, 0) + count_change
 
     def resize(self, key_group: int, change_bytes: int) -> None:
-        """Add `change_bytes` to the size of a key group's records."""
+        """Add `change_bytes` to the byte count of a key group."""
         self._sizes[key_group] = self._sizes.get(key_group, 0) + change_bytes
 
     def key_group_states(self) -> tuple[KeyGroupState, ...]:
@@ -532,7 +553,7 @@ class ShardState:
         counts: dict[int, dict[str, int]] = {}
         for (key_group, name), count in sorted(self._counts.items()):
             if count < 0:
-                raise InvariantViolated(f"state {name!r} counts {count} entries in key group {key_group}")
+                raise InvariantViolated(f"the entry count of state {name!r} in key group {key_group} is {count}")
             if count:
                 counts.setdefault(key_group, {})[name] = count
         for key_group, digest in self._digests.items():
@@ -550,8 +571,8 @@ class ShardState:
 
     def _counted_bytes(self, key_group: int) -> int | None:
         size_bytes = self._sizes.get(key_group, 0)
-        # A size below 0 means that a count was wrong. None (not counted) costs at most a rewrite of the shard. A
-        # negative number would make the record unreadable.
+        # A size below 0 means that a count was wrong. It must not get into the record, which would be unreadable. None
+        # means "not counted"; the worst result is that the shard is rewritten once.
         return None if key_group in self._uncounted or size_bytes < 0 else size_bytes
 
     # --- single entries ---------------------------------------------------------------------------------------------------------
@@ -623,8 +644,8 @@ class ShardState:
     def scan_map(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Yield all entries under a map's prefix, ordered by user key, expired entries included.
 
-        The entries are those at the time when the caller asks for the first one: later writes and flushes do not change
-        them. The store is read only as far as the caller iterates.
+        The caller gets the entries as they are when it asks for the first one: later writes and flushes do not change
+        the result. The store is read only as far as the caller iterates.
         """
         changed = self._changes_to_scan(prefix)
         scan = _Scan(prefix, layout.after(prefix), {key: self.cache[key] for key in changed})
@@ -638,7 +659,7 @@ class ShardState:
             chunk = list(zip(keys, entries, strict=True))
             (self._scans.discard if ended else self._scans.add)(scan)
             for key, entry in chunk:
-                # A later change of one of these entries then finds the old entry in the cache.
+                # A later change of one of these entries needs the old entry, for the digest. It finds it in the cache.
                 self.cache.setdefault(key, entry)
             self.gathered_bytes += _READ_BYTES * len(chunk) + sum(map(len, entries))
             if not ended:
@@ -778,7 +799,7 @@ class ShardState:
                 if stored_key in registered or stored_key in deleted:
                     continue
                 yield timer
-                # Delete the fired timer, with the code of `delete_timer` inlined.
+                # Delete the fired timer. For speed, this repeats the code of `delete_timer`.
                 held = cache.get(stored_key, UNREAD)
                 if held is not None:
                     before.setdefault(stored_key, held)
@@ -786,7 +807,8 @@ class ShardState:
                     self._changed_maps.setdefault(stored_key[:-8], set()).add(stored_key)
                     self.gathered_bytes += CHANGE_BYTES
             if len(registered) + len(deleted) > most_noted:
-                # Timers before the last one of this round do not come again, so notes about them are dropped.
+                # `registered` and `deleted` are needed only for timers that are still to come. Earlier ones are
+                # removed from both sets.
                 last = round_[-1].stored_key[-8:]
                 for noted in (registered, deleted):
                     noted -= {stored_key for stored_key in noted if stored_key[-8:] < last}
@@ -817,7 +839,8 @@ class ShardState:
         """Remove all entries of a state. Reads each entry once, because the digest must subtract its hash."""
         seed = layout.seed_of(descriptor.name)
         if self._descriptors.get(descriptor.name) is descriptor:
-            # No new state has taken the name. Without the descriptor, `descriptor` raises for the name.
+            # The processor has declared no new state of this name. Forget the dropped state, so that a use of the name
+            # is an error.
             del self._descriptors[descriptor.name]
         self.flush()
         for key_group in self.key_groups_of(descriptor.name):

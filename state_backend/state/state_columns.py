@@ -1,8 +1,8 @@
 """Entries of one state for many keys at a time, as Arrow columns: the base of values, lists, maps and timers.
 
 The resulting entries, digests and counts are those that the state variables of single keys produce. Python works row by
-row only in the store's get and put calls and their bytes objects. Every call reads the store and writes to it at once:
-no changes gather between calls.
+row only in the store's get and put calls and their bytes objects. Each method reads the store and writes to it before
+it returns: no changes stay in memory between calls.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class EntryColumns:
         self.keys: int | None = None
         self._groups: Groups = np.zeros(0, np.uint16)
         self._keys: pa.Array = pa.array([], pa.binary())
-        # The last two reads since the last write: entries that are read and then replaced are not read twice.
+        # Stored keys and entries of the last two reads since the last write. A write that replaces these entries finds
+        # the old ones here, so it need not read them again.
         self._seen: list[tuple[Sequence[bytes], pa.Array]] = []
 
     def begin(self, key_groups: Groups, keys: pa.Array) -> None:
@@ -89,7 +90,8 @@ class EntryColumns:
         Args:
             owners: The index of each entry's key in the batch, ascending.
             located: The stored keys.
-            empty: Read nothing if the state counts no entries. False reads in any case.
+            empty: True: if the state counts no entries, return nulls without a read. False: always read, because the
+                counts leave out the positions of lists.
 
         Returns:
             The entries; null where the store has none.

@@ -51,9 +51,7 @@ class _KeyedState:
         if shard.key_group != self._group:
             # Keys arrive sorted by key group, so the prefix rarely changes.
             if shard.key_group < 0:
-                raise UsageError(
-                    f"state {self._name!r} is used outside a key: only the handlers of a key may use state"
-                )
+                raise UsageError(f"state {self._name!r} is used outside a key: use state only in the handlers of a key")
             self._group = shard.key_group
             self._prefix = layout.prefix(shard.key_group, self._prefix[2])
         return self._prefix + shard.key
@@ -72,8 +70,8 @@ class ValueState(_KeyedState):
         """Return True if the key has a value that has not expired."""
         return self._shard.visible(self._shard.read(self._stored_key())) is not None
 
-    # `get` and `update` run more often than any other method. The code of the shard's `read` and `write` is inlined in
-    # them.
+    # `get` and `update` run more often than any other method. For speed, they repeat the code of the shard's methods
+    # `read` and `write` instead of calling them.
 
     def get(self) -> tuple[Any, ...] | None:
         """Return the key's value as a row; None if the key has no value or the value has expired."""
@@ -150,8 +148,8 @@ class ListState(_KeyedState):
 
     def append_value(self, newState: Any) -> None:  # PySpark's parameter name: callers may pass it by keyword
         """Append one element to the list. The cost does not depend on the length of the list."""
-        # Does what `_write` does for several rows. The code of the shard's `read`, `write_new` and `write_unaccounted`
-        # is inlined for speed.
+        # For one element, this code does the same as `_write`. For speed, it repeats the code of the shard's methods
+        # `read`, `write_new` and `write_unaccounted` instead of calling them.
         row = self._encode(newState)
         shard = self._shard
         if self._ttl_ms is not None:

@@ -22,8 +22,8 @@ from datetime import datetime
 from state_backend.values.errors import Rerun
 from state_backend.values.intervals import format_instant
 
+# The Airflow that `cairn backfill` calls if neither `--airflow` nor the variable CAIRN_AIRFLOW names one.
 DEFAULT_AIRFLOW = "http://127.0.0.1:8080"
-"""The Airflow that `cairn backfill` calls if neither ``--airflow`` nor CAIRN_AIRFLOW names one."""
 
 
 def backfill_command(dag_id: str, again: Rerun, airflow: str | None = None) -> str:
@@ -67,7 +67,7 @@ def clear_command(dag_id: str, task_id: str, logical_date: datetime, others: Col
     text = shlex.join(["airflow", "tasks", "clear", dag_id, "-t", task_id, "-d", "-s", day, "-e", day, "-y"])
     same = sorted(other for other in others if task_id in other and other != task_id)
     if same:
-        text += f"\n(it clears {', '.join(same)} too: Airflow takes every task whose name contains {task_id!r})"
+        text += f"\n(this also clears {', '.join(same)}: Airflow clears every task whose id contains {task_id!r})"
     return text
 
 

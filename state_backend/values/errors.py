@@ -34,7 +34,9 @@ class Rerun:
         for name in ("first", "last"):
             object.__setattr__(self, name, getattr(self, name).astimezone(UTC))
         if self.last < self.first:
-            raise UsageError(f"nothing can be run again from {self.first.isoformat()} back to {self.last.isoformat()}")
+            raise UsageError(
+                f"the first interval to run, {self.first.isoformat()}, is later than the last, {self.last.isoformat()}"
+            )
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields as they stand in a result file."""
@@ -49,7 +51,11 @@ class Rerun:
 
 
 class CairnError(Exception):
-    """Base class of every error that this project raises on purpose.
+    """Base class of every error that Cairn raises on purpose.
+
+    What to do:
+        Read the end of the message: it names the next step. Type `cairn status` to see the next interval and the
+        command that repairs the pipeline.
 
     Attributes:
         rerun: The intervals to run again, which the message names too. The operators and the command line add the
@@ -65,25 +71,44 @@ class CairnError(Exception):
 
 
 class RetryableError(CairnError):
-    """A failure after which the caller may repeat the call: nothing was changed, or the change is idempotent."""
+    """A failure after which the caller may repeat the call: nothing was changed, or the change is idempotent.
+
+    What to do:
+        Repeat the command. In Airflow, wait for the retries of the task.
+    """
 
 
 class StorageUnavailable(RetryableError):
-    """The storage can't be reached, rejects the request because of its load, or is full."""
+    """A server or a disk that the call needs does not answer, is overloaded or is full.
+
+    The server is the storage, a Spark server or Airflow. The disk is the storage or the host's local disk.
+
+    What to do:
+        Check the server, the network or the disk that the message names. Then repeat the command. In Airflow, wait for
+        the retries of the task, or clear the task after the last retry.
+    """
 
 
 class CheckpointDropped(RetryableError):
     """Retention dropped the checkpoint, or a commit replaced the output, during the read.
 
-    The message says what to do. After a dropped checkpoint it names the usable checkpoints; a repeated call that asks
-    for `latest` reads one of these.
+    If retention dropped the checkpoint, the message names the usable checkpoints. A repeated call that asks for
+    `latest` reads a usable checkpoint.
+
+    What to do:
+        Repeat the query or the command. Type `cairn list` to choose another checkpoint. For a long query over
+        `keyed_state`, set `option("hold", "2h")`: the checkpoint's files then stay for two hours.
     """
 
 
 class SinkFailed(RetryableError):
-    """The sink hook raised for some intervals.
+    """The pipeline's sink raised for some intervals.
 
-    Their checkpoints stay committed. The next call that publishes runs the hook again.
+    The checkpoints of these intervals stay committed. The next checkpoint, and each retry, calls the sink again.
+
+    What to do:
+        Repair the sink, or the system that the sink writes to. Airflow retries the task, and each later checkpoint
+        calls the sink again. To call the sink now, type `cairn publish --code MODULE:NAME`. See docs/sinks.md.
 
     Attributes:
         ids: The commits whose output is missing from the sink. If the pipeline publishes in order, these include the
@@ -96,66 +121,130 @@ class SinkFailed(RetryableError):
 
 
 class UnknownOutcome(RetryableError):
-    """A write may or may not have taken effect. Code that catches this error must delete nothing."""
+    """The storage did not say if a write took effect. Code that catches this error must delete nothing.
+
+    What to do:
+        Repeat the command. In Airflow, wait for the retries of the task. The next try reads the storage first, and so
+        learns if the write took effect. Delete no file by hand.
+    """
 
 
 # --- Begin again: the attempt is lost, but a new attempt may succeed. -------------------------------------------------
 
 
 class AttemptLost(CairnError):
-    """This attempt can no longer be committed. A new attempt may process the interval again."""
+    """This attempt can no longer be committed. A new attempt may process the interval again.
+
+    What to do:
+        Run the interval again. In Airflow, clear the task `process` of this run, with its downstream tasks. The log of
+        the task `checkpoint` has the command. Without Airflow, repeat the command.
+    """
 
 
 class Fenced(AttemptLost):
-    """Another attempt was the first to commit this interval or an interval that overlaps it."""
+    """Another attempt was the first to commit this interval or an interval that overlaps it.
+
+    What to do:
+        Type `cairn list` and find the checkpoint that the message names. If that checkpoint is the result that you
+        want, do nothing. Otherwise clear the task `process` of this run, with its downstream tasks.
+    """
 
 
 class BaseMoved(AttemptLost):
-    """The checkpoint that this attempt started from is no longer the base of its interval."""
+    """The checkpoint that this attempt started from is no longer the base of its interval.
+
+    What to do:
+        If the message has a `cairn backfill` command, run that command first. Then clear the task `process` of this
+        run, with its downstream tasks.
+    """
 
 
 class Swept(AttemptLost):
-    """A sweep abandoned this attempt after the attempt began. The sweep may have deleted the attempt's files."""
+    """A sweep abandoned this attempt after the attempt began. The sweep may have deleted the attempt's files.
+
+    What to do:
+        Run the interval again: clear the task `process` of this run, with its downstream tasks. If a sweep took the
+        files of a task that was still at work, give the sweep a larger `--min-age` (default: 3 days).
+    """
 
 
-# --- Restore an older checkpoint: the requested state can't be used. --------------------------------------------------
+# --- Restore or re-run: the requested state can't be used. ------------------------------------------------------------
 
 
 class StateUnusable(CairnError):
-    """State is missing, damaged, or must not be used. The message names the checkpoint to restore or the next step."""
+    """State is missing, damaged, or must not be used. The message names the checkpoint to restore or the next step.
+
+    What to do:
+        Type `cairn status`: it prints the quarantined and stale checkpoints, and the command that repairs the pipeline.
+        Type `cairn list` to see which checkpoints are usable.
+    """
 
 
 class CorruptFile(StateUnusable):
-    """A durable file is missing or truncated, or its checksum or content is wrong."""
+    """A file of a checkpoint or savepoint is missing or truncated, or its checksum or content is wrong.
+
+    What to do:
+        Type `cairn verify`: its last line names the newest checkpoint without damage. Put the file back from a copy. If
+        there is no copy, run the interval that wrote the file again, and then all later intervals. To go back to an
+        older checkpoint, type `cairn restore --checkpoint ID --dry-run`, read what the command would discard, and type
+        the command again with `--yes` in place of `--dry-run`.
+    """
 
 
 class DamagedCopy(CorruptFile):
     """The host's cached copy of a file can't be read.
 
     The cache has dropped the copy. A repeated call downloads the file again.
+
+    What to do:
+        Do nothing at first: an interval repeats its work by itself. Repeat any other command. If the error comes back,
+        check the disk that holds `EngineOptions.cache_dir` (docs/settings.md).
     """
 
 
 class CorruptRecord(CorruptFile):
-    """A record, manifest or other metadata file can't be decoded."""
+    """A record, manifest or other metadata file can't be decoded.
+
+    What to do:
+        Put the file back from a copy. Then type `cairn verify` to find other damaged files. Cairn deletes no state
+        files while a record can't be read.
+    """
 
 
 class StateGapError(StateUnusable):
-    """No checkpoint ends where the interval starts. The message names the command that fills the gap."""
+    """No checkpoint ends where the interval starts. The message names the command that fills the gap.
+
+    What to do:
+        Run the `cairn` command in the message: it runs the missing intervals in order. Type `cairn list` to see which
+        intervals have a checkpoint.
+    """
 
 
 class NoSuchCheckpoint(StateGapError):
-    """No retained checkpoint matches the request. The message names the retained checkpoints."""
+    """No retained checkpoint matches the request. The message names the retained checkpoints.
+
+    What to do:
+        Type `cairn list`, and name one of its checkpoints: by id, by the end of its interval, or `latest`.
+    """
 
 
 class StaleStateError(StateUnusable):
-    """A later re-run made the base stale. The message names the intervals to run again."""
+    """A later re-run made the base stale. The message names the intervals to run again.
+
+    What to do:
+        Run the `cairn` command in the message: it runs the stale intervals again, in order. Type `cairn status` to see
+        all stale checkpoints.
+    """
 
 
 class NotAsTried(StateUnusable):
-    """The deployment of a trial computed another result for an interval than the trial did.
+    """A deployment computed another result for an interval than the trial that it deploys.
 
     The interval is not committed. The message names the difference.
+
+    What to do:
+        Remove the trial with `cairn trials remove`. Then try the code again with `cairn try`, and deploy that
+        trial. See docs/trying.md.
     """
 
 
@@ -163,6 +252,11 @@ class ValidationRefused(StateUnusable):
     """Validation found an error in a checkpoint or in a prepared attempt.
 
     The checkpoint is now quarantined, or the attempt can no longer be committed.
+
+    What to do:
+        Read the findings in the log of the task `validate`. If the data are right, change the expectation. Otherwise
+        repair the input or the code. Then clear the task `process` of this run, with its downstream tasks. `cairn
+        status` shows the later intervals that must run again.
     """
 
 
@@ -170,48 +264,89 @@ class ValidationRefused(StateUnusable):
 
 
 class UsageError(CairnError):
-    """The call, the pipeline or the configuration is wrong. The same call will fail again."""
+    """The call, the pipeline or the configuration is wrong. The same call will fail again.
+
+    What to do:
+        Change what the message names: an argument, the pipeline's declaration, a connection or a setting. Type `cairn
+        COMMAND --help` for the options of a command. In Airflow, clear the task afterwards.
+    """
 
 
 class UnsupportedFormat(UsageError):
     """Another release of Cairn wrote a file in a format that this release does not read.
 
     The file is not damaged. Leave the file unchanged and use another release of Cairn.
+
+    What to do:
+        Install the release of Cairn that the message names, or a newer one. Then repeat the command.
     """
 
 
 class PermissionRefused(UsageError):
-    """The storage denies access. The message names the missing right. A retry does not help."""
+    """The storage denies access. The message names the missing right. A retry does not help.
+
+    What to do:
+        Grant the right that the message names. Then repeat the command. In Airflow, clear the task.
+    """
 
 
 class BehindLink(PermissionRefused):
     """A path leads through a symbolic link below the root.
 
     The target of the link lies outside the root, so Cairn changes nothing there.
+
+    What to do:
+        Remove the symbolic link, or put the folder itself in place of the link. See docs/storage.md#symbolic-links.
     """
 
 
 class StateSchemaError(UsageError):
-    """A state's declaration can't be stored or conflicts with the recorded schema of the state."""
+    """A state's declaration can't be stored or conflicts with the recorded schema of the state.
+
+    What to do:
+        Change the declaration in the processor's `init`. See docs/processors.md#changing-a-states-schema for the
+        changes that are allowed. For any other change, declare a state with a new name.
+    """
 
 
 class StateTypeError(UsageError, TypeError):
-    """A value does not fit its state's schema. The message names the state, the field and both types."""
+    """A value does not fit its state's schema. The message names the state, the field and both types.
+
+    If a processor stored the value in an interval, the interval fails with `ProcessorError` and this message.
+
+    What to do:
+        Convert the value in the processor to the type of the field. To store NULL where Spark stores NULL, set
+        `Pipeline(on_type_mismatch="null")`.
+    """
 
 
 class KeyTypeError(UsageError):
-    """A key column's type has no single canonical encoding."""
+    """A key column has a type that can't be a key, such as a map or a string with a collation.
+
+    What to do:
+        Cast the key column in the source to a type that docs/reference.md#keys lists, such as STRING or BIGINT.
+    """
 
 
-# --- Fix the pipeline's code, or wait for its input and call again. ---------------------------------------------------
+# --- Fix the pipeline's code or its input: one of them failed in an interval. -----------------------------------------
 
 
 class UserCodeError(CairnError):
-    """The pipeline's own code failed on the data of an interval. Nothing was committed."""
+    """The pipeline's own code failed on the data of an interval. Nothing was committed.
+
+    What to do:
+        Repair the pipeline's code or its input. Then run the interval again. In Airflow, clear the task.
+    """
 
 
 class SourceError(UserCodeError):
-    """The input of an interval is missing, unreadable, or lacks a column."""
+    """The input of an interval is missing, unreadable, or lacks a column.
+
+    What to do:
+        If the input has not arrived yet, wait: Airflow retries the task. Otherwise repair the file, or the source's
+        code, and clear the task. For Spark's own stack trace, run the interval with `cairn run` and the option
+        `--spark-log error`.
+    """
 
 
 class ProcessorError(UserCodeError):
@@ -219,30 +354,56 @@ class ProcessorError(UserCodeError):
 
     If the processor raised, the message names the call, the key and the interval, and carries the traceback of the
     user's code.
+
+    What to do:
+        Read the traceback of the pipeline's code in the log. Repair the processor, and test it with `PipelineTester`
+        (docs/testing.md). Then clear the task.
     """
 
 
-# --- Report a bug of Cairn. -------------------------------------------------------------------------------------------
+# --- Report a bug: the cause is in Cairn itself. ----------------------------------------------------------------------
 
 
 class InvariantViolated(CairnError):
-    """An internal invariant of Cairn is broken. Please report the message as a bug."""
+    """An internal check of Cairn failed. The cause is a bug of Cairn.
+
+    What to do:
+        Type `cairn verify`. Report the message and the output of `cairn verify` as a bug. Change no file of the
+        pipeline by hand.
+    """
 
 
-# --- Results of the storage port, for its callers inside this package. ------------------------------------------------
+# --- Internal results of the storage: Cairn's own code handles them. --------------------------------------------------
 
 
 class StorageError(CairnError):
-    """A result of a storage call that the calling code must handle."""
+    """Base class of the storage's results that Cairn's own code must handle.
+
+    What to do:
+        Report the message as a bug, because Cairn handles these errors itself. Type `cairn verify` to see if a file is
+        missing.
+    """
 
 
 class NotFound(StorageError):
-    """No file has that path."""
+    """No file has that path.
+
+    What to do:
+        Type `cairn verify`: it names missing files. Report the message as a bug.
+    """
 
 
 class AlreadyExists(StorageError):
-    """Create-if-absent failed because a file already has that path."""
+    """A new file could not be created, because a file already has that path.
+
+    What to do:
+        Repeat the command. Report the message as a bug.
+    """
 
 
 class PreconditionFailed(StorageError):
-    """A write or delete that named a generation failed because the file has another generation."""
+    """A write or a deletion failed, because another process has changed the file.
+
+    What to do:
+        Repeat the command. Report the message as a bug.
+    """

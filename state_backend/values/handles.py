@@ -9,8 +9,8 @@ from typing import Any, get_args, get_type_hints
 
 from state_backend.values.errors import UsageError
 
+# Adapters keep unfinished files in the folder of this name. Therefore no segment of a valid path has this name.
 TEMP_FOLDER = ".tmp"
-"""No path may have a segment of this name: adapters keep unfinished files there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

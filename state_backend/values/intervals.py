@@ -55,10 +55,10 @@ def to_ms(instant: datetime) -> int:
     if not isinstance(instant, datetime):
         raise UsageError(f"{instant!r} is a {type(instant).__name__}, not a datetime with a time zone")
     if instant.tzinfo is None:
-        raise UsageError(f"{instant!r} has no time zone, so it names no instant; pass tzinfo=UTC")
+        raise UsageError(f"{instant!r} has no time zone; for UTC, pass tzinfo=UTC")
     delta = instant - datetime(1970, 1, 1, tzinfo=UTC)
     if delta.microseconds % 1000:
-        raise UsageError(f"{instant.isoformat()} is not a whole millisecond; leave its last three digits out")
+        raise UsageError(f"{instant.isoformat()} is not a whole millisecond; leave out its last three digits")
     return delta.days * 86_400_000 + delta.seconds * 1000 + delta.microseconds // 1000
 
 

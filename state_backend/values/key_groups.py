@@ -22,7 +22,7 @@ class KeyGroupRange:
 
     def __post_init__(self) -> None:
         if not 0 <= self.first <= self.last < MAX_MAX_PARALLELISM:
-            raise UsageError(f"not a key-group range: {self.first} .. {self.last}")
+            raise UsageError(f"key groups {self.first} .. {self.last} are not a valid range")
 
     def __str__(self) -> str:
         return f"key groups {self.first} .. {self.last}"
@@ -73,7 +73,9 @@ def check_whole(ranges: Iterable[KeyGroupRange], max_parallelism: int) -> None:
     at = 0
     for shard in sorted(ranges, key=lambda r: r.first):
         if shard.first != at:
-            raise StateUnusable(f"shards of the checkpoint leave out or repeat key groups at {at}: {shard}")
+            raise StateUnusable(
+                f"the checkpoint's shards leave out or repeat key groups: expected a shard that begins at {at}, found {shard}"
+            )
         at = shard.last + 1
     if at != max_parallelism:
-        raise StateUnusable(f"shards of the checkpoint end at key group {at - 1}, expected {max_parallelism - 1}")
+        raise StateUnusable(f"the checkpoint's shards end at key group {at - 1}; expected {max_parallelism - 1}")

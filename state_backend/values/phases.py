@@ -1,4 +1,4 @@
-"""The duration of an interval by phase, as one line of a log. Pure."""
+"""Format the duration of an interval, phase by phase, as one line of a log."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The content of all JSON files that Cairn stores: attempts, records, tombstones, marks, leases, savepoints, trials.
 
-These classes only hold values. `formats/record_codec.py` encodes and decodes them strictly, and `checkpoint/` decides
-about them. Times are UTC datetimes, durations are whole microseconds, and digests are unsigned 64-bit sums.
+These classes only hold values. `formats/record_codec.py` encodes and decodes them, and `checkpoint/` decides about
+them. Times are UTC datetimes, durations are whole microseconds, and digests are unsigned 64-bit sums.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from state_backend.values.intervals import Interval
 from state_backend.values.key_groups import KeyGroupRange
 from state_backend.values.retention import RetentionPolicy
 
-Kind = Literal["interval", "consolidate", "restore", "sweep"]
+Kind = Literal["interval", "consolidate", "restore", "forget", "sweep"]
 StateKind = Literal["value", "list", "map", "timers"]
+OnRerun = Literal["refuse", "filter"]
 TimeMode = Literal["none", "processing", "event"]
 ValidationMode = Literal["fast", "full"]
 
@@ -61,10 +62,12 @@ class StateDescriptor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalFile:
-    """A RocksDB file: its name in the RocksDB store, and the shared file that holds its bytes.
+    """A RocksDB file of one shard, and the file in `shared/` that holds its bytes.
 
-    The number in the name is local to one store: two restores of one checkpoint write different files with the same
-    number.
+    Attributes:
+        name: The name of the file inside the RocksDB store, like `000012.sst`. The number is local to one store: two
+            restores of one checkpoint write different files with the same number.
+        handle: The file in `shared/`.
     """
 
     name: str
@@ -73,7 +76,12 @@ class LocalFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InlineFile:
-    """A small file whose bytes the manifest itself contains. No other manifest shares the file."""
+    """A small RocksDB file whose bytes the manifest itself contains. No other manifest shares the file.
+
+    Attributes:
+        name: The name of the file inside the RocksDB store.
+        data: The content of the file.
+    """
 
     name: str
     data: bytes
@@ -102,7 +110,7 @@ class Segment:
 
     @property
     def size_bytes(self) -> int:
-        """The size of the segment as stored."""
+        """The size of the segment as stored, in bytes."""
         return self.handle.size_bytes if self.handle is not None else len(self.data or b"")
 
 
@@ -115,8 +123,8 @@ class KeyGroupState:
         entries: The number of entries by state name. An entry is a value, a list element or a map pair. The timers
             count as `$timers`.
         digest: The sum of the hashes of all entries.
-        size_bytes: The size of all stored keys and values before compression, including indexes and the positions of
-            lists, as `layout.record_bytes` counts them; None if it was not counted.
+        size_bytes: The size of all stored keys and values before compression, including those of indexes and of the
+            positions of lists; None if it was not counted.
     """
 
     key_group: int
@@ -152,12 +160,12 @@ class ShardManifest:
 
     @property
     def files_bytes(self) -> int:
-        """The size of the shared and inline files, without segments."""
+        """The size of the shared and inline RocksDB files in bytes, without segments."""
         return sum(f.handle.size_bytes for f in self.files) + sum(len(f.data) for f in self.inline_files)
 
     @property
     def size_bytes(self) -> int:
-        """The size of all files and segments of the shard."""
+        """The size of all files and segments of the shard in bytes."""
         return self.files_bytes + sum(s.size_bytes for s in self.segments)
 
     @property
@@ -246,7 +254,13 @@ ShardRef = InlineShard | FiledShard
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRef:
-    """One try of one Airflow run. The pair (clear_number, try_number) orders the tries of a run."""
+    """One try of one Airflow run. The pair (clear_number, try_number) orders the tries of a run.
+
+    Attributes:
+        run_id: Airflow's id of the DAG run.
+        clear_number: How often a person has cleared the run.
+        try_number: Airflow's number of the task's try.
+    """
 
     run_id: str
     clear_number: int
@@ -273,15 +287,18 @@ class Permissions:
 
     @classmethod
     def from_texts(cls, given: Mapping[str, bool | str]) -> Permissions:
-        """Return the permissions from values that may come from templates: true, false, or empty for false.
+        """Return the permissions from values that may be texts, as Jinja templates in a DAG give them.
+
+        Args:
+            given: Values by the permission's name: a bool, or a text: true, false, or empty for false.
 
         Raises:
-            UsageError: A name is no permission, or a value is none of these.
+            UsageError: A name is no permission, or a value is another text.
         """
         names = {field.name for field in fields(cls)}
         for name, value in given.items():
             if name not in names:
-                raise UsageError(f"{name} is no permission; expected some of {', '.join(sorted(names))}")
+                raise UsageError(f"{name} is not a permission; expected some of {', '.join(sorted(names))}")
             if str(value).strip().lower() not in ("true", "false", ""):
                 raise UsageError(f"{name} is {value!r}; expected true or false")
         return cls(**{name: str(value).strip().lower() == "true" for name, value in given.items()})
@@ -336,16 +353,16 @@ class Totals:
         output_rows: Rows of output, without late rows.
         late_rows: Late rows.
         keys_touched: Keys that the interval processed.
-        keys: Entries of the value state with the most entries, and so the number of keys that have this state; 0 if the
-            pipeline has no value state.
+        keys: The number of keys that have a value in the value state with the most entries; 0 if the pipeline has no
+            value state.
         entries: Entries of all states.
         changed_bytes: Size of the keys and values of the entries that the interval changed.
         uploaded_bytes: Bytes of state that the interval wrote to the storage.
         uploaded_files: Files of state that the interval wrote to the storage.
         state_bytes: Size of all files of the state.
         state_files: Number of files of the state.
-        downloaded_bytes: Bytes that the restore read from the storage.
-        cached_bytes: Bytes that the restore took from the caches of hosts.
+        downloaded_bytes: Bytes that the restore of the base read from the storage.
+        cached_bytes: Bytes that the restore of the base took from the hosts' file caches.
     """
 
     input_rows: int
@@ -361,6 +378,58 @@ class Totals:
     state_files: int
     downloaded_bytes: int = 0
     cached_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgottenKey:
+    """A key that `cairn forget` removed, without the key itself.
+
+    Attributes:
+        forget: The uuid of the attempt that removed the key.
+        salt: Random bytes as hex digits, new for each record.
+        key_hash: SHA-256, as hex digits, of the salt's bytes and the encoded key.
+        key_group: The key's group among ``max_parallelism`` groups.
+        until_ms: The latest end of an interval that was committed before, in milliseconds since the epoch. Rows of earlier time may
+            bring the key back.
+        on_rerun: What happens to an attempt that would bring the key back: it is refused, or its shards leave the key out.
+    """
+
+    forget: str
+    salt: str
+    key_hash: str
+    key_group: int
+    max_parallelism: int
+    until_ms: int
+    on_rerun: OnRerun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewrittenOutput:
+    """All output files of commit ``id`` of ``interval`` without the rows of forgotten keys.
+
+    ``replaces``: the paths of the earlier files that have such rows.
+    """
+
+    id: int
+    interval: Interval
+    outputs: tuple[OutputFile, ...]
+    replaces: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forget:
+    """The part of a content about forgotten keys.
+
+    Attributes:
+        keys: The keys that a ``forget`` record removes. Of a ``restore`` record or savepoint: the keys that its state never holds, since
+            they were removed where the state comes from.
+        drops: The checkpoints that the commit drops, whatever the retention policy says, because their files may hold the keys.
+        rewritten: The output files that replace those of earlier commits.
+    """
+
+    keys: tuple[ForgottenKey, ...]
+    drops: tuple[int, ...] = ()
+    rewritten: tuple[RewrittenOutput, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -381,7 +450,7 @@ class Content:
         key_schema: The key columns, a `StructType` as JSON.
         states: The state variables.
         time: The clock of the interval and the watermarks of the next one.
-        source_position: The source's own JSON about the input that it read.
+        source_position: The JSON by which the source says which input it read; empty if it recorded none.
         code_hash: A hash of the processor's source code and of the user's modules that the processor imports.
         totals: Counts of the interval and of the state.
         digest: The digest of the state.
@@ -398,6 +467,8 @@ class Content:
             Intervals with equal hashes and equal bases have equal results. None if the hash is unknown.
         code_version: The name of the code for people: the pipeline's `version`, or else git's description of the code's
             folder. None if both are missing.
+        forget: The keys that a `forget` record removes, or that the restored state never holds; None for other records.
+        filtered: The uuids of the attempts of `cairn forget` whose keys the shards of this attempt left out.
     """
 
     kind: Kind
@@ -426,6 +497,8 @@ class Content:
     output_schema: dict[str, Any] | None = None
     input_hash: str | None = None
     code_version: str | None = None
+    forget: Forget | None = None
+    filtered: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -490,7 +563,7 @@ class Superseded:
 class Kept:
     """The facts about a retained checkpoint that planning needs without reading the checkpoint's record.
 
-    The other fields have the same meaning as in `Content` and `Tombstone`.
+    Fields that are not listed here have the same meaning as in `Content` and `Tombstone`.
 
     Attributes:
         quarantine_allowed: True if the commit had the permission `allow_quarantined`. Then quarantine marks on its
@@ -523,23 +596,33 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Forgotten:
+    """A forgotten key, and the id of the record from which on no checkpoint holds the key's entries of before ``key.until_ms``."""
+
+    id: int
+    key: ForgottenKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """The facts about earlier records that a reader of the newest record needs without reading those records.
 
     Attributes:
         dropping: Earlier ids that are no longer retained or whose output was replaced, and whose files may still exist.
-        unpublished: Intervals whose mark in `published/` may be missing.
+        unpublished: Intervals whose output the sink hook may not have published yet.
         superseded: The retained checkpoints whose interval has a later commit with another state.
-        marks: The ids of the quarantine marks that the commit knew.
-        refused: Those retained checkpoints that are quarantined or descend from a quarantined checkpoint, and those
-            commits listed in `Superseded.by` that do.
-        levels: The classes of interval lengths that the log contains, as indexes into `paths.SETTLED_DAYS`.
+        marks: The ids of the checkpoints that had a quarantine mark when the record was written.
+        refused: The checkpoints that are quarantined or descend from a quarantined checkpoint, among the retained ones
+            and those listed in `Superseded.by`.
+        levels: The lengths of intervals that the log contains, as indexes into `paths.SETTLED_DAYS`: each index stands
+            for all lengths up to so many days. A look-up in `settled/commits/` needs only the folders of these classes.
         kept: The facts about all retained checkpoints, by id, including the record itself.
         latest_end_ms: The latest end of all intervals that were ever committed, including this one. No committed
             interval overlaps an interval that starts at or after this time.
-        replaced_outputs: The retained and the dropping ids whose output is no longer current.
-        settled: The number of files in `settled/commits/` for this commit and all earlier ones. A listing with fewer
-            files has lost one.
+        replaced_outputs: The ids, among the retained and those in `dropping`, whose output is no longer current.
+        settled: The number of files that `settled/commits/` must have for this commit and all earlier ones. If a
+            listing shows fewer, a file is lost.
+        forgotten: All keys that `cairn forget` removed, including those of this record.
     """
 
     dropping: tuple[int, ...] = ()
@@ -552,6 +635,7 @@ class Summary:
     latest_end_ms: int = -(2**62)
     replaced_outputs: tuple[int, ...] = ()
     settled: int = 0
+    forgotten: tuple[Forgotten, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -609,11 +693,11 @@ class SweepRecord:
 class Tombstone:
     """The short form of a record that is no longer retained.
 
-    The tombstone keeps the facts for lineage, staleness, fencing and current output. The other fields have the same
-    meaning as in `Content` and `Record`.
+    The tombstone keeps the facts that later decisions about bases, stale checkpoints, fenced attempts and current
+    output need. Fields that are not listed here have the same meaning as in `Content` and `Record`.
 
     Attributes:
-        base_id: The base; None also if quarantine marks on the base do not apply to this checkpoint.
+        base_id: The base; None for empty state, or if quarantine marks on the base do not apply to this checkpoint.
         descriptors_hash: A hash of the state's declarations: names, kinds, schemas, expiry and key.
         outputs: The output files of the commit, from which a sweep can write a lost `Settled` again. A clean-up may
             have deleted these files.
@@ -638,9 +722,9 @@ class Tombstone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
-    """The effect of an earlier commit on one interval.
+    """The content of a file in `settled/commits/`: the effect of an earlier commit on one interval.
 
-    The file's path contains the same facts, so a listing answers most questions without reading files.
+    The path of the file repeats id, kind and interval. A listing of paths therefore answers most questions.
 
     Attributes:
         id: The number of the commit.
@@ -659,11 +743,11 @@ class Settled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptEnd:
-    """The record that ended an attempt.
+    """The content of a file in `settled/attempts/`: which record ended an attempt.
 
     Attributes:
         attempt: The uuid of the attempt.
-        id: The record of the attempt's commit, or of the sweep that abandoned the attempt.
+        id: The id of the attempt's commit, or of the record of the sweep that abandoned the attempt.
     """
 
     attempt: str
@@ -683,10 +767,14 @@ class Head:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """File names that a listing of a folder must not miss.
+    """The content of a file in `settled/names/`: names of files that a listing of a folder must not miss.
 
-    On a network disk a listing may be some seconds old, so code that lists the folder adds these names to the result.
-    The folder may contain more files.
+    On a network disk, a listing may be some seconds old. Code that lists the folder adds these names to the result. The
+    folder may contain more files.
+
+    Attributes:
+        folder: The path of the folder, with a `/` at the end.
+        names: The names of the files, without the folder.
     """
 
     folder: str
@@ -695,7 +783,13 @@ class Names:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quarantine:
-    """The mark on a checkpoint that validation refused, with the reason."""
+    """The mark on a checkpoint that validation refused.
+
+    Attributes:
+        id: The id of the checkpoint.
+        reason: Why the checkpoint is refused, for people.
+        findings: A sentence for each problem that validation found.
+    """
 
     id: int
     reason: str
@@ -704,7 +798,13 @@ class Quarantine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """The mark on a prepared attempt that validation refused, with the reason. The attempt is never committed."""
+    """The mark on a prepared attempt that validation refused. The attempt is never committed.
+
+    Attributes:
+        attempt: The uuid of the attempt.
+        reason: Why the attempt is refused, for people.
+        findings: A sentence for each problem that validation found.
+    """
 
     attempt: str
     reason: str
@@ -746,7 +846,12 @@ class Lease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """The mark that the sink hook has run for a checkpoint's output."""
+    """The mark that the sink hook has published the output of an interval.
+
+    Attributes:
+        id: The commit that made or replaced the output.
+        interval: The interval.
+    """
 
     id: int
     interval: Interval
@@ -759,7 +864,7 @@ class Published:
 class CanonicalFile:
     """One Parquet file of a canonical savepoint, with rows of one state from one shard.
 
-    The rows are in the order of their key groups and keys. The rows of the file before it in the list precede them.
+    Rows ascend by key group and key, within each file and from file to file in `Savepoint.files`.
 
     Attributes:
         state: The name of the state; `$timers` for the timers.
@@ -833,17 +938,18 @@ class TrialBase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """Intervals of a pipeline that other code has processed beside production, in a root of their own.
+    """The record of a trial: intervals of a pipeline that other code processes, in a root of their own.
 
     Attributes:
         name: The name of the trial.
         pipeline: The name of the pipeline.
         code: The tried pipeline, as module:NAME.
-        code_hash: As in `Content`, of the tried code.
-        code_version: As in `Content`, of the tried code.
+        code_hash: The hash of the tried code, as in `Content`.
+        code_version: The name of the tried code for people, as in `Content`.
         span: The time from the start of the first interval to the end of the last interval.
         length_ms: The length of each interval in milliseconds.
-        attempt: The uuid of the fork.
+        attempt: The uuid of the attempt that forked production's state into the trial. It tells trials of one name
+            apart.
         base: The state that the trial began from; None for empty state.
         ends_ms: The time from which a sweep removes the trial, in milliseconds since the epoch.
     """

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from state_backend.values.errors import UnsupportedFormat
 
+# The version in pyproject.toml. Every JSON file below a root contains the release that wrote the file.
 RELEASE = "0.1.0"
-"""As in pyproject.toml. Every JSON file below a root says which release wrote the file."""
 
 
 def unsupported(where: str, wrote: str, reads: str, release: str | None = None) -> UnsupportedFormat:
     """Return an error that names both releases and the release to use.
 
     Args:
-        where: The file, or the state whose entry was read.
+        where: The path of the file, or the name of the state whose entry was read.
         wrote: The format that the file has, like `format 2`.
         reads: The format that this release reads.
         release: The release that the file names; None if the file names no release.
@@ -26,8 +26,8 @@ def unsupported(where: str, wrote: str, reads: str, release: str | None = None) 
     if is_newer(release):
         return UnsupportedFormat(f"{text}Leave the file as it is. Use Cairn {release[:40]} or a newer release")
     return UnsupportedFormat(
-        f"{text}Leave the file as it is. Use the build of Cairn that wrote it, or a newer one; if only this build ever wrote here, the "
-        "file is damaged"
+        f"{text}Leave the file as it is. Use the build of Cairn that wrote it, or a newer one. If only this build ever wrote "
+        "here, the file is damaged"
     )
 
 

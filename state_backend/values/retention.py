@@ -43,11 +43,11 @@ class KeepLast:
         return frozenset(c.id for c in checkpoints[-self.count :]) if self.count > 0 else frozenset()
 
     def intervals_back(self, every: timedelta) -> int:
-        """Return the largest distance between the newest and a kept checkpoint, in intervals of length `every`."""
+        """Return how far back the oldest kept checkpoint may be, as a number of intervals of length `every`."""
         return self.count
 
     def __str__(self) -> str:
-        return f"the last {self.count} committed"
+        return f"the last {self.count} checkpoints"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class KeepPerDay:
         _check_number("KeepPerDay", self.days)
 
     def keep(self, checkpoints: Sequence[Ended]) -> frozenset[int]:
-        """Return the ids of the last checkpoint of each day, for the last `days` days."""
+        """Return the id of the last checkpoint of each day, for the `days` days before the newest interval's end."""
         newest = max((c.interval.end for c in checkpoints), default=None)
         by_day: dict[date, tuple[datetime, int]] = {}
         for c in checkpoints:
@@ -77,11 +77,11 @@ class KeepPerDay:
         return frozenset(checkpoint_id for _, checkpoint_id in by_day.values())
 
     def intervals_back(self, every: timedelta) -> int:
-        """Return the largest distance between the newest and a kept checkpoint, in intervals of length `every`."""
+        """Return how far back the oldest kept checkpoint may be, as a number of intervals of length `every`."""
         return math.ceil(timedelta(days=self.days) / every)
 
     def __str__(self) -> str:
-        return f"the one that ends each day for {self.days} days"
+        return f"the last one of each day for {self.days} days"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,17 +102,20 @@ class KeepYounger:
         return frozenset(c.id for c in checkpoints if newest is not None and newest - c.interval.end < self.age)
 
     def intervals_back(self, every: timedelta) -> int:
-        """Return the largest distance between the newest and a kept checkpoint, in intervals of length `every`."""
+        """Return how far back the oldest kept checkpoint may be, as a number of intervals of length `every`."""
         return math.ceil(self.age / every)
 
     def __str__(self) -> str:
         days = self.age / timedelta(days=1)
-        return f"every one of the last {f'{days:g} days' if days >= 1 else f'{self.age / timedelta(hours=1):g} hours'}"
+        return f"all of the last {f'{days:g} days' if days >= 1 else f'{self.age / timedelta(hours=1):g} hours'}"
 
 
 @dataclass(frozen=True, slots=True)
 class AnyOf:
-    """The policy that keeps each checkpoint that at least one of the policies keeps; without policies none."""
+    """The policy that keeps each checkpoint that at least one of its policies keeps.
+
+    An empty `any_of` keeps no checkpoint.
+    """
 
     any_of: tuple[RetentionPolicy, ...]
 
@@ -124,7 +127,7 @@ class AnyOf:
         return frozenset().union(*(p.keep(checkpoints) for p in self.any_of))
 
     def intervals_back(self, every: timedelta) -> int:
-        """Return the largest distance between the newest and a kept checkpoint, in intervals of length `every`."""
+        """Return how far back the oldest kept checkpoint may be, as a number of intervals of length `every`."""
         return max((policy.intervals_back(every) for policy in self.any_of), default=0)
 
     def __str__(self) -> str:
@@ -133,7 +136,10 @@ class AnyOf:
 
 @dataclass(frozen=True, slots=True)
 class AllOf:
-    """The policy that keeps each checkpoint that every one of the policies keeps; without policies all."""
+    """The policy that keeps each checkpoint that all of its policies keep.
+
+    An empty `all_of` keeps every checkpoint.
+    """
 
     all_of: tuple[RetentionPolicy, ...]
 
@@ -141,23 +147,23 @@ class AllOf:
         _check_policies("AllOf", self.all_of)
 
     def keep(self, checkpoints: Sequence[Ended]) -> frozenset[int]:
-        """Return the ids that every one of the policies keeps."""
+        """Return the ids that all of the policies keep."""
         return frozenset(c.id for c in checkpoints).intersection(*(p.keep(checkpoints) for p in self.all_of))
 
     def intervals_back(self, every: timedelta) -> int:
-        """Return the largest distance between the newest and a kept checkpoint, in intervals of length `every`."""
+        """Return how far back the oldest kept checkpoint may be, as a number of intervals of length `every`."""
         return max((policy.intervals_back(every) for policy in self.all_of), default=0)
 
     def __str__(self) -> str:
         return " that are also ".join(map(str, self.all_of)) or "all"
 
 
-# Each policy class has field names of its own: records store only the fields, and the decoder finds the class by their
-# names.
+# No two policy classes share a field name: a record stores only the fields of a policy, and the decoder finds the class
+# by their names.
 RetentionPolicy: TypeAlias = KeepLast | KeepPerDay | KeepYounger | AnyOf | AllOf
 _NAMES = " or ".join(policy.__name__ for policy in get_args(RetentionPolicy))
-# The largest count of days or checkpoints. A larger number is a typing error, and a timedelta holds at most
-# 999,999,999 days.
+# The largest number of days or checkpoints that a policy accepts. A larger number is probably a typing error, and a
+# timedelta holds at most 999,999,999 days.
 _MOST = 1_000_000
 
 

@@ -23,8 +23,8 @@ from state_backend.values.errors import UsageError
 
 _UTC_NAMES = {"UTC", "Z", "GMT", "UT", "Etc/UTC", "Etc/GMT", "Etc/UCT", "UCT", "Zulu", "Etc/Zulu", "Universal", "GMT0"}
 _OFFSET = re.compile(r"(?:UTC|GMT|UT)?([+-])(\d{1,2})(?::?(\d{1,2}))?(?::?(\d{2}))?")
-# Source: java.time.ZoneId.SHORT_IDS. Spark resolves these short names, three of which mean a fixed offset instead of a
-# region.
+# Short names of zones that Spark accepts. Three of them mean a fixed offset, and the others a region.
+# Source: java.time.ZoneId.SHORT_IDS.
 _SHORT = {
     "ACT": "Australia/Darwin",
     "AET": "Australia/Sydney",
@@ -97,7 +97,7 @@ def zone_of(name: str) -> Zone:
         return Zone(name=known, rules=ZoneInfo(known), posix=known)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
         raise UsageError(
-            f"no time zone {name!r} here: {error}; name a region such as 'Europe/Berlin', or install the tzdata package"
+            f"this host has no time zone {name!r}: {error}\nName a region such as 'Europe/Berlin', or install the tzdata package"
         ) from None
 
 
@@ -132,7 +132,7 @@ def _set_local(zone: Zone) -> None:
         time.tzset()
         if all(datetime.fromtimestamp(at).astimezone().utcoffset() == _offset(zone, at) for at in _PROBES_S):
             return
-    raise UsageError(f"this host has no data of the time zone {zone.name!r}; install the system's tzdata package")
+    raise UsageError(f"this host has no data for the time zone {zone.name!r}; install the system's tzdata package")
 
 
 # Instants in January and July 2024: in a zone with daylight saving time, their offsets differ.

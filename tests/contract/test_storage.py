@@ -572,7 +572,7 @@ def test_behind_a_symbolic_link_everything_is_read_and_nothing_is_changed(tmp_pa
         lambda: storage.delete(handle.path),
         lambda: storage.delete(handle.path, generation=seen),
     ):
-        with pytest.raises(BehindLink, match=r"'shared/a' is a symbolic link, .* remove the link"):
+        with pytest.raises(BehindLink, match=r"'shared/a' is a symbolic link, .*\nReplace the link"):
             change()
     assert storage.delete("shared/a/absent") is False
     assert [f.name for f in file.parent.iterdir()] == ["0.sst"] and file.read_bytes() == b"state"
@@ -877,7 +877,7 @@ def test_bytes_that_arrive_otherwise_than_the_server_has_them(monkeypatch: pytes
     storage.create("a", b"data")
     monkeypatch.setattr("state_backend.adapters.gcs_storage.google_crc32c.value", lambda _: 5)
     with pytest.raises(
-        StorageUnavailable, match=r"can't read 'a' of gs://.*: what arrived has crc32c 00000005, .*try again"
+        StorageUnavailable, match=r"can't read 'a' of gs://.*: the received bytes have crc32c 00000005, .*try again"
     ):
         storage.read("a")
 
@@ -887,7 +887,7 @@ def test_a_replaced_file_that_is_stored_otherwise_is_looked_at() -> None:
     storage: Any = gcs(Path())
     handle = Handle(path="a", size_bytes=4, crc32c=1)
     with pytest.raises(
-        UnknownOutcome, match=r"expected 4 bytes .*, the server has 3 bytes .*; read the file before going on"
+        UnknownOutcome, match=r"expected 4 bytes .*, the server has 3 bytes .*; check the file before you go on"
     ):
         storage._compared(None, gcs_storage._Stored(3, 1, 8), handle, 7, "replace 'a'")
 
@@ -897,7 +897,7 @@ def test_an_upload_of_which_the_server_lost_a_part_is_begun_again() -> None:
     google, write = SimpleNamespace(session=google_answers(308, Range="bytes=0-1")), gcs_storage._Write()
 
     def twice(_: str, request: Callable[[float], Any], __: Any) -> Any:
-        with pytest.raises(ConnectionError, match="took a part only"):
+        with pytest.raises(ConnectionError, match="stored only a part"):
             request(1.0)
         return request(1.0)
 
@@ -908,5 +908,5 @@ def test_an_upload_of_which_the_server_lost_a_part_is_begun_again() -> None:
 
 def test_a_download_that_begins_anew_in_the_middle_is_refused() -> None:
     body: Any = gcs_storage._Body(google_answers(200), "url", lambda request: request(1.0), offset=3)
-    with pytest.raises(StorageUnavailable, match="the server does not go on with a download where it broke; try again"):
+    with pytest.raises(StorageUnavailable, match="the server can't continue the interrupted download; try again"):
         next(iter(body))

@@ -486,7 +486,7 @@ def test_a_bucket_that_does_not_exist_is_named(server: GcsServer, tmp_path: Path
     """F65: a bad root is an error of its own, never an empty storage."""
     for number in range(10):
         storage = GcsStorage(f"no-such-bucket-{number}", "a")
-        with pytest.raises(UsageError, match=f"no-such-bucket-{number}' does not exist; make it first"):
+        with pytest.raises(UsageError, match=f"no-such-bucket-{number}' does not exist; create it first"):
             every_call(storage, tmp_path)[number]()
 
 

@@ -221,9 +221,9 @@ def test_what_is_missing_is_said(spark: SparkSession, tmp_path: Path, counted: t
     for options, says in (
         ({}, "root and pipeline"),
         ({"path": str(root)}, 'option "state": total, items, amounts, .timers'),
-        ({"path": str(root), "state": "none"}, "no state 'none'; it has total, items"),
+        ({"path": str(root), "state": "none"}, "no state 'none'\nIts states: total, items"),
         ({"path": str(root), "state": "total", "checkpoint": "7"}, "no usable checkpoint 7"),
-        ({"path": str(tmp_path), "state": "total"}, "is no savepoint"),
+        ({"path": str(tmp_path), "state": "total"}, "is not a savepoint"),
         ({"path": str(root), "state": "total", "key": "ann"}, "not JSON"),
         ({"path": str(root), "state": "total", "key": '{"user": [7]}'}, "no key of 'counting' is like that"),
     ):

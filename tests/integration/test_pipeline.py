@@ -581,7 +581,7 @@ def test_a_damaged_checkpoint_offers_the_one_before_and_its_command_mends_it(
     before, victim = ({f.handle.path for m in manifests(tmp_path, r) for f in m.files} for r in records)
     path = min(victim - before)
     (tmp_path / "counting" / path).unlink()
-    offer = "by its metadata, is 1, the state at 2024-01-02T00:00:00Z"
+    offer = "By a quick check, the newest intact checkpoint before it is 1, the state at 2024-01-02T00:00:00Z"
     command = "run the interval that starts at 2024-01-02T00:00:00Z"
     with pytest.raises(errors.CorruptFile, match=path) as raised:
         run_interval(spark, pipeline, day(2), root)

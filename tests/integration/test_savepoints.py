@@ -305,7 +305,7 @@ def _behind(row: dict[str, Any]) -> Any:
         ("native", {"max_parallelism": 32}, "take a canonical one, or keep 16"),
         ("canonical", {"key": ["item"]}, r"key is \['item'\]"),
         ("canonical", {"time_mode": "none"}, "time_mode is none"),
-        ("canonical", {"start": day(2).start}, "starts there starts empty"),
+        ("canonical", {"start": day(2).start}, "no interval would start from it"),
     ],
 )
 def test_what_does_not_fit_the_pipeline_is_refused_and_not_claimed(

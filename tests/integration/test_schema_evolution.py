@@ -151,8 +151,8 @@ def test_a_processor_with_other_schemas_goes_on_with_the_state(
     with pytest.raises(StateSchemaError) as refusal:
         run_interval(spark, counting(processor=Refused), day(2), str(tmp_path))
     assert str(refusal.value) == (
-        "pipeline 'counting', state 'seen' field 'amount': recorded as double, declared as string; not every recorded "
-        "value has an equal there: declare it as recorded, or add a field of another name"
+        "pipeline 'counting', state 'seen' field 'amount': recorded as double, declared as string; some recorded "
+        "values have no equal in the new type: declare it as recorded, or add a field of another name"
     )
     assert {f: f.read_bytes() for f in (tmp_path / "counting").rglob("*") if f.is_file()} == before
     third = run_interval(spark, counting(processor=Second), day(2), str(tmp_path))

@@ -309,9 +309,9 @@ def test_misfits_are_refused(data_type, array, says):
 
 def test_keys_of_the_wrong_shape_are_refused():
     encode = KeyColumns(schema_of("long", "string", nullable=False), what="user key").encode
-    with pytest.raises(StateTypeError, match=r"user key: has 2 columns \(c0, c1\), found 1"):
+    with pytest.raises(StateTypeError, match=r"user key: expected 2 columns \(c0, c1\), found 1"):
         encode([one("long", 1)])
-    with pytest.raises(StateTypeError, match="user key: its columns have 1, 2 rows"):
+    with pytest.raises(StateTypeError, match="user key: expected columns of equal length, found 1, 2 rows"):
         encode([one("long", 1), one("string", "", "")])
     with pytest.raises(StateTypeError, match=r"user key column 'c1': expected string, found null in row 1 \(the field"):
         encode([one("long", 1, 2), one("string", "", None)])
@@ -438,10 +438,10 @@ def test_the_arrow_schema():
         (["long"], b"\1\2\0" + bytes(8), "it has schema version 02, expected 01"),
         (["long"], b"\1\1\0" + bytes(7), "requires"),
         (["long"], b"\1\1\0" + bytes(9), "requires a buffer of 11 bytes"),
-        (["long"], b"\1\1\1" + bytes(8), "null where no null can be"),
-        (["long"], b"\1\1\2" + bytes(8), "null where no null can be"),
+        (["long"], b"\1\1\1" + bytes(8), "null bitmap marks"),
+        (["long"], b"\1\1\2" + bytes(8), "null bitmap marks"),
         (["string"], b"\1\1\0", "requires"),
-        (["string"], b"\1\1\1", "null where no null can be"),
+        (["string"], b"\1\1\1", "null bitmap marks"),
         (["string"], b"\1\1\0\1\0\0\0", "it needs 8 bytes"),
         (["string"], b"\1\1\0\xff\xff\xff\xff", "it needs 4294967302 bytes"),
         (["string"], b"\1\1\0\1\0\0\0ab", "it needs 8 bytes"),
@@ -480,7 +480,7 @@ def test_columns_are_matched_by_name():
 @pytest.mark.parametrize(
     "table, says",
     [
-        (pa.table({"c0": [1]}), "state 'x': has the fields c0, c1; found c0"),
+        (pa.table({"c0": [1]}), "state 'x': expected the fields c0, c1; found c0"),
         (pa.table({"c0": [1], "c1": ["a"], "c2": [1]}), "found c0, c1, c2"),
         (pa.table([[1], ["a"], ["a"]], names=["c0", "c1", "c1"]), "found c0, c1, c1"),
         (
@@ -506,7 +506,7 @@ def test_values_inside_nested_types_are_checked():
 
     codec = RowCodec("x", twin.schema, 1)
     assert encode(({"c0": 1}, [at]), ({"c0": 2}, None)) == [codec.encode(({(1,): [at], (2,): None},))]
-    with pytest.raises(StateTypeError, match=r"state 'x' field 'c0': .*a map has a key twice"):
+    with pytest.raises(StateTypeError, match=r"state 'x' field 'c0': .*a map has the same key twice"):
         encode(({"c0": 1}, [at]), ({"c0": 1}, [at]))
     with pytest.raises(StateTypeError, match=r"field 'c0.value\[0\]': expected timestamp, found NoneType"):
         encode(({"c0": 1}, [None]))

@@ -14,7 +14,7 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -38,6 +38,7 @@ from state_backend.checkpoint import log as logs
 from state_backend.checkpoint import record_reader as readers
 from state_backend.checkpoint import sweep as sweeping
 from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.forgotten_keys import forgets_of
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.record_reader import Fact
 from state_backend.checkpoint.rewind import fork, plan_rewind, rewind
@@ -47,8 +48,18 @@ from state_backend.ports.storage import Storage
 from state_backend.shard.manifest import manifest_of
 from state_backend.shard.transfer import copy_all
 from state_backend.values.errors import CairnError, UnknownOutcome
-from state_backend.values.intervals import Interval
-from state_backend.values.records import InlineShard, OutputFile, Permissions, Prepared, Record, RunRef, Savepoint
+from state_backend.values.intervals import Interval, to_ms
+from state_backend.values.records import (
+    Forget,
+    ForgottenKey,
+    InlineShard,
+    OutputFile,
+    Permissions,
+    Prepared,
+    Record,
+    RunRef,
+    Savepoint,
+)
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import content, day, files_in, manifest, sst, start_ms
 from tests.support.faulty_storage import FaultyStorage, StaleStorage, StopHere, lost_answer_at, stop_at
@@ -61,6 +72,15 @@ SEEN: Counter[str] = Counter()
 
 
 # --- the model ------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forgets:
+    """A key that was forgotten by the attempt of that name, up to an end; ``refuses``: what would bring it back."""
+
+    name: str
+    until: datetime
+    refuses: bool
 
 
 @dataclass(kw_only=True)
@@ -83,6 +103,9 @@ class Try:
     prepared: bool = False
     lost: bool = False
     damaged: bool = False
+    forgets: tuple[Forgets, ...] = ()
+    filtered: frozenset[str] = frozenset()
+    drops: frozenset[int] = frozenset()
 
 
 @dataclass(kw_only=True)
@@ -132,7 +155,35 @@ class Model:
             for e in self.entries()
         )
 
+    def returning(self, start: datetime | None, base: int | None) -> list[Forgets]:
+        """The forgotten keys that rows from ``start`` on, or this base, would bring back."""
+        return [
+            forgets
+            for entry in self.entries()
+            for forgets in entry.made.forgets
+            if (start is not None and start < forgets.until) or (base is not None and base < entry.id)
+        ]
+
+    def newest(self) -> int | None:
+        usable = [id for id, by in self.kept.items() if by is None and self.good(id) and not self.replaced(id)]
+        return max(usable, key=lambda id: (self.entry(id).made.interval.end, id), default=None)
+
     def base(
+        self,
+        interval: Interval,
+        *,
+        gap: bool,
+        stale: bool,
+        replace: bool = False,
+        as_of: int | None = None,
+    ) -> int | str | None:
+        """The id, None for empty, or the error's class."""
+        found = self._base(interval, gap=gap, stale=stale, replace=replace, as_of=as_of)
+        if isinstance(found, str):
+            return found
+        return "UsageError" if any(f.refuses for f in self.returning(interval.start, found)) else found
+
+    def _base(
         self, interval: Interval, *, gap: bool, stale: bool, replace: bool = False, as_of: int | None = None
     ) -> int | str | None:
         """The id, None for empty, or the error's class."""
@@ -176,9 +227,13 @@ class Model:
             return "adopted" if same_try else "Fenced"
         if made.base is not None and made.base not in self.kept:
             return "BaseMoved"
+        if made.kind == "forget" and (self.newest() != made.base or max(self.kept) > made.h0):
+            return "BaseMoved"
+        if made.kind != "interval" and made.base is not None and self.returning(None, made.base):
+            return "BaseMoved"
         if made.kind == "interval":
             now = self.base(made.interval, gap=made.gap, stale=made.stale, replace=made.replace, as_of=made.h0)
-            if now != made.base:
+            if now != made.base or {f.name for f in self.returning(made.interval.start, now)} - made.filtered:
                 return "BaseMoved"
         elif (made.base is not None and not (made.quarantine_allowed or self.good(made.base))) or (
             made.base is not None and not self.forgiven(made.base, made.stale, made.h0)
@@ -193,14 +248,14 @@ class Model:
         equal = made.kind == "interval" and bool(before) and before[-1].made.digest == made.digest
         equal = equal and not any(i != made.interval and i.overlaps(made.interval) for i in self.outputs())
         kept = dict(self.kept)
-        if not equal:
+        if not equal and made.kind != "forget":
             for old, by in self.kept.items():
                 theirs = self.entry(old).made.interval
                 if by is None and theirs != made.interval and made.interval.start < theirs.end:
                     kept[old] = id
         ends = {old: self.entry(old).made.interval.end for old in kept if self.good(old)} | {id: made.interval.end}
         stay = {id, max(ends, key=lambda n: (ends[n], n)), *sorted(ends)[-last:]}
-        return Entry(id=id, made=made, reproduction=equal), {n: kept.get(n) for n in sorted(stay)}
+        return Entry(id=id, made=made, reproduction=equal), {n: kept.get(n) for n in sorted(stay - made.drops)}
 
     def outputs(self) -> dict[Interval, Entry]:
         return {i: e for i, e in self.published().items() if e.made.interval == i}
@@ -287,7 +342,7 @@ class Pipelines(RuleBasedStateMachine):
         self.now_ms = 0
         self.names = 0
         self.houses = [House("main", self.storage_ms)]
-        self.savepoints: list[tuple[MemoryStorage, Savepoint, Try]] = []
+        self.savepoints: list[tuple[MemoryStorage, Savepoint, Try, tuple[Forgets, ...]]] = []
         # Each history begins with a right clock: its replay would go another way with the last one's.
         HOST.ahead_ms, HOST.now_ms = 0, lambda: self.now_ms
         SEEN["examples"] += 1
@@ -398,7 +453,7 @@ class Pipelines(RuleBasedStateMachine):
         """Mostly one that can be processed."""
         base = partial(house.model.base, gap=gap, stale=stale, replace=replaces)
         possible = [i for i in INTERVALS if not isinstance(base(i), str)]
-        among = possible if pick % 5 else INTERVALS
+        among = possible if possible and pick % 5 else INTERVALS
         return among[pick // 5 % len(among)]
 
     def begin_and_prepare(
@@ -446,7 +501,9 @@ class Pipelines(RuleBasedStateMachine):
             digest=digest,
             state=(*inherited, mine),
             written_ms=self.now_ms,
+            filtered=frozenset(r.key.forget for r in begun.returning),
         )
+        assert made.filtered == {f.name for f in model.returning(interval.start, base_id)}
         model.tries[name] = made
         new = house.storage.create(sst(name), mine)
         output = house.storage.create(paths.output(interval, name, 0, 0), b"output of " + mine)
@@ -464,6 +521,7 @@ class Pipelines(RuleBasedStateMachine):
             shards=(ref,),
             outputs=(OutputFile(handle=output, rows=1),),
             pipeline=house.name,
+            filtered=tuple(sorted(made.filtered)),
         )
         house.coordinator().prepare(Prepared(h0=begun.h0, content=made_content))
         made.prepared = True
@@ -593,6 +651,8 @@ class Pipelines(RuleBasedStateMachine):
     def restorable(self, model: Model, target: int, stale: bool, quarantine_allowed: bool) -> str:
         if target > model.head or model.log[target - 1] is None:
             return "UsageError"
+        if model.returning(None, target):
+            return "UsageError"
         if target not in model.kept:
             return "StateUnusable"
         if not model.good(target) and not quarantine_allowed:
@@ -640,6 +700,9 @@ class Pipelines(RuleBasedStateMachine):
             prepared=True,
             lost=False,
             damaged=False,
+            forgets=(),
+            filtered=frozenset(),
+            drops=frozenset(),
         )
         entry, kept = model.planned(made, last)
         discards = plan_rewind(house.coordinator().log(), target, permissions).discards
@@ -696,7 +759,8 @@ class Pipelines(RuleBasedStateMachine):
             self.happens(refused, go)
             assert not list(other.storage.list(""))
             return
-        self.settle_fork(other, model.entry(target).made, name, go, at, when, permissions)
+        known = tuple(f for e in model.entries() for f in e.made.forgets)
+        self.settle_fork(other, model.entry(target).made, name, go, at, when, permissions, known)
 
     def settle_fork(
         self,
@@ -707,6 +771,7 @@ class Pipelines(RuleBasedStateMachine):
         at: int | None,
         when: Any,
         permissions: Permissions,
+        known: tuple[Forgets, ...],
     ) -> None:
         if at is not None:
             try:
@@ -729,6 +794,9 @@ class Pipelines(RuleBasedStateMachine):
             prepared=True,
             lost=False,
             damaged=False,
+            forgets=known,
+            filtered=frozenset(),
+            drops=frozenset(),
         )
         other.model.tries[name] = made
         self.follow(other, made, "committed", other.model.planned(made, 3))
@@ -749,15 +817,16 @@ class Pipelines(RuleBasedStateMachine):
             house.storage, folder, [(h, paths.shared(name, 0, 0, n, "sst")) for n, h in enumerate(made.handles)]
         )
         ref = InlineShard(shard=0, inline=manifest(handles))
-        saved = replace(record.content, shards=(ref,), outputs=())
+        saved = replace(record.content, shards=(ref,), outputs=(), forget=forgets_of(record))
         savepoint = Savepoint(savepoint=name, format="native", checkpoint_id=record.id, content=saved)
-        self.savepoints.append((folder, savepoint, house.model.entry(record.id).made))
+        known = tuple(f for e in house.model.entries() if e.id <= record.id for f in e.made.forgets)
+        self.savepoints.append((folder, savepoint, house.model.entry(record.id).made, known))
         SEEN["savepoints"] += 1
 
     @precondition(lambda self: len(self.houses) < 3 and self.savepoints)
     @rule(which=WHICH, at=st.none() | st.integers(0, 12), when=st.sampled_from(["before", "after"]))
     def split_off_a_savepoint(self, which: int, at: int | None, when: Any) -> None:
-        folder, savepoint, source = self.savepoints[which % len(self.savepoints)]
+        folder, savepoint, source, known = self.savepoints[which % len(self.savepoints)]
         name = self.name()
         other = House(f"fork-{name}", self.storage_ms)
 
@@ -765,7 +834,65 @@ class Pipelines(RuleBasedStateMachine):
             into = other.coordinator(3, over)
             return fork(folder, savepoint, into, run=_run((name, 0, 1)), attempt=name, parallelism=1)
 
-        self.settle_fork(other, source, name, go, at, when, Permissions())
+        self.settle_fork(other, source, name, go, at, when, Permissions(), known)
+
+    @rule(which=WHICH, refuses=st.integers(0, 3), drops=st.booleans(), commits=st.booleans(), last=LAST)
+    def forget(self, which: int, refuses: int, drops: bool, commits: bool, last: int) -> None:
+        """A key is forgotten: the newest state in a file of its own. Commits, or falls asleep."""
+        house, name = self.house(which), self.name()
+        model = house.model
+        base = model.newest()
+        if base is None or model.returning(None, base):
+            return
+        source, mine = model.entry(base).made, f"state of {name}".encode()
+        until = max(e.made.interval.end for e in model.entries())
+        made = replace(
+            source,
+            name=name,
+            kind="forget",
+            run=(name, 0, 1),
+            h0=model.head,
+            base=base,
+            gap=False,
+            stale=False,
+            replace=False,
+            quarantine_allowed=False,
+            digest=self.names,
+            state=(mine,),
+            written_ms=self.now_ms,
+            prepared=True,
+            lost=False,
+            damaged=False,
+            forgets=(Forgets(name=name, until=until, refuses=not refuses),),
+            filtered=frozenset(),
+            drops=frozenset(model.kept) if drops else frozenset(),
+        )
+        key = ForgottenKey(
+            forget=name,
+            salt="00",
+            key_hash=name,
+            key_group=0,
+            max_parallelism=16,
+            until_ms=to_ms(until),
+            on_rerun="filter" if refuses else "refuse",
+        )
+        handle = house.storage.create(sst(name), mine)
+        made_content = content(
+            source.interval,
+            name,
+            base,
+            kind="forget",
+            run=_run(made.run),
+            digest=made.digest,
+            shards=(InlineShard(shard=0, inline=manifest([handle])),),
+            pipeline=house.name,
+            forget=Forget(keys=(key,), drops=tuple(sorted(made.drops))),
+        )
+        house.coordinator().prepare(Prepared(h0=made.h0, content=made_content))
+        model.tries[name] = made
+        SEEN["forgets"] += 1
+        if commits:
+            self.commit_now(house, made, last)
 
     @rule(
         which=WHICH,
@@ -919,12 +1046,14 @@ def test_histories_of_pipelines_are_what_the_model_says() -> None:
         "CorruptFile",
         "settled",
         "hosts",
+        "forgets",
     ):
         assert SEEN[happening], happening
 
 
 # A rule of the code that is other than the model's: (module, name, what it does instead).
 MISTAKES: dict[str, tuple[Any, str, Any]] = {
+    "nothing that was forgotten is looked for": (committing, "check_commit", lambda log, prepared, who: None),
     "every mark is forgiven": (lineage, "is_forgiven", lambda stale_by, permissions, as_of: True),
     "nothing reproduces anything": (committing, "reproduces", lambda log, content: None),
     "only the checkpoint's own mark counts": (
@@ -954,7 +1083,11 @@ MISTAKES: dict[str, tuple[Any, str, Any]] = {
 
 
 # Which takes many histories to be met, since a process that makes fewer calls dies at others. Of the clock the explorer tells at once.
-RARE = {"what was replaced counts again": 250, "a sweep goes by the clock of its host": 40}
+RARE = {
+    "nothing that was forgotten is looked for": 200,
+    "what was replaced counts again": 250,
+    "a sweep goes by the clock of its host": 40,
+}
 
 
 @pytest.mark.parametrize(

@@ -191,7 +191,7 @@ def test_a_number_that_is_none_is_refused_also_in_the_owners_json(number: str) -
         (("content", "shards", 0, "shard"), 1, "it lists shards"),
         (("content", "shards", 0, "inline", "files", 0, "name"), "../../x", "local file"),
         (("content", "shards", 0, "inline", "inline_files", 0, "name"), "\x00", "local file"),
-        (("content", "shards", 0, "inline", "key_groups", "last"), 10**6, "key-group range"),
+        (("content", "shards", 0, "inline", "key_groups", "last"), 10**6, "not a valid range"),
         (("content", "shards", 0, "inline", "key_group_states", 0, "key_group"), 99, "key groups"),
         (("content", "shards", 0, "inline", "files", 0, "handle", "crc32c"), 2**32, "crc32c"),
         (("content", "shards", 0, "inline", "files", 0, "handle", "size_bytes"), -1, "size_bytes"),

@@ -16,7 +16,7 @@ from state_backend.checkpoint import append_record as appending
 from state_backend.checkpoint import coordinator as coordinating
 from state_backend.checkpoint import sweep as sweeping
 from state_backend.formats import paths
-from state_backend.values.errors import CorruptFile
+from state_backend.values.errors import AttemptLost, CorruptFile, StateUnusable, UnknownOutcome, UsageError
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Permissions
 from state_backend.values.retention import KeepLast, RetentionPolicy
@@ -28,6 +28,7 @@ from tests.support.commit_world import (
     checkpoint_task,
     cleaner,
     coordinator,
+    forgetter,
     prepare,
     quarantiner,
     reader,
@@ -414,6 +415,38 @@ SCENARIOS = (
         scene=partial(scene, 1, [DAY_1_AGAIN], recut=[("w", TWO_DAYS)], may_replace={"s"}),
         actors=(task("s"), task("s", "retry")),
         fine=True,
+    ),
+    Scenario(
+        name="a key is forgotten with all older checkpoints, beside an attempt and a sweeper",
+        scene=partial(scene, 2, [X], outputs=False),
+        actors=(task("x"), forgetter("forget", "f", TIGHT, drops=True), sweeper()),
+        big=True,
+    ),
+    Scenario(
+        name="a key is forgotten with all older checkpoints, beside an attempt and a clean-up",
+        scene=partial(scene, 2, [X], outputs=False),
+        actors=(task("x"), forgetter("forget", "f", TIGHT, drops=True), cleaner(TIGHT)),
+    ),
+    Scenario(
+        name="a key is forgotten while the day before it is prepared anew, and the next one begins",
+        scene=partial(scene, 2, [RERUN], outputs=False),
+        actors=(
+            task("z", policy=KeepLast(5)),
+            forgetter("forget", "f", KeepLast(5), drops=False),
+            replace(
+                whole_interval("next", day(3), "w", KeepLast(5), outputs=False),
+                may=(AttemptLost, UnknownOutcome, StateUnusable, UsageError),
+            ),
+        ),
+    ),
+    Scenario(
+        name="two forgets of one state, and who holds its files",
+        scene=partial(scene, 2, outputs=False),
+        actors=(
+            forgetter("one", "f", TIGHT, drops=True),
+            forgetter("other", "g", TIGHT, drops=True),
+            reader(2),
+        ),
     ),
     Scenario(
         name="stale listings: two attempts at one interval, and the next day",

@@ -19,6 +19,7 @@ import google_crc32c
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint import sweep as sweeping
 from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.forgotten_keys import newest_state
 from state_backend.checkpoint.leases import give_back, take_lease
 from state_backend.checkpoint.log import Log, attempt_of
 from state_backend.checkpoint.retention import DEFAULT_POLICY
@@ -38,6 +39,8 @@ from state_backend.values.handles import Handle
 from state_backend.values.intervals import Interval
 from state_backend.values.records import (
     FiledShard,
+    Forget,
+    ForgottenKey,
     InlineShard,
     OutputFile,
     Permissions,
@@ -180,6 +183,41 @@ def rewinder(name: str, target: int, attempt: str, policy: RetentionPolicy) -> A
     return Actor(name=name, stages=stages, may=(AttemptLost, UnknownOutcome, StateUnusable), attempt=attempt)
 
 
+def forgetter(name: str, attempt: str, policy: RetentionPolicy, *, drops: bool) -> Actor:
+    """Forgets a key: the newest state in a file of its own, without any file of its base. ``drops``: all older checkpoints go."""
+
+    def forget(storage: Storage) -> str:
+        made = coordinator(storage, policy)
+        log = made.log()
+        newest = newest_state(log)
+        assert newest is not None
+        base = log.whole(newest.id).content
+        new = storage.create(sst(attempt), f"state of {attempt}".encode())
+        key = ForgottenKey(
+            forget=attempt,
+            salt="00",
+            key_hash=attempt,
+            key_group=0,
+            max_parallelism=16,
+            until_ms=log.summary.latest_end_ms,
+            on_rerun="refuse",
+        )
+        forgotten = content(
+            base.interval,
+            attempt,
+            newest.id,
+            kind="forget",
+            run=run(f"run-of-{attempt}"),
+            shards=(InlineShard(shard=0, inline=manifest([new])),),
+            forget=Forget(keys=(key,), drops=tuple(sorted(log.retained)) if drops else ()),
+        )
+        made.prepare(Prepared(h0=log.head_id, content=forgotten))
+        return made.commit(attempt).outcome
+
+    stages = (forget, *after_commit(policy))
+    return Actor(name=name, stages=stages, may=(AttemptLost, UnknownOutcome, StateUnusable), attempt=attempt)
+
+
 def sweeper(name: str = "sweep", min_age_ms: int = NOW_MS // 2) -> Actor:
     def work(storage: Storage) -> None:
         sweep(storage, PIPELINE, min_age=timedelta(milliseconds=min_age_ms))
@@ -293,7 +331,7 @@ class History:
         mine = self.commit(checkpoint_id).content.interval
         for other in self.commits(until):
             theirs = other.content.interval
-            later = other.id > checkpoint_id and _counts(other)
+            later = other.id > checkpoint_id and _counts(other) and other.content.kind != "forget"
             if later and theirs != mine and theirs.start < mine.end and not self.reproduces(other):
                 return other.id
         return None
@@ -315,7 +353,7 @@ class History:
         if any(i.start < interval.end and interval.start < i.end and i != interval for i in self.outputs()):
             return "UsageError"
         if interval.start_ms == start_ms():
-            return None
+            return "UsageError" if self.brings_back(interval, None) else None
         retained = self.retained(max(self.records, default=0))
         end = max(self.records, default=0) + 1
         fitting = [n for n in retained if self.commit(n).content.interval.end == interval.start]
@@ -323,8 +361,17 @@ class History:
         usable = [n for n in fitting if self.usable(n)]
         fresh = [n for n in usable if self.stale_by(n, end) is None]
         if fresh:
-            return max(fresh)
+            return "UsageError" if self.brings_back(interval, max(fresh)) else max(fresh)
         return "StaleStateError" if usable else "StateUnusable" if fitting else "StateGapError"
+
+    def brings_back(self, interval: Interval, base: int | None, until: int | None = None) -> bool:
+        """Whether a key that a commit below ``until`` forgot would be in the state again: by the rows, or by the base."""
+        return any(
+            interval.start_ms < key.until_ms or (base is not None and base < forget.id)
+            for forget in self.commits(until)
+            if forget.content.kind == "forget" and forget.content.forget is not None
+            for key in forget.content.forget.keys
+        )
 
     def retained(self, checkpoint_id: int) -> dict[int, int | None]:
         record = self.records.get(checkpoint_id)
@@ -343,7 +390,7 @@ class History:
 
 
 def _counts(record: Record) -> bool:
-    return record.content.kind in ("interval", "restore")
+    return record.content.kind in ("interval", "restore", "forget")
 
 
 def _replaces(later: Record, earlier: Record) -> bool:
@@ -442,6 +489,11 @@ def check_commit(history: History, record: Record) -> None:
     gone = history.outputs(n).keys() - history.outputs(n + 1).keys() if prepared is not None else set()
     late = [i for i in gone if history.outputs(n)[i].id > h0]
     must(not late, "output is replaced that was there at begin", n, *late)
+    if made.kind == "interval":
+        must(not history.brings_back(made.interval, made.base_id, n), "what was forgotten stays away", n)
+    if made.kind == "forget":
+        later = [c.id for c in before if c.id > h0]
+        must(not later or prepared is None, "a forget is of the newest state", n, *later)
     if made.base_id is None:
         must(made.kind == "restore" or made.interval.start_ms == start_ms(), "only the first interval starts empty", n)
         return

@@ -17,12 +17,14 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from hashlib import sha256
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal, Protocol
 from unittest import mock
 
 import google_crc32c
 
+from cairn.operations.forget_keys import ForgetOptions, forget
 from cairn.operations.restore_savepoint import restore_savepoint
 from cairn.operations.take_savepoint import take_savepoint
 from cairn.pipeline import Pipeline
@@ -52,6 +54,7 @@ from tests.support.faulty_storage import FaultyStorage, StopHere, lost_answer_at
 from tests.support.in_process import run_here
 from tests.support.reading import read_entries
 from tests.support.real_shards import MAX_PARALLELISM, RealPipeline
+from tests.support.shards import KEYS
 
 When = Literal["before", "after"]
 Fault = Literal["dies", "answer lost", "out of reach"]
@@ -217,11 +220,25 @@ def restore(this: Try, claim: Literal["NO_CLAIM", "CLAIM"]) -> None:
         restore_savepoint(ANY, DECLARED, f"place://{NEW}", f"place://{SAVED}", claim=claim)
 
 
+def forgetting(this: Try) -> None:
+    home, encoded = Coordinator(this.folders[HOME], PIPELINE, policy=POLICY), [KEYS.encode(("a",))]
+    numbers = count()
+    forget(
+        home,
+        encoded,
+        ForgetOptions(drop_checkpoints=True, on_rerun="filter"),
+        EngineOptions(cache_dir=None),
+        new_attempt=lambda: f"{this.attempt}-{next(numbers)}",
+        new_salt=lambda: "00" * 16,
+    )
+
+
 OPERATIONS = (
     Operation(name="interval", setup=some_days, run=interval(5, values_of(5))),
     Operation(name="re-run", setup=some_days, run=interval(3, {"a": 99, "z": 1})),
     Operation(name="sweep", setup=crashed_tries, run=sweeping),
     Operation(name="sweep of lost files", setup=lost_files, run=sweeping),
+    Operation(name="forget", setup=some_days, run=forgetting),
     Operation(name="native savepoint", setup=some_days, run=lambda t: take(t, "native"), changes=(SAVED,)),
     Operation(name="canonical savepoint", setup=some_days, run=lambda t: take(t, "canonical"), changes=(SAVED,)),
     Operation(

@@ -22,6 +22,7 @@ from state_backend.formats import paths
 from state_backend.ports.storage import Storage
 from state_backend.values.intervals import Interval
 from state_backend.values.records import (
+    Forgotten,
     OutputFile,
     Quarantine,
     Record,
@@ -142,7 +143,18 @@ class RecordsInMemory(RecordReader):
                 and n not in current
             ),
             settled=len({*self._facts}),
+            forgotten=self._forgotten(commits),
         )
+
+    @staticmethod
+    def _forgotten(commits: list[Record | Tombstone]) -> tuple[Forgotten, ...]:
+        last: dict[str, Forgotten] = {}
+        for commit in commits:
+            said = commit.content.forget if isinstance(commit, Record) else None
+            for key in said.keys if said is not None else ():
+                if kind_of(commit) == "forget" or key.key_hash not in last:
+                    last[key.key_hash] = Forgotten(id=commit.id, key=key)
+        return tuple(sorted(last.values(), key=lambda f: (f.id, f.key.key_hash)))
 
     @property
     def summary(self) -> Summary:
@@ -154,7 +166,7 @@ class RecordsInMemory(RecordReader):
             e.id
             for e in commits
             if e.id > commit.id
-            and kind_of(e) in ("interval", "restore")
+            and kind_of(e) in ("interval", "restore", "forget")
             and interval_of(e) == interval_of(commit)
             and not left_same_state(e, commit)
         )

@@ -26,7 +26,7 @@ def test_a_clear_names_one_task_in_plain_text() -> None:
         "airflow tasks clear daily -t process -d -s 2024-01-01T00:00:00+00:00 -e 2024-01-01T00:00:00+00:00 -y"
     )
     text = clear_command("daily", "process", START, {"process", "preprocess", "publish"})
-    assert text.splitlines()[1].startswith("(it clears preprocess too")
+    assert text.splitlines()[1].startswith("(this also clears preprocess: ")
 
 
 def test_the_command_has_a_line_of_its_own() -> None:
@@ -36,6 +36,6 @@ def test_the_command_has_a_line_of_its_own() -> None:
 
 
 def test_a_range_is_never_backwards_and_survives_a_result_file() -> None:
-    with pytest.raises(UsageError, match="nothing can be run again"):
+    with pytest.raises(UsageError, match="is later than the last"):
         Rerun(first=START, last=START - timedelta(seconds=1))
     assert Rerun.from_json(AGAIN.as_json()) == AGAIN

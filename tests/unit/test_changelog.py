@@ -347,8 +347,8 @@ def packed(*pairs: changelog.Pair) -> bytes:
 @pytest.mark.parametrize(
     ("blocks", "says"),
     [
-        (block(changelog.MANIFEST, 1, packed((b"k", b"v"))), "the block of its manifest holds none"),
-        (block(changelog.MANIFEST, 1, packed((b"", None))), "the block of its manifest holds none"),
+        (block(changelog.MANIFEST, 1, packed((b"k", b"v"))), "the block for the manifest has no manifest"),
+        (block(changelog.MANIFEST, 1, packed((b"", None))), "the block for the manifest has no manifest"),
     ],
 )
 def test_a_manifest_that_is_none_is_named(blocks: bytes, says: str) -> None:
@@ -360,6 +360,6 @@ def test_a_manifest_that_is_none_is_named(blocks: bytes, says: str) -> None:
 def test_an_entry_that_no_segment_can_hold_says_what_to_do(monkeypatch: pytest.MonkeyPatch, shard: Shard) -> None:
     monkeypatch.setattr(changelog, "_MOST_BLOCK_BYTES", 1000)
     with pytest.raises(
-        UsageError, match=r"too large for a changelog.*keep less under one key, or checkpoint in mode inc"
+        UsageError, match=r"too large for changelog mode.*store less under one key, or use checkpoint mode inc"
     ):
         shard.interval({b"\x00\x00a": b"1" * 2000})

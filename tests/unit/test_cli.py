@@ -240,7 +240,9 @@ def test_a_lost_file_is_written_anew_by_the_command_that_is_printed(root: Path) 
     lost.unlink()
     found = cairn(root, "verify", "--fast")
     assert found.exit_code == 1
-    (command,) = {line.partition("anew: ")[2] for line in found.stdout.splitlines() if "anew: " in line}
+    (command,) = {
+        line.partition("To write it again: ")[2] for line in found.stdout.splitlines() if "To write it again: " in line
+    }
     assert (
         f"would write a lost file anew: {paths.settled(day(1), 1, 'interval')}"
         in cairn(root, "sweep", "--dry-run").stdout
@@ -318,6 +320,7 @@ def test_help_names_what_there_is() -> None:
         "savepoint",
         "restore",
         "fork",
+        "forget",
         "try",
         "compare",
         "deploy",
@@ -475,7 +478,7 @@ def test_sums_that_do_not_fit_the_shards_are_found_fast(root: Path) -> None:
     pipeline.storage.delete(paths.prepared("other"))
     pipeline.coordinator.prepare(replace(prepared, content=replace(prepared.content, totals=totals)))
     pipeline.coordinator.commit("other")
-    check_found(root, "entries: the record says 9, its shards 8", "--fast")
+    check_found(root, "entries: the record says 9, its shards have 8", "--fast")
 
 
 # --- moving state ---------------------------------------------------------------------------------------------------------------
@@ -502,7 +505,7 @@ def test_going_back_says_what_it_discards_and_waits_for_a_yes(root: Path) -> Non
     [
         (["--checkpoint", "4", "--yes"], 1, "is stale"),
         (["--checkpoint", "5", "--yes"], 1, "is quarantined"),
-        (["--checkpoint", "1", "--yes"], 1, "dropped by retention"),
+        (["--checkpoint", "1", "--yes"], 1, "retention has dropped checkpoint 1"),
         (["--checkpoint", "77", "--yes"], 2, "no checkpoint 77"),
         ([], 2, "one of --savepoint URL and --checkpoint ID"),
         (["--savepoint", "/nowhere"], 2, "--code module:NAME"),
@@ -524,7 +527,7 @@ def test_a_fork_is_a_pipeline_of_its_own(root: Path, tmp_path: Path) -> None:
     done = answer(root, "fork", *where, "--checkpoint", "7")
     assert done["checkpoint"] == 1
     again = cairn(root, "fork", *where, "--checkpoint", "7")
-    assert again.exit_code == 2 and "nothing was copied" in again.output
+    assert again.exit_code == 2 and "Nothing was copied" in again.output
     shutil.rmtree(root)
     result = CliRunner().invoke(app, ["verify", "--root", str(other), "--pipeline", "twin", "--json"])
     assert json.loads(result.stdout)["success"]
@@ -579,7 +582,7 @@ def test_what_a_failing_sink_prints_publishes_or_gives_up(tmp_path: Path, monkey
     (tmp_path / "mended").touch()
     assert "published: checkpoint 2" in CliRunner().invoke(app, retry).output and took.read_text() == "1 3 2 "
     nothing = CliRunner().invoke(app, skip)
-    assert nothing.exit_code == 2 and "waiting: none" in nothing.output
+    assert nothing.exit_code == 2 and "start at: none" in nothing.output
     made.run(day(4), "a4")
     skipped = CliRunner().invoke(app, [*skip[:-1], "2024-01-04T00:00:00+00:00"])
     assert "skipped: checkpoint 4" in skipped.output and took.read_text() == "1 3 2 "

@@ -104,6 +104,6 @@ def test_an_interval_of_naive_datetimes_is_refused() -> None:
 
 def test_an_instant_has_whole_milliseconds() -> None:
     with pytest.raises(
-        UsageError, match=r"2024-01-01T00:00:00.000005\+00:00 is not a whole millisecond; leave its last"
+        UsageError, match=r"2024-01-01T00:00:00.000005\+00:00 is not a whole millisecond; leave out its last"
     ):
         Interval(START, START + timedelta(microseconds=5)).end_ms  # noqa: B018

@@ -129,6 +129,12 @@ def the_base_is_not_planned_anew() -> Iterator[None]:
         yield
 
 
+@bug("a key is forgotten while the day before")
+def what_was_forgotten_is_not_looked_for() -> Iterator[None]:
+    with mock.patch.object(committing, "check_commit", lambda log, prepared, who: None):
+        yield
+
+
 @bug("a re-run of an earlier interval")
 def nothing_becomes_stale() -> Iterator[None]:
     with mock.patch.object(committing, "stale_marks", lambda log, content, new_id: {}):

@@ -154,7 +154,7 @@ def test_a_commit_on_a_dead_branch_is_refused() -> None:
 def test_a_base_that_was_run_again_has_moved() -> None:
     """S34: what an attempt started from is compared by id, not by position."""
     again = record(3, day(2), 1, {1: None, 2: 3, 3: None})
-    with pytest.raises(BaseMoved, match="started from checkpoint 2, but the interval starts from checkpoint 3"):
+    with pytest.raises(BaseMoved, match="started from checkpoint 2, but the interval now starts from checkpoint 3"):
         plan(log_of(C1, C2, again), mine(day(3), 2, 2))
 
 
@@ -231,10 +231,10 @@ def test_a_log_that_lost_its_end_takes_no_commit() -> None:
     with pytest.raises(CorruptRecord) as raised:
         plan(log_of(C1), mine(day(3), 2, 2))
     assert "00000000000000000002.json is missing" in str(raised.value)
-    assert "nothing is committed, put the record back from a copy" in str(raised.value)
+    assert "Nothing is committed. Put the record back from a backup" in str(raised.value)
 
 
 def test_what_was_quarantined_meanwhile_is_not_consolidated() -> None:
     log = log_of(C1, C2, quarantined={2: Quarantine(id=2, reason="a test says so")})
-    with pytest.raises(BaseMoved, match="checkpoint 2 was quarantined meanwhile; choose one that is usable"):
+    with pytest.raises(BaseMoved, match=r"checkpoint 2 has been quarantined since this attempt began\nChoose a usable"):
         plan(log, mine(day(2), 2, 2, kind="consolidate"))

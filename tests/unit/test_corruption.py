@@ -311,16 +311,16 @@ def test_the_newest_checkpoint_that_verifies_is_offered(root: Path) -> None:
     segment.unlink()
     said = refused(root)
     assert segment.name in said
-    assert "by its metadata, is 4, the state at 2024-01-05T00:00:00Z" in said
+    assert "By a quick check, the newest intact checkpoint before it is 4, the state at 2024-01-05T00:00:00Z" in said
     assert "run the interval that starts at 2024-01-05T00:00:00Z" in said
     (root / PIPELINE / paths.shared("a4", 0, 0, 0, "manifest")).unlink()
     said = refused(root)
-    assert "by its metadata, is 3, the state at 2024-01-04T00:00:00Z" in said
+    assert "By a quick check, the newest intact checkpoint before it is 3, the state at 2024-01-04T00:00:00Z" in said
     assert "run the intervals that start from 2024-01-04T00:00:00Z to 2024-01-05T00:00:00Z" in said
     for file in (root / PIPELINE / "shared").rglob("*.manifest"):
         file.unlink()
     said = refused(root)
-    assert "No earlier checkpoint verifies" in said
+    assert "No earlier checkpoint is intact" in said
     assert "run the intervals that start from 2024-01-01T00:00:00Z" in said
 
 

@@ -168,18 +168,18 @@ def test_ten_terabytes_on_ten_thousand_shards_are_estimated_and_no_more() -> Non
     assert found.usage.state_bytes == 10 * TB and found.requests["prepare"].write == MOST_SHARDS + 1
     assert [stop.split()[0] for stop in found.stops] == ["memory", "commits", "seconds", "30,001"]
     for beyond in ({"shards": MOST_SHARDS + 1}, {"keys": 10**11 + 1}):
-        with pytest.raises(UsageError, match=r"nothing near it was measured\.\nSplit the pipeline"):
+        with pytest.raises(UsageError, match=r"nothing larger was measured\.\nSplit the pipeline"):
             replace(most, **beyond)
 
 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"keys": 11_000_000}, "11,000,000 keys a shard|5,500,000. From 3 shards on"),
+        ({"keys": 11_000_000}, "11,000,000 keys a shard|5,500,000. With 3 shards or more"),
         ({"shards": 1_001}, "up to 1,000 shards"),
-        ({"shards": 9, "cores": 4}, "4 cores for 9 shards: they run in 3 turns"),
-        ({"keys": 10**8}, "1 % of 14 GB took four times as long"),
-        ({"keys": 10_000_000, "changed": 1, "every": timedelta(seconds=30)}, "it falls behind"),
+        ({"shards": 9, "cores": 4}, "4 cores for 9 shards: the shards run in 3 rounds"),
+        ({"keys": 10**8}, "a change of 1 % of 14 GB took four times as long"),
+        ({"keys": 10_000_000, "changed": 1, "every": timedelta(seconds=30)}, "the pipeline falls behind"),
         ({"retention": KeepLast(1_001)}, "1,001 checkpoints are retained"),
     ],
 )
@@ -193,9 +193,9 @@ def test_where_it_stops_is_said(changes: dict[str, Any], says: str) -> None:
     [
         ({"keys": 0}, "keys=0"),
         ({"bytes_per_key": -1}, "bytes_per_key=-1"),
-        ({"changed": 1.5}, "changed=1.5 is no share"),
-        ({"every": timedelta(0)}, "longer than nothing"),
-        ({"savepoint_every": timedelta(0)}, "longer than nothing"),
+        ({"changed": 1.5}, "changed=1.5 is not a share"),
+        ({"every": timedelta(0)}, "must be more than 0"),
+        ({"savepoint_every": timedelta(0)}, "must be more than 0"),
     ],
 )
 def test_what_makes_no_sense_is_refused(changes: dict[str, Any], says: str) -> None:
@@ -258,7 +258,7 @@ def test_a_pipeline_is_estimated_from_its_own_history(root: Path) -> None:
         ("--api sql", "--api sql: expected row or arrow"),
         (
             "--keys 5 --bytes-per-key 9 --changed 1 --shards 1 --every 1h --keep 300000",
-            "the retention reaches over 300,002 intervals",
+            "the retention covers 300,002 intervals",
         ),
     ],
 )

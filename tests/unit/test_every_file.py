@@ -295,7 +295,7 @@ def test_a_sweep_writes_lost_files_anew(original: Path) -> None:
     assert set(read_log(storage).outputs_near(day(4))) == {(day(4), 4)}
     assert set(read_log(storage).outputs_near(day(1))) == set()  # nothing that costs no request says it
     with pytest.raises(
-        CorruptRecord, match="5 files are missing, 0 are there\nWrite them anew: cairn sweep --root memory://root"
+        CorruptRecord, match="5 files are missing, 0 exist\nTo write them again: cairn sweep --root memory://root"
     ):
         read_log(storage).current_outputs()
     found = verify_pipeline(storage)

@@ -416,7 +416,9 @@ def test_a_state_that_was_not_declared_on_the_driver_is_refused(shard: Shard) ->
             if isinstance(handle, ProcessorHandle):
                 handle.getValueState("surprise", VALUE)
 
-    with pytest.raises(errors.ProcessorError, match=r"init, interval .*'surprise' was not declared"):
+    with pytest.raises(
+        errors.ProcessorError, match=r"init, interval .*did not declare value state 'surprise' on the driver"
+    ):
         shard.run({"k": [0]}, processor=Varying)
 
 

@@ -133,7 +133,10 @@ def test_who_may_not_write_reads_without_one(caplog: pytest.LogCaptureFixture) -
     refuses = FaultyStorage(made.storage, {0: Fault(error=PermissionRefused("read-only"), when="before")})
     with holding(refuses, 1, "a test"):
         pass
-    assert "checkpoint 1 is read without a lease: read-only" in caplog.text
+    assert (
+        "checkpoint 1 is read without a lease, so a clean-up may delete its files during the read: read-only"
+        in caplog.text
+    )
     # It is told that the checkpoint was dropped, as before there were leases; damage is told as damage.
     with pytest.raises(CheckpointDropped), holding(refuses, 1, "a test"):
         made.storage.delete(next(iter(made.folder.paths(paths.LEASES))))

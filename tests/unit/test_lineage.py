@@ -45,7 +45,7 @@ def test_the_first_interval_starts_empty_always() -> None:
 
 
 def test_an_interval_before_the_start_is_refused() -> None:
-    with pytest.raises(UsageError, match="the pipeline starts at 2024-01-01T00:00:00Z"):
+    with pytest.raises(UsageError, match="begins before the pipeline's start, 2024-01-01T00:00:00Z"):
         base_id(log_of(*DAYS_1_TO_3), day(0))
 
 
@@ -68,8 +68,8 @@ def test_a_base_may_belong_to_an_interval_of_another_length() -> None:
     [
         (3, (), None),
         (7, (), None),
-        (1, (), "Usable are 2, 3; the newest, 3, is the state at 2024-01-04T00:00:00Z. Read again from one of these"),
-        (1, (3,), "Usable are 2; the newest, 2, is the state at 2024-01-03T00:00:00Z. Read again from one of these"),
+        (1, (), "Usable checkpoints: 2, 3. The newest, 3, is the state at 2024-01-04T00:00:00Z. Read one of these"),
+        (1, (3,), "Usable checkpoints: 2. The newest, 2, is the state at 2024-01-03T00:00:00Z. Read one of these"),
         (1, (2,), "No checkpoint is usable now"),
     ],
 )
@@ -79,7 +79,9 @@ def test_a_dropped_checkpoint_is_told_with_those_that_are_there(
 ) -> None:
     kept = replace(DAYS_1_TO_3[2], retained=DAYS_1_TO_3[2].retained[1:])
     log = log_of(*DAYS_1_TO_3[:2], kept, quarantined=quarantined, dropped=shrunk)
-    dropped = "checkpoint 1, the state at 2024-01-02T00:00:00Z, is no longer retained: retention dropped it, and its files with it."
+    dropped = (
+        "checkpoint 1, the state at 2024-01-02T00:00:00Z, is no longer retained: retention dropped it and its files."
+    )
     assert explain_drop(log, asked) == (None if expected is None else f"{dropped} {expected}")
 
 
@@ -107,8 +109,8 @@ def test_a_gap_is_filled_from_a_checkpoint_that_an_interval_may_start_from(
     with pytest.raises(StateGapError) as raised:
         base_id(log, day(7), permissions)
     assert raised.value.rerun == Rerun(first=day(first).start, last=day(6).start)
-    none = "All that there are are quarantined or stale: begin at the pipeline's start, 2024-01-01T00:00:00Z."
-    nearest = f"The nearest restore points are {format_instant(day(first).start)}."
+    none = "All checkpoints are quarantined or stale. Begin at the pipeline's start, 2024-01-01T00:00:00Z."
+    nearest = f"The nearest usable checkpoints end at {format_instant(day(first).start)}."
     assert (none if first == 1 else nearest) in str(raised.value)
 
 
@@ -136,7 +138,7 @@ def test_a_gap_off_the_boundary_never_asks_for_a_range_that_ends_before_it_begin
 
 def test_a_gap_without_any_checkpoint_names_the_start() -> None:
     with pytest.raises(
-        StateGapError, match=r"no checkpoint at all: begin at the pipeline's start, 2024-01-01T00:00:00Z\."
+        StateGapError, match=r"has no checkpoint\. Begin at the pipeline's start, 2024-01-01T00:00:00Z\."
     ) as raised:
         base_id(log_in_memory(entries={}), day(3))
     assert raised.value.rerun == Rerun(first=day(1).start, last=day(2).start)
@@ -152,7 +154,7 @@ def test_allow_gap_takes_the_latest_end_then_the_highest_id() -> None:
 def test_a_dropped_base_is_a_gap() -> None:
     head = record(3, day(3), 2, {2: None, 3: None})
     log = log_of(record(1, day(1)), record(2, day(2), 1), head, dropped=(1,))
-    with pytest.raises(StateGapError, match=r"The earliest is 2024-01-03T00:00:00Z: restore an older savepoint"):
+    with pytest.raises(StateGapError, match=r"The earliest ends at 2024-01-03T00:00:00Z. Restore an older savepoint"):
         base_id(log, day(2))
 
 
@@ -307,12 +309,12 @@ def test_a_superseded_result_does_not_come_back_when_the_later_one_is_dropped() 
         (
             log_of(*DAYS_1_TO_3, dropped=(2,)),
             lambda log: log.completed(),
-            "2.json: retained by the newest .* not there whole",
+            "2.json does not contain a whole record, but the newest",
         ),
         (
             log_of(DAYS_1_TO_3[2], quarantined=(1,)),
             lambda log: log.quarantine_above(3),
-            "2.json: an ancestor of checkpoint 3 is missing",
+            "2.json is missing from the log: it is an ancestor of checkpoint 3",
         ),
     ],
 )
@@ -320,4 +322,4 @@ def test_a_record_that_is_missing_is_named(log: Log, ask: Callable[[Log], object
     """Somebody deleted it, or a copy that was put back lacks it."""
     with pytest.raises(CorruptRecord, match=says) as raised:
         ask(log)
-    assert re.search(r"\nPut (it|the missing record) back from a copy$", str(raised.value))
+    assert re.search(r"\nPut (it|the missing record) back from a backup$", str(raised.value))

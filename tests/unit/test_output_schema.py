@@ -110,9 +110,9 @@ def test_what_may_follow_and_how_older_rows_are_read(
 REFUSED: list[tuple[Columns, Columns, str]] = [
     ({"a": "integer"}, {"a": "string"}, "field 'a': recorded as int, declared as string"),
     ({"a": "long"}, {"a": "integer"}, "recorded values may not fit"),
-    ({"a": "long"}, {"a": "double"}, "not every recorded value has an equal there"),
-    ({"a": "integer"}, {"a!": "integer"}, "nulls may be recorded: make it nullable"),
-    ({"a": "integer"}, {"a": "integer", "b!": "long"}, "entries without it exist: make it nullable"),
+    ({"a": "long"}, {"a": "double"}, "some recorded values have no equal in the new type"),
+    ({"a": "integer"}, {"a!": "integer"}, "older rows may be null there: make it nullable"),
+    ({"a": "integer"}, {"a": "integer", "b!": "long"}, "older rows lack it: make it nullable"),
     ({"s": schema({"x": "date"})}, {"s": schema({"x": "timestamp"})}, "field 's.x'"),
     ({"m": map_("integer", "long")}, {"m": map_("long", "long")}, "keys of maps can't change"),
     ({"t": "timestamp"}, {"t": "timestamp_ntz"}, "field 't'"),
@@ -122,9 +122,7 @@ REFUSED: list[tuple[Columns, Columns, str]] = [
 
 @pytest.mark.parametrize(("before", "after", "says"), REFUSED)
 def test_what_may_not_follow(before: Columns, after: Columns, says: str) -> None:
-    with pytest.raises(
-        UsageError, match=r"(?s)output_schema can't follow .*cairn fork takes the state there"
-    ) as refused:
+    with pytest.raises(UsageError, match=r"(?s)output_schema does not fit .*cairn fork copies the state") as refused:
         check_output_schema("p", schema(before), schema(after))
     assert says in str(refused.value)
 
@@ -262,7 +260,7 @@ def test_of_two_attempts_the_later_commit_has_to_fit(tmp_path: Path) -> None:
     made.prepare(day(1), "again", {"a": "double"}, {"a": 1.5}, digest=5)
     made.prepare(day(3), "d3", {"a": "long"}, {"a": 3})
     made.coordinator.commit("again")
-    with pytest.raises(BaseMoved, match="another commit changed the output's schema meanwhile"):
+    with pytest.raises(BaseMoved, match="another commit has changed the output schema since this attempt began"):
         made.coordinator.commit("d3")
     assert made.read() == [{"a": 1.5}, {"a": 2.0}]
 

@@ -59,12 +59,12 @@ def test_the_same_again_is_reused() -> None:
         # Day 1 was run again: the base is another one.
         (with_log(record(2, day(1), None, {1: 2, 2: None})), "can't be committed any more: "),
         # The base was dropped.
-        (with_log(record(2, day(5), 1, {2: None})), "which was dropped meanwhile"),
+        (with_log(record(2, day(5), 1, {2: None})), "which retention has dropped since"),
         # Somebody else committed the interval.
-        (with_log(record(2, day(2), 1, run=run("other"))), "checkpoint 2 was committed for"),
+        (with_log(record(2, day(2), 1, run=run("other"))), "committed checkpoint 2 for"),
         (
             with_log(SweepRecord(id=2, retained=DAY_1.retained, sweep="s", abandoned=("m1",))),
-            "sweep 2 abandoned it",
+            "sweep 2 abandoned this attempt",
         ),
     ],
 )

@@ -128,7 +128,12 @@ def test_a_slot_is_kept_only_while_the_run_before_is_at_work(
             "StateGapError",
             "interval before failed: day2 (failed;",
         ),
-        (DAY_1, [before("success", "success", "skipped")], "StateGapError", "no checkpoint ends where it starts"),
+        (
+            DAY_1,
+            [before("success", "success", "skipped")],
+            "StateGapError",
+            "no checkpoint ends where the interval starts",
+        ),
         (
             STALE,
             [before("success", "success", "success")],

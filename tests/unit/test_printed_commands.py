@@ -40,8 +40,11 @@ AIRFLOW = "tests/integration/test_airflow.py::"
 CLI = "tests/unit/test_cli.py::"
 PAGES_OF_TRIALS = "tests/unit/test_ui_trials.py::test_a_trial_is_listed_and_shown_beside_production as printed"
 PAGES_OF_UI = "tests/unit/test_ui_pages.py::"
+FORGET = "tests/unit/test_forget.py::test_the_commands_that_are_printed_forget_the_key as printed"
 # docs/trying.md has them as they are printed.
 TRYING = "tests/integration/test_docs.py::test_every_block_of_the_page_runs as printed"
+ERRORS = "tests/unit/test_errors_page.py::test_the_commands_of_the_page_work_when_typed as printed"
+SINKS = "tests/unit/test_sinks_page.py::test_the_commands_that_publish as printed"
 BENCHMARK = "not run: minutes, and it measures; its options are parsed here"
 # A test whose text has every word of the command; "as printed" behind it: the test reads the command from what was said.
 # "not run" has a reason.
@@ -71,6 +74,7 @@ RUN = {
     "cairn backfill --dag clicks --from 2024-01-01T00:00 --to 2024-01-03T23:00": "tests/integration/test_first_hour.py::"
     "test_the_first_pipeline_in_airflow as printed",
     "cairn diff": CLI + "test_diff_counts_what_is_shared_and_which_key_groups_changed",
+    "cairn diff --exit-code": "tests/unit/test_state_diff.py::test_exit_codes_of_diff",
     "cairn diff --json": HERE + "test_what_docs_show_of_a_pipeline",
     "cairn diff 4 5 --state history": HERE + "test_what_docs_show_of_a_pipeline",
     "cairn diff --root … --pipeline … … …": PAGES_OF_UI + "test_the_commands_that_a_page_prints_are_right as printed",
@@ -81,6 +85,8 @@ RUN = {
     "cairn compare … --root … --pipeline …": PAGES_OF_TRIALS,
     "cairn compare … --root … --pipeline … --interval …": PAGES_OF_TRIALS,
     "cairn compare --interval": PAGES_OF_TRIALS,
+    "cairn compare --exit-code": "tests/unit/test_trial_commands.py::test_the_same_code_has_nothing_to_say",
+    "cairn trials remove": PAGES_OF_TRIALS,
     "cairn trials remove … --root … --pipeline …": PAGES_OF_TRIALS,
     "cairn deploy … --code … --past --root …": TRYING,
     "cairn compare": TRYING,
@@ -95,6 +101,13 @@ RUN = {
     "cairn estimate --root URL --pipeline NAME": "tests/unit/test_cost_model.py::test_a_pipeline_is_estimated_from_its_own_history as printed",
     "cairn export": HERE + "test_what_docs_show_of_a_pipeline",
     "cairn export --to /tmp/tables --state history --jobs 2": HERE + "test_what_docs_show_of_a_pipeline",
+    "cairn forget": HERE + "test_a_person_s_data_is_deleted_as_the_page_shows as printed",
+    "cairn forget --key '{\"tailnum\": \"N14228\"}' --drop-checkpoints --rewrite-output --dry-run": HERE
+    + "test_a_person_s_data_is_deleted_as_the_page_shows as printed",
+    "cairn forget --key '{\"tailnum\": \"N14228\"}' --drop-checkpoints --rewrite-output --yes": HERE
+    + "test_a_person_s_data_is_deleted_as_the_page_shows as printed",
+    "cairn forget --pipeline … --key JSON --on-rerun filter": FORGET,
+    "cairn forget --root … --pipeline …": FORGET,
     "cairn fork": CLI + "test_a_fork_is_a_pipeline_of_its_own",
     "cairn list --root file://…/data/state --pipeline …": "tests/integration/test_new_pipeline.py::"
     "test_the_printed_command_runs_the_first_interval as printed",
@@ -102,8 +115,14 @@ RUN = {
     "cairn new clicks": HERE + "test_a_new_pipeline_asks_what_it_needs",
     "cairn publish … --code module:NAME --retry …": CLI + "test_status_names_what_is_wrong_and_its_command_repairs_it as printed",
     "cairn publish … --skip …": CLI + "test_status_names_what_is_wrong_and_its_command_repairs_it as printed",
+    "cairn publish": SINKS,
+    "cairn publish --code MODULE:NAME": ERRORS,
+    "cairn publish --code pipelines.clicks:CLICKS": SINKS,
+    "cairn publish --code pipelines.clicks:CLICKS --retry 2024-01-01T00:00:00Z": SINKS,
+    "cairn publish --skip 2024-01-01T01:00:00Z": SINKS,
     "cairn publish --root … --pipeline …": CLI + "test_what_a_failing_sink_prints_publishes_or_gives_up as printed",
     "cairn restore": CLI + "test_going_back_says_what_it_discards_and_waits_for_a_yes",
+    "cairn restore --checkpoint ID --dry-run": ERRORS,
     "cairn restore --claim": "tests/integration/test_savepoints.py::test_the_command_line_takes_and_restores",
     "cairn run": "tests/integration/test_docs.py::test_every_block_of_the_page_runs as printed",
     "cairn run …": "not run: the name of the Spark application",
@@ -309,6 +328,22 @@ def test_what_docs_show_of_a_pipeline(root: Path, tmp_path: Path) -> None:
     command = "cairn export --to /tmp/tables --state history --jobs 2"
     assert "history: 2 rows in" in said(root, command.replace("/tmp/tables", str(tmp_path / "tables")))
     assert pq.read_table(tmp_path / "tables" / "state-history").num_rows == 2
+
+
+def test_a_person_s_data_is_deleted_as_the_page_shows(root: Path, tmp_path: Path) -> None:
+    """The dry run first, which leaves all as it is; then every table of the state is without the aircraft."""
+    copied = Path(shutil.copytree(root, tmp_path / "state"))
+    commands = [c for c, pages in in_docs().items() if "docs/forget.md" in pages and "--key" in c]
+    dry, done = sorted(commands)
+    assert dry.endswith("--dry-run") and done.endswith("--yes")
+    would = said(copied, dry).splitlines()
+    assert would[0].endswith("would be rewritten") and "places that may still hold the key:" in would
+    assert said(copied, "cairn diff 4 5 --state history") == said(root, "cairn diff 4 5 --state history")
+    assert said(copied, done).startswith("checkpoint 6 is checkpoint 5 without the key\n")
+    said(copied, f"cairn export --to {tmp_path / 'tables'} --state history")
+    left = pq.read_table(tmp_path / "tables" / "state-history").to_pylist()
+    assert [row["key"]["tailnum"] for row in left] == ["N24211"]
+    assert said(copied, "cairn verify") and "N24211" not in said(copied, "cairn show")
 
 
 def test_a_sweep_takes_what_its_dry_run_names(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

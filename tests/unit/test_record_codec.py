@@ -283,7 +283,7 @@ def test_what_is_no_version_is_refused(version: bytes) -> None:
             lambda e: e.update(format=2, release="1!weird"),
             r"Cairn 1!weird wrote format 2; .*\n.*Use Cairn 1!weird or a newer",
         ),
-        (lambda e: e.update(format=2), r"wrote format 2; .* if only this build ever wrote here, the file is damaged"),
+        (lambda e: e.update(format=2), r"wrote format 2; .* If only this build ever wrote here, the file is damaged"),
         (
             lambda e: (e.update(format=2), e.pop("release")),
             r"another release of Cairn wrote format 2; .*Use the release of Cairn that",

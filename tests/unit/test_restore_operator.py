@@ -238,7 +238,7 @@ def test_a_retry_takes_what_an_earlier_try_restored_from_a_savepoint(
 @pytest.mark.parametrize(
     ("target", "more", "message"),
     [
-        ("9", {}, "there is no checkpoint 9"),
+        ("9", {}, "the log has no checkpoint 9"),
         ("yesterday", {}, "expected a checkpoint's id"),
         ("2024-01-03T00:00:00", {}, "expected a checkpoint's id"),
         ("2030-01-01T00:00:00+00:00", {}, "no usable checkpoint 2030"),

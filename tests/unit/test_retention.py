@@ -115,10 +115,10 @@ def test_a_past_day_of_an_hourly_pipeline_can_be_run_again_hour_by_hour(past: in
 
 def test_a_policy_is_told_in_words() -> None:
     assert str(default_retention(timedelta(hours=1))) == (
-        "the last 10 committed and every one of the last 2 days and the one that ends each day for 35 days"
+        "the last 10 checkpoints and all of the last 2 days and the last one of each day for 35 days"
     )
     assert str(AllOf((KeepLast(3), KeepYounger(timedelta(hours=6))))) == (
-        "the last 3 committed that are also every one of the last 6 hours"
+        "the last 3 checkpoints that are also all of the last 6 hours"
     )
 
 

@@ -141,7 +141,7 @@ def test_every_usable_checkpoint_is_named() -> None:
     for n in range(1, 15):
         folder.run(day(n), f"a{n}")
     log = folder.coordinator.log()
-    with pytest.raises(UsageError, match=r"usable are 1 to 14$"):
+    with pytest.raises(UsageError, match=r"usable checkpoints: 1 to 14$"):
         plan_rewind(log, 99)
 
 
@@ -207,9 +207,9 @@ def test_a_quarantined_target_needs_somebody_to_vouch_for_it(refused: int, targe
 def test_what_is_not_there_is_named() -> None:
     folder = history(policy=KeepLast(2))
     folder.coordinator.clean_up()
-    with pytest.raises(UsageError, match=r"no checkpoint 99.*usable are 3, 4"):
+    with pytest.raises(UsageError, match=r"no checkpoint 99.*usable checkpoints: 3, 4"):
         back(folder, 99)
-    with pytest.raises(StateUnusable, match=r"dropped by retention.*usable are 3, 4"):
+    with pytest.raises(StateUnusable, match=r"retention has dropped .*usable checkpoints: 3, 4"):
         back(folder, 1)
 
 
@@ -217,7 +217,7 @@ def test_no_more_is_discarded_than_was_agreed() -> None:
     folder = history()
     agreed = frozenset(d.id for d in plan_rewind(folder.coordinator.log(), 2).discards)
     folder.run(day(5), "a5")
-    with pytest.raises(UsageError, match="more than was agreed to: 5"):
+    with pytest.raises(UsageError, match="did not agree to discard these checkpoints: 5"):
         back(folder, 2, agreed=agreed)
     assert folder.coordinator.log().head_id == 5
     assert back(folder, 2, agreed=agreed | {5}).id == 6
@@ -391,7 +391,7 @@ def test_a_fork_of_what_may_not_be_used_is_refused() -> None:
         split(folder, 4, into)
     with pytest.raises(StateUnusable, match="quarantined"):
         split(folder, 5, into)
-    with pytest.raises(UsageError, match="earlier instant"):
+    with pytest.raises(UsageError, match="earlier time"):
         split(folder, 2, into, pipeline_start_ms=day(2).end_ms)
     assert not list(into.list(""))
     assert split(folder, 5, into, permissions=QUARANTINED).id == 1
@@ -492,5 +492,5 @@ def test_a_source_that_retention_drops_meanwhile() -> None:
     assert folder.coordinator.log().retained.keys() == {5}  # the lease kept its files and not the checkpoint
     folder.coordinator.clean_up()
     assert folder.paths(paths.LEASES) == set()
-    with pytest.raises(CheckpointDropped, match=r"checkpoint 3, .* is no longer retained.* the newest, 5, "):
+    with pytest.raises(CheckpointDropped, match=r"checkpoint 3, .* is no longer retained.* The newest, 5, "):
         take_lease(folder.storage, 3, "a fork")

@@ -453,12 +453,12 @@ def test_a_store_that_is_open_already_is_not_taken_for_a_damaged_one(tmp_path: P
 def test_a_full_local_disk_is_not_taken_for_the_storage() -> None:
     error = rocks._translated(Exception("IO error: No space left on device: /tmp/x"), "can't write the state in /tmp/x")
     assert isinstance(error, StorageUnavailable)
-    assert "is full, not the storage: free some space there, or have TMPDIR name a folder with more" in str(error)
+    assert "is full (not the storage); free some space there, or set TMPDIR to a folder with more" in str(error)
 
 
 def test_a_disk_that_is_full_for_a_tasks_own_files_is_named_too() -> None:
     """What restores, captures and outputs write there beside RocksDB. Any other error is the block's own."""
-    with pytest.raises(StorageUnavailable, match=r"is full, not the storage.*No space left"), work_folder("full"):
+    with pytest.raises(StorageUnavailable, match=r"is full \(not the storage\).*No space left"), work_folder("full"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with pytest.raises(FileNotFoundError), work_folder("missing") as folder:
         (folder / "missing").read_bytes()

@@ -367,7 +367,7 @@ REFUSED = [
     (array("long"), "ab", "expected array<bigint>, found str 'ab'"),
     (array("long"), {1}, "expected array<bigint>, found set"),
     (mapping("string", "long"), [("a", 1)], "expected map<string, bigint>, found list"),
-    (mapping("timestamp", "long"), {AT: 1, AT.replace(tzinfo=UTC): 2}, "two keys are stored alike"),
+    (mapping("timestamp", "long"), {AT: 1, AT.replace(tzinfo=UTC): 2}, "two keys have the same stored value"),
     (struct(p="long"), 5, "expected struct<p: bigint>, found int 5"),
     (struct(p="long"), {"P": 1}, r"no such field: 'P'"),
     (struct(p="long"), (1, 2), r" has 1 field \(p\); got 2 values"),
@@ -416,7 +416,7 @@ def test_a_null_in_a_field_that_is_not_nullable():
         StateTypeError, match=r"state 'x' field 'a': expected bigint, found NoneType None \(.*not nullable\)"
     ):
         coder.encode((None, 1))
-    with pytest.raises(CorruptFile, match="null where no null can be"):
+    with pytest.raises(CorruptFile, match="null bitmap marks"):
         coder.decode(b"\x01\x01\x01" + bytes(16))
 
 
@@ -478,5 +478,5 @@ def test_other_headers_are_refused(fields):
     ],
 )
 def test_bytes_that_are_no_row(of, data):
-    with pytest.raises(CorruptFile, match=r"state 'x': .* stored bytes are not a struct<a: "):
+    with pytest.raises(CorruptFile, match=r"state 'x': can't decode .* stored bytes as struct<a: "):
         codec(a=of).decode(bytes.fromhex(data))

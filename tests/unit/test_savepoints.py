@@ -205,13 +205,13 @@ def tampered(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
         ("canonical", lambda b: b["files"][0].pop("rows"), "rows"),
         ("canonical", lambda b: b.update(format="pickle"), "format"),
         ("canonical", lambda b: b["content"].update(max_parallelism=1), "parallelism 2"),
-        ("canonical", lambda b: b["content"]["states"][0].update(state_id=0xFB), "1 .. 250"),
+        ("canonical", lambda b: b["content"]["states"][0].update(state_id=0xFB), "from 1 to 250"),
         ("canonical", lambda b: b["content"]["states"][0].update(state_id=2), "share a name or an id"),
         ("canonical", lambda b: b["content"]["states"][0].update(name="$timers"), "share a name or an id"),
         ("canonical", lambda b: b["content"]["states"][0].update(versions=[]), "no schema"),
         ("canonical", lambda b: b["content"].update(key_schema={"type": "long"}), "Spark struct type"),
-        ("native", lambda b: b["content"]["shards"].pop(), "lists shards [0] of 2"),
-        ("native", lambda b: b["content"]["shards"][0]["inline"].update(shard=1), "it is of shard 1"),
+        ("native", lambda b: b["content"]["shards"][0]["inline"].update(shard=1), "belongs to shard 1"),
+        ("native", lambda b: b["content"]["shards"].pop(), "lists shards [0], expected each of 2 shards"),
         (
             "native",
             lambda b: b["content"]["shards"][0]["inline"]["files"][0].update(name="../000001.sst"),
@@ -261,10 +261,10 @@ def column(table: pa.Table, name: str, values: Any) -> pa.Table:
     [
         (lambda t: t.take(list(range(t.num_rows))[::-1]), "do not ascend"),
         (lambda t: pa.concat_tables([t.slice(0, 1), t]), "do not ascend"),
-        (lambda t: column(t, "key_group", [0] * t.num_rows), "not in the key group"),
-        (lambda t: column(t, "schema_version", [2] * t.num_rows), "schema version that it says"),
-        (lambda t: t.drop_columns(["expires_at_ms"]), "its columns are"),
-        (lambda t: t.rename_columns([*t.column_names[:-1], "other"]), "its columns are"),
+        (lambda t: column(t, "key_group", [0] * t.num_rows), "another key group than"),
+        (lambda t: column(t, "schema_version", [2] * t.num_rows), "schema version than its column"),
+        (lambda t: t.drop_columns(["expires_at_ms"]), "found the columns"),
+        (lambda t: t.rename_columns([*t.column_names[:-1], "other"]), "found the columns"),
         (lambda t: t.slice(1), "digest"),
         (lambda t: column(t, "expires_at_ms", [5] * t.num_rows), "digest"),
     ],
@@ -383,7 +383,7 @@ def test_deleting_begins_with_the_record_and_leaves_the_claim(tmp_path: Path, fo
 
 def test_a_folder_that_is_no_savepoint_says_so(tmp_path: Path) -> None:
     """F75: an unknown path."""
-    with pytest.raises(UsageError, match=r"no savepoint: it has no savepoint\.json"):
+    with pytest.raises(UsageError, match=r"not a savepoint: it has no savepoint\.json"):
         read_savepoint(LocalStorage(tmp_path / "nowhere"))
 
 
@@ -602,8 +602,8 @@ def test_a_restore_makes_what_follows_stale_and_takes_the_place_of_its_own_inter
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"pipeline_start_ms": start_ms() + 1}, "the start of a pipeline never changes"),
-        ({"pipeline_start_ms": day(3).start_ms - 86_400_000}, "the start of a pipeline never changes"),
+        ({"pipeline_start_ms": start_ms() + 1}, "The start of a pipeline never changes"),
+        ({"pipeline_start_ms": day(3).start_ms - 86_400_000}, "The start of a pipeline never changes"),
     ],
 )
 def test_a_pipeline_with_another_start_is_refused(changes: Any, says: str) -> None:
@@ -614,7 +614,7 @@ def test_a_pipeline_with_another_start_is_refused(changes: Any, says: str) -> No
 
 
 def test_a_savepoint_that_no_interval_would_start_from_is_refused() -> None:
-    with pytest.raises(UsageError, match="starts there starts empty"):
+    with pytest.raises(UsageError, match="no interval would start from it"):
         begin_restore(Folder(), 2, pipeline_start_ms=day(3).start_ms)
     begin_restore(Folder(), 2, pipeline_start_ms=day(2).start_ms)
 
@@ -622,7 +622,7 @@ def test_a_savepoint_that_no_interval_would_start_from_is_refused() -> None:
 def test_a_savepoint_by_another_key_is_refused() -> None:
     folder = Folder()
     folder.run(day(1), "a1", key_schema=KEY_SCHEMA)
-    with pytest.raises(UsageError, match="restore it under another name"):
+    with pytest.raises(UsageError, match="Restore it into a pipeline of another name"):
         begin_restore(folder, 1)
 
 

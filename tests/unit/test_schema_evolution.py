@@ -133,12 +133,12 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "a NOT NULL field is added": (
         ONE,
         struct(field("a", "long"), field("b", "string", False)),
-        "field 'b': not recorded, declared as string NOT NULL; entries without it exist: make it nullable",
+        "field 'b': not recorded, declared as string NOT NULL; older rows lack it: make it nullable",
     ),
     "NOT NULL is demanded": (
         ONE,
         struct(field("a", "long", False)),
-        "field 'a': recorded as bigint, declared as bigint NOT NULL; nulls may be recorded: make it nullable",
+        "field 'a': recorded as bigint, declared as bigint NOT NULL; older rows may be null there: make it nullable",
     ),
     "a number is narrowed": (
         ONE,
@@ -149,12 +149,12 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "digits are taken from the integer part": (
         struct(field("a", "decimal(5,2)")),
         struct(field("a", "decimal(5,3)")),
-        "field 'a': recorded as decimal(5,2), declared as decimal(5,3); not every recorded value has an equal there: ",
+        "field 'a': recorded as decimal(5,2), declared as decimal(5,3); some recorded values have no equal in the new type: ",
     ),
     "a type changes": (
         ONE,
         struct(field("a", "double")),
-        "field 'a': recorded as bigint, declared as double; not every recorded value has an equal there: "
+        "field 'a': recorded as bigint, declared as double; some recorded values have no equal in the new type: "
         "declare it as recorded, or add a field of another name",
     ),
     "an atom becomes a struct": (
@@ -214,13 +214,13 @@ def test_refused_changes_name_the_field_and_what_to_do(
         (
             state(),
             state(kind="list"),
-            "its kind is recorded as value, declared as list; that can't change: declare it as",
+            "its kind is recorded as value, declared as list; it can't change: declare it as",
         ),
         (state(kind="list"), state(kind="map"), "its kind is recorded as list, declared as map"),
         (
             state(kind="map"),
             state(versions=(SchemaVersion(version=1, value=ONE, user_key=struct(field("u", "long"))),), kind="map"),
-            "its user key is recorded as struct<u: string>, declared as struct<u: bigint>; that can't change",
+            "its user key is recorded as struct<u: string>, declared as struct<u: bigint>; it can't change",
         ),
     ],
 )
@@ -260,7 +260,7 @@ def test_dropped_fields_are_named_in_a_warning() -> None:
     declared = struct(field("a", "long"), field("B", "long"), field("c", struct(field("y", "date"))))
     plan = evolve(recorded, declared)
     (warning,) = plan.warnings
-    assert warning.startswith("state 's' drops b, c.x: ")
+    assert warning.startswith("state 's' no longer declares b, c.x: ")
     assert plan_states("p", plan.states, [state("s", declared)]).warnings == ()
 
 
@@ -269,7 +269,9 @@ def test_the_last_version_is_255() -> None:
     recorded = state("s", *[wide if n % 2 else narrow for n in range(254)])
     plan = plan_states("p", [recorded], [state("s", narrow)])
     assert plan.states[0].versions[-1].version == 255
-    with pytest.raises(StateSchemaError, match="255 versions are the most: declare it as recorded, or under another"):
+    with pytest.raises(
+        StateSchemaError, match="schema version 255 is the last: declare it as recorded, or under another"
+    ):
         plan_states("p", plan.states, [state("s", wide)])
     assert plan_states("p", plan.states, [state("s", narrow)]).states == plan.states
 
@@ -306,7 +308,7 @@ def test_deleted_states_are_dropped_and_start_anew_if_declared() -> None:
 
 
 def test_ids_of_dropped_states_count() -> None:
-    with pytest.raises(StateSchemaError, match="251 states were declared over time; 250 is the most"):
+    with pytest.raises(StateSchemaError, match="251 states were declared since its start, and the most is 250"):
         plan_states("p", [state("a", state_id=250)], [state("a")], deleted=["a"])
 
 

@@ -136,7 +136,7 @@ def test_a_checkpoint_that_retention_drops_while_it_is_read(tmp_path: Path) -> N
     source = StateSource.of_record(str(pipeline.root / PIPELINE), record)
     state, damaged = source.content.states[0].name, pipeline.coordinator.record(1).content.shards[0].manifest
     pipeline.run(2, "a2", {"a": 2})
-    again = r"^checkpoint 1, the state at 2024-01-02T00:00:00Z, is no longer retained: .* Usable are 2; .* Read again"
+    again = r"^checkpoint 1, the state at 2024-01-02T00:00:00Z, is no longer retained: .* Usable checkpoints: 2\. .* Read one of these"
     with pytest.raises(CheckpointDropped, match=again):
         rows(source, state, tmp_path)
     with pytest.raises(CheckpointDropped, match=again):
@@ -383,7 +383,7 @@ def test_a_state_is_found_by_root_and_pipeline_by_path_and_as_a_savepoint(tmp_pa
         find_state()
     with pytest.raises(StateGapError, match="no usable checkpoint 9"):
         find_state("9", path=folder)
-    with pytest.raises(UsageError, match=r"no state 'other'; it has value, list, .*\$timers"):
+    with pytest.raises(UsageError, match=r"no state 'other'\nIts states: value, list, .*\$timers"):
         find_state(folder).descriptor("other")
 
 
@@ -410,7 +410,9 @@ def test_a_manifest_of_another_shard_is_told(tmp_path: Path) -> None:
     swapped = replace(source, content=replace(source.content, shards=source.content.shards[::-1]))
     with pytest.raises(CorruptFile) as raised:
         rows(swapped, "value", tmp_path)
-    assert "the manifest of shard 0 is of shard 1, key groups 8 .. 15; expected key groups 0 .. 7" in str(raised.value)
+    assert "the manifest of shard 0 belongs to shard 1, key groups 8 .. 15; expected key groups 0 .. 7" in str(
+        raised.value
+    )
 
 
 VALUE, LIST = (next(d for d in STATES if d.name == name) for name in ("value", "list"))
@@ -422,9 +424,9 @@ ROW = RowColumns("value", parse_struct(VALUE.versions[-1].value), 1).encode(pa.t
 @pytest.mark.parametrize(
     ("state", "entries", "says"),
     [
-        (VALUE, {b"": b"\x02short"}, "an entry that expires is cut off"),
-        (VALUE, {b"": b"\x09\x01"}, "an entry does not begin as a row does"),
-        (LIST, {b"\x07": b""}, "a stored key names no element"),
+        (VALUE, {b"": b"\x02short"}, "an entry with an expiry time is truncated"),
+        (VALUE, {b"": b"\x09\x01"}, "an entry does not begin with a row's header"),
+        (LIST, {b"\x07": b""}, "a stored key is neither an element nor the positions of a list"),
         (LIST, {layout.LIST_META: b"\0" * 9}, "the positions of a list are not 16 bytes"),
         (LIST, {layout.LIST_META: b"\0" * 16, ELEMENT: ROW}, "an element lies behind the end of its list"),
     ],
@@ -438,15 +440,20 @@ def test_entries_that_no_state_writes_are_told(state: StateDescriptor, entries: 
 
 def test_an_entry_that_ends_within_its_expiry_is_told() -> None:
     """To who reads or writes many keys at a time."""
-    with pytest.raises(CorruptFile, match="an entry with an expiry is cut off"):
+    with pytest.raises(CorruptFile, match="an entry with an expiry time is truncated"):
         expiries(pa.array([b"\x02" + bytes(8), b"\x02short"], pa.binary()))
 
 
 @pytest.mark.parametrize(
     ("state", "rest", "entry", "says"),
     [
-        (LIST, b"\x07", ROW, r"list state 'list', key \('a',\): 07 names no element"),
-        (VALUE, b"more", ROW, r"value state 'value', key \('a',\): 4 bytes follow the key"),
+        (
+            LIST,
+            b"\x07",
+            ROW,
+            r"list state 'list', key \('a',\): the stored key ends with 07, which is neither an element",
+        ),
+        (VALUE, b"more", ROW, r"value state 'value', key \('a',\): 4 extra bytes follow the key"),
         (VALUE, b"", b"\x09", r"state 'value', key \('a',\): an entry begins with 09"),
         (VALUE, b"", b"", r"state 'value', key \('a',\): an entry begins with nothing"),
     ],
@@ -458,7 +465,7 @@ def test_one_entry_that_no_state_writes_is_told(state: StateDescriptor, rest: by
 
 
 def test_timers_that_are_no_times_are_told() -> None:
-    with pytest.raises(CorruptFile, match="the timers under 6162 are not times of 8 bytes each: 010203"):
+    with pytest.raises(CorruptFile, match="the timers stored under 6162 are not 8 bytes each: 010203"):
         layout.timers_in(b"ab", b"\x01\x02\x03")
 
 

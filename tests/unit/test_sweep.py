@@ -451,7 +451,9 @@ def test_a_full_disk_is_swept(tmp_path: Path) -> None:
     folder.run(day(1), "a1")
     folder.coordinator.publish(None)
     disk.create(sst("crashed"), bytes(5 << 20))
-    with pytest.raises(StorageUnavailable, match=r"No space left .*free some space \(a sweep needs none\)"):
+    with pytest.raises(
+        StorageUnavailable, match=r"No space left .*free some space \(`cairn sweep` works on a full disk\)"
+    ):
         disk.create(sst("too-much"), bytes(6 << 20))
     used = sum(f.stat().st_size for f in tmp_path.rglob("*") if f.is_file())
     disk.size_bytes = used  # not a byte more

@@ -128,12 +128,12 @@ def test_a_mark_of_another_interval_under_a_known_id_stays() -> None:
 @pytest.mark.parametrize("mark", [paths.published(day(2), 2), paths.quarantine(2), paths.validated(2, "full")])
 def test_a_log_that_lost_its_newest_record_is_noticed_by_any_mark(mark: str) -> None:
     """By all who look at the whole log: a sweep, verify, and a read without ``HEAD.json``."""
-    with pytest.raises(CorruptRecord, match=f"{paths.record(2)} is missing: {mark} speaks of"):
+    with pytest.raises(CorruptRecord, match=f"{paths.record(2)} is missing: {mark} refers to"):
         plan([info(SST), info(mark)], log_in_memory({1: record(1, day(1))}))
     storage = MemoryStorage()
     storage.create(paths.record(1), record_codec.encode(record(1, day(1))))
     storage.create(mark, b"")
-    with pytest.raises(CorruptRecord, match=f"{paths.record(2)} is missing: {mark} speaks of"):
+    with pytest.raises(CorruptRecord, match=f"{paths.record(2)} is missing: {mark} refers to"):
         read_log(storage)
     assert any(f"{paths.record(2)} is missing: {mark}" in finding for finding in verify_pipeline(storage).findings)
     storage.delete(mark)

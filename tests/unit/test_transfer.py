@@ -233,8 +233,8 @@ def test_a_full_disk_of_the_worker_is_not_the_roots(tmp_path: Path, monkeypatch:
     with pytest.raises(StorageUnavailable) as refused:
         write_verified([b"state"], handle, tmp_path / "out" / "a.sst", url=storage.url)
     assert "root" not in str(refused.value).partition("; ")[2]
-    assert f"the disk of {socket.gethostname()} is full, not the storage: " in str(refused.value)
-    assert "have TMPDIR name a folder with more" in str(refused.value)
+    assert f"the local disk of {socket.gethostname()} is full (not the storage); " in str(refused.value)
+    assert "set TMPDIR to a folder with more" in str(refused.value)
 
 
 def test_no_parallelism_is_refused() -> None:

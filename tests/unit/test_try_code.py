@@ -211,7 +211,7 @@ def test_production_that_was_run_again_since_is_not_what_the_trial_began_from(ro
     run(OLD, root, range(1, 5))
     with pytest.raises(UsageError, match="is not what trial 'one' began from"):
         plan_deployment(SESSION, AVERAGED, str(root), past=True)
-    with pytest.raises(UsageError, match="Give the new one another --name, or remove that one first"):
+    with pytest.raises(UsageError, match="Give the new trial another --name, or remove the existing trial first"):
         try_days(AVERAGED, root, range(2, 5), name="one")
 
 
@@ -254,7 +254,7 @@ def test_its_time_is_over_and_a_sweep_removes_it(root: Path, monkeypatch: pytest
     assert sweep(storage, NAME, now_ms=later_ms, min_age=timedelta(0), dry_run=True).plan.unknown == ()
     assert [r.name for r in sweep_trials(str(root), NAME, now_ms=later_ms)] == ["short"]
     assert [t.name for t in list_trials(str(root), NAME)] == ["long"]
-    with pytest.raises(UsageError, match="There are: long"):
+    with pytest.raises(UsageError, match="Its trials: long"):
         find_trial(str(root), NAME, "short")
 
 
@@ -367,7 +367,7 @@ def test_two_tries_of_one_name_that_write_its_record_at_once(
         assert renew_trial(str(root), replace(trial, ends_ms=trial.ends_ms + 2))
         assert find_trial(str(root), NAME).ends_ms == trial.ends_ms + 2
     else:
-        with pytest.raises(UsageError, match="at the same moment; try again"):
+        with pytest.raises(UsageError, match="at the same time; try again"):
             write_trial(str(root), trial)
 
 
@@ -401,7 +401,7 @@ def test_a_record_of_another_trial_removes_nothing(root: Path) -> None:
     tried = try_days(DOUBLED, root, [2])
     records = root / ".trials" / NAME / "trials"
     shutil.copyfile(records / f"{tried.trial.name}.json", records / "forged.json")
-    with pytest.raises(CorruptRecord, match=f"forged.json is the record of trial '{tried.trial.name}'"):
+    with pytest.raises(CorruptRecord, match=f"forged.json contains the record of another trial, '{tried.trial.name}'"):
         sweep_trials(str(root), NAME, now_ms=time.time_ns() // 1_000_000 + 10 * 86_400_000)
     assert Path(tried.root, NAME, "HEAD.json").exists()
 
@@ -414,7 +414,7 @@ def test_a_record_of_another_trial_removes_nothing(root: Path) -> None:
         ({"max_parallelism": 32}, "max_parallelism is 32"),
         (
             {"output_schema": "user string, kind string, total string, items array<string>, last array<long>"},
-            "can't follow",
+            "does not fit the existing output",
         ),
     ],
 )
@@ -431,7 +431,7 @@ def test_refusals_before_the_first_row(root: Path) -> None:
     with pytest.raises(UsageError, match="total"):
         try_days(pipeline_of(processor=Narrowing), root, range(2, 4))
     tried = try_days(OLD, root, [4])
-    with pytest.raises(UsageError, match=r"is the root of a trial, and nothing is built on one, no other trial"):
+    with pytest.raises(UsageError, match=r"is the root of a trial, .* Not possible there: other trial"):
         try_days(OLD, tried.root, [4])
     remove_trial(str(root), tried.trial)
     del DAYS[day(3).start]
@@ -463,14 +463,14 @@ def test_a_trial_from_a_savepoint(root: Path, tmp_path: Path) -> None:
 def test_nothing_is_built_on_a_trial(root: Path) -> None:
     tried = try_days(OLD, root, [3, 4])
     trial_folder = open_storage(join_url(tried.root, NAME))
-    with pytest.raises(UsageError, match=r"nothing is built on one, no fork"):
+    with pytest.raises(UsageError, match=r"Not possible there: fork"):
         fork(trial_folder, 2, Coordinator(open_storage(join_url(str(root), "other")), "other"), run=RUN, attempt="a")
     for command in (
         ["run", "tests.support.trials:OLD", "--count", "1"],
         ["savepoint", "--code", "tests.support.trials:OLD", "--to", "/tmp/s"],
     ):
         done = CliRunner().invoke(app, [*command, "--root", tried.root])
-        assert done.exit_code == 2 and f"Take production's root: {root}" in done.output
+        assert done.exit_code == 2 and f"Use production's root: {root}" in done.output
 
 
 def test_output_that_is_replaced_while_it_is_compared(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -484,13 +484,13 @@ def test_output_that_is_replaced_while_it_is_compared(root: Path, monkeypatch: p
 def test_which_trial_is_asked_for_where_there_are_several(root: Path) -> None:
     for name in ("one", "two"):
         try_days(OLD, root, [4], name=name)
-    with pytest.raises(UsageError, match=r"has several trials below .*; name one of: one, two"):
+    with pytest.raises(UsageError, match=r"has several trials below .*\nName one of them: one, two"):
         find_trial(str(root), NAME)
 
 
 def test_a_key_that_is_no_column_is_refused(root: Path) -> None:
     try_days(DOUBLED, root, [4])
-    with pytest.raises(UsageError, match="the key column 'name' is not in both outputs"):
+    with pytest.raises(UsageError, match="the key column 'name' is not in the output of both sides"):
         compared(root, key=["name"])
 
 

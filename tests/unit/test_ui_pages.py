@@ -95,7 +95,7 @@ VIEWS = {
         "cairn diff --root",
     ],
     "/p/{empty}/": ["No checkpoint was committed yet"],
-    "/p/{damaged}/": ["could not be read", "without it no checkpoint can be vouched for"],
+    "/p/{damaged}/": ["could not be read", "which checkpoints are usable"],
     "/": ["rides", "damaged", "no problems", "unowned"],
     "/dag/rides_restore": ["The next interval can't start"],
     f"/run/rides/{quote(run_id(9))}": [

@@ -179,7 +179,7 @@ def test_what_is_too_much_is_said_with_the_command(shown: Any, monkeypatch: pyte
     link = f"{shown.at}/trials/twice/rows?start=2024-01-03T00:00:00Z"
     # What is typed is one argument, and no option; what the command refuses is shown.
     refused = once_read(shown, f"{link}&by=--to")
-    assert "The comparison failed" in refused and "the key column '--to' is not in both outputs" in refused
+    assert "The comparison failed" in refused and "the key column '--to' is not in the output of both sides" in refused
     for limits, says in (
         (Limits(rows=1), "have 4 rows"),
         (Limits(seconds=0.01), "the comparison took longer than 10 ms"),

@@ -214,7 +214,7 @@ def test_the_overview_says_what_the_next_interval_would_do(rides: Reading) -> No
     shown = pipeline_overview.overview(
         RIDES, rides, schedule(), savepoint, {13: round(NOW.timestamp() * 1000) - 90_000}, {14: "d.html"}, NOW
     )
-    assert shown.next.headline and "checkpoint 12, which ends where it starts, is stale" in shown.next.headline
+    assert shown.next.headline and "its base, checkpoint 12, is stale" in shown.next.headline
     assert shown.next.command and shown.next.command.startswith("cairn backfill --dag rides")
     assert [(p.title, p.checkpoint, p.note) for p in shown.pointers] == [
         ("Latest completed", 13, "committed 1 min 30 s ago"),
@@ -321,6 +321,7 @@ def test_the_lineage_shows_branches_and_restores(rides: Reading) -> None:
         (1, {}, None),
         (1, {"reproduces": 1}, "same result as checkpoint 1"),
         (1, {"kind": "consolidate", "reproduces": 1}, "checkpoint 1, consolidated"),
+        (1, {"kind": "forget"}, "checkpoint 1 without forgotten keys"),
         (1, {"kind": "restore"}, "went back to checkpoint 1"),
         (None, {"kind": "restore", "restored_from": "sp-7"}, "restored from savepoint sp-7"),
         (None, {"kind": "restore"}, "forked from another pipeline"),

@@ -63,7 +63,7 @@ def test_a_host_without_zone_files_takes_those_of_python(monkeypatch: pytest.Mon
     with local_zone(zone):
         assert time.tzname == ("CET", "CEST")
     monkeypatch.setattr(zones, "find_spec", lambda _: None)
-    with pytest.raises(UsageError, match="no data of the time zone 'Europe/Berlin'"), local_zone(zone):
+    with pytest.raises(UsageError, match="no data for the time zone 'Europe/Berlin'"), local_zone(zone):
         raise AssertionError("not reached")
     assert os.environ.get("TZ") == "UTC"
 

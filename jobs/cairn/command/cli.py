@@ -25,6 +25,7 @@ from rich.text import Text
 from cairn.command import new_pipeline, state_commands, trial_commands
 from cairn.command.backfill import backfill
 from cairn.command.estimate import estimate_
+from cairn.command.forget import forget
 from cairn.command.run import run
 from cairn.command.spark_server import spark
 from cairn.operations.export_state import export_state
@@ -510,6 +511,7 @@ app.command()(_exit_codes(spark))
 app.command()(_exit_codes(state_commands.savepoint))
 app.command()(_exit_codes(state_commands.restore))
 app.command()(_exit_codes(state_commands.fork))
+app.command()(_exit_codes(forget))
 app.command("try")(_exit_codes(trial_commands.try_))
 trials = typer.Typer(help="List and remove trials.", no_args_is_help=True)
 trials.command("list")(_exit_codes(trial_commands.list_))

@@ -241,6 +241,7 @@ def plan_interval(pipeline: Pipeline, root: str, attempt: Attempt, begun: Begun,
         plan_us=0,
         input_hash=declared.input_hash,
         code_version=declared.code_version,
+        returning=begun.returning,
     )
     options = options_of(job, tuple(declared.inputs.order_by), source_hash(pipeline.source), runtime_version())
     return IntervalPlan(job=job, inputs=declared.inputs, options=options)

@@ -148,6 +148,7 @@ def options_of(task: IntervalJob, order_by: tuple[str, ...], source: str, runtim
         "changelog": task.changelog,
         "retention": task.retention,
         "order_by": order_by,
+        **({"returning": task.returning} if task.returning else {}),
     }
     plain = {
         "mode": task.mode,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from cairn.operations.coordinator_of import coordinator_of
@@ -12,6 +13,7 @@ from cairn.shard_jobs.run_on_shards import run_on_shards
 from cairn.shard_jobs.take_savepoint import SavepointJob
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.dropped_checkpoint import telling_drops
+from state_backend.checkpoint.forgotten_keys import forgets_of
 from state_backend.checkpoint.leases import holding
 from state_backend.checkpoint.lineage import is_superseded
 from state_backend.checkpoint.savepoints import read_savepoint, remove_leftovers
@@ -69,7 +71,7 @@ def take_savepoint(
         savepoint=str(uuid.uuid4()),
         format=format,
         checkpoint_id=record.id,
-        content=content,
+        content=replace(content, forget=forgets_of(record)),
         engine=pipeline.engine,
     )
     try:

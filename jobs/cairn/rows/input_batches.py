@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cairn.rows.forgotten_rows import ForgottenRows
 from cairn.rows.output_file import LocalParquet
 from cairn.rows.routing import INPUT, TICK
 from cairn.rows.watermark import EventTime
@@ -22,7 +23,7 @@ class InputBatches:
 
     Attributes:
         ticks: The number of ticks that were read so far.
-        input_rows: The number of input rows that were read so far, late rows included.
+        input_rows: The number of input rows that were read so far, late rows and rows of forgotten keys included.
         newest_event_us: The latest event time that was read so far, late rows included, in microseconds since the
             epoch; None before the first.
     """
@@ -33,6 +34,7 @@ class InputBatches:
         owned: KeyGroupRange,
         event_time: EventTime | None,
         late: LocalParquet,
+        forgotten: ForgottenRows | None = None,
     ) -> None:
         self.ticks = 0
         self.input_rows = 0
@@ -41,6 +43,7 @@ class InputBatches:
         self._owned = owned
         self._event_time = event_time
         self._late = late
+        self._forgotten = forgotten
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         for batch in self._batches:
@@ -49,6 +52,8 @@ class InputBatches:
             self.ticks += ticks
             self.input_rows += int((kinds == INPUT).sum())
             rows = batch.filter(pa.array(kinds != TICK)) if ticks else batch
+            if self._forgotten is not None and rows.num_rows:
+                rows = self._forgotten.without(rows)
             if self._event_time is not None and rows.num_rows:
                 rows = self._on_time(rows, self._event_time)
             if rows.num_rows:

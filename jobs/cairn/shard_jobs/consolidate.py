@@ -127,6 +127,8 @@ class ConsolidationJob(JobOnContent):
             attempt=self.attempt,
             base_id=self.checkpoint_id,
             permissions=Permissions(),
+            forget=None,
+            filtered=(),
             durations_us={},
         )
         prepare(open_storage(self.root), made, acks, h0=self.h0, base=content.shards)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +28,7 @@ from cairn.processors.output_schema import arrow_schema, recorded_schema, struct
 from cairn.processors.pandas_frames import OutputFrames, frame_slices, key_values, whole_frames
 from cairn.processors.processor_handle import row_maker
 from cairn.processors.user_code import UserCode
+from cairn.rows.forgotten_rows import ForgottenRows
 from cairn.rows.input_batches import InputBatches
 from cairn.rows.output_file import LocalParquet
 from cairn.rows.routing import INITIAL, INPUT
@@ -37,6 +39,7 @@ from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.forgotten_keys import Returning, is_key
 from state_backend.checkpoint.prepare_content import NO_TOTALS, ShardAck, prepare, slowest, summary_of
 from state_backend.formats import paths
 from state_backend.formats.key_codec import KeyCodec
@@ -48,8 +51,10 @@ from state_backend.shard.consolidation import consolidate, counted, most_bytes
 from state_backend.shard.file_cache import damage_of_copies, open_cache
 from state_backend.shard.manifest import needed_manifest
 from state_backend.shard.restore import RestoredShard, restore_shard
+from state_backend.shard.rewrite_shard import rewrite_without
 from state_backend.shard.snapshot import Snapshot, inline_budget_bytes, take_snapshot
 from state_backend.state.expiry import expire
+from state_backend.state.forget_keys import find_keys
 from state_backend.state.shard_state import ShardState
 from state_backend.values.errors import InvariantViolated, SourceError
 from state_backend.values.intervals import Interval
@@ -77,6 +82,7 @@ class IntervalJob:
         base: The refs of the base checkpoint's shards; in a task only those that the task reads.
         base_parallelism: The number of the base's shards; 0 if the interval starts from empty state.
         dropped: States that the processor's `init` deletes. The job deletes their entries.
+        returning: The forgotten keys that the shards leave out.
         time: The clock that the processor sees. The recorded watermark is known only after all shards.
         plan_us: The time that planning took, in microseconds.
     """
@@ -114,6 +120,7 @@ class IntervalJob:
     plan_us: int
     input_hash: str | None = None
     code_version: str | None = None
+    returning: tuple[Returning, ...] = ()
 
     @property
     def zone(self) -> str:
@@ -147,10 +154,28 @@ class IntervalJob:
             with clock.phase("restore"):
                 manifests += [needed_manifest(ref, storage) for ref in self.refs_of(shard)]
                 restored = restore_shard(owned, manifests, storage, work / "db", self.engine, cache)
+                restored = self._without_forgotten(restored, owned, work)
             try:
                 return self._process(batches, shard, task, owned, restored, storage, work, clock)
             finally:
                 restored.store.close()
+
+    def _without_forgotten(self, restored: RestoredShard, owned: KeyGroupRange, work: Path) -> RestoredShard:
+        """Rewrite the shard if its base may hold forgotten keys: also deleted entries stay in the files that a checkpoint shares."""
+        states, schema = (*self.dropped, *self.states), parse_struct(self.key_schema)
+        keys: set[tuple[int, bytes]] = set()
+        concerned = False
+        for forgotten in (r.key for r in self.returning if r.base):
+            groups = [s.key_group for s in restored.key_group_states]
+            if forgotten.max_parallelism == self.max_parallelism:
+                groups = [forgotten.key_group] if forgotten.key_group in owned else []
+            for group in groups:
+                concerned = True
+                found = find_keys(restored.store, states, schema, group, partial(is_key, forgotten))
+                keys |= {(group, key) for key in found}
+        if not concerned:
+            return restored
+        return rewrite_without(restored, owned, states, keys, work / "db-without", self.engine)[0]
 
     def _state(self, restored: RestoredShard) -> ShardState:
         state = ShardState(
@@ -182,7 +207,10 @@ class IntervalJob:
         state = self._state(restored)
         output = LocalParquet(arrow_schema(self.output_schema), work / "output.parquet")
         late = LocalParquet(arrow_schema(self.input_schema), work / "late.parquet")
-        inputs = InputBatches(batches, owned, self.event_time, late)
+        forgotten = [r.key for r in self.returning if r.rows]
+        key_schema = parse_struct(self.key_schema)
+        filter_ = ForgottenRows(forgotten, key_schema, self.max_parallelism) if forgotten else None
+        inputs = InputBatches(batches, owned, self.event_time, late, filter_)
         with clock.phase("process"):
             runner, keys = self._run_processor(inputs, state, output)
         if inputs.ticks != 1:
@@ -200,7 +228,7 @@ class IntervalJob:
             late_path = paths.output(self.interval, self.attempt, shard, task, late=True)
             output_file = output.finish(storage, path)
             late_file = late.finish(storage, late_path, late=True)
-            if state.changed_bytes or not same_layout or self.mode == "full":
+            if state.changed_bytes or not same_layout or self.mode == "full" or restored.base is None:
                 snapshot = self._snapshot(restored, state, changelog, storage, work, shard, task, owned, clock)
         manifest = snapshot.manifest if snapshot else restored.base
         if manifest is None:
@@ -404,7 +432,9 @@ class IntervalJob:
             worker_pids=(),
             retention=self.retention,
             output_schema=recorded_schema(self.output_schema),
-            input_hash=self.input_hash,
+            # Without the rows of a key, equal code and input do not mean an equal result.
+            input_hash=self.input_hash if not self.returning else None,
             code_version=self.code_version,
+            filtered=tuple(sorted({r.key.forget for r in self.returning})),
         )
         return prepare(open_storage(self.root), made, acks, h0=self.h0, base=self.base, coordinator=coordinator)

@@ -30,6 +30,7 @@ from cairn.shipping.code_version import code_version
 from cairn.shipping.ship_processor import code_hash
 from cairn.spark.session import check_running, use_this_python
 from state_backend.adapters.open_storage import open_storage, remove_all
+from state_backend.checkpoint.forgotten_keys import check_not_tried, check_restored
 from state_backend.checkpoint.lineage import plan_base
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.output_schemas import recorded_schemas
@@ -226,6 +227,10 @@ def plan_trial(
     before = read_trial(root, pipeline.name, name)
     forked = _forked(pipeline, root, before)
     base, target, source = _base(there, pipeline, first, production.storage.url, savepoint, forked)
+    if isinstance(target, Savepoint):
+        check_restored(there, pipeline.name, target.content)
+    else:
+        check_not_tried(there, pipeline.name, first, target)
     _check_cut(there, pipeline, Interval(first.start, last.end), intervals)
     asked = {}
     with in_zone_of(spark, pipeline.time_zone):

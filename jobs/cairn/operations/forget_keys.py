@@ -1,0 +1,494 @@
+"""`cairn forget`: keys are removed from the newest state, in a commit of its own. Needs no Spark.
+
+What is on disk if we stop, line by line:
+
+    rewrite     files of shards (and output) under the attempt, which no record names; nothing has changed
+    prepare     attempts/<uuid>/prepared.json as well; nothing has changed
+    commit      up to the create: as before. After it: the newest state is without the keys; old checkpoints and output may have them
+    exchange    the output of some intervals is without the keys (`rewrite_outputs.py`)
+    clean up    some files of the dropped checkpoints are deleted
+
+No line leaves a state that an interval could not start from. The same call again goes on from each of them: before the commit it begins
+again under another attempt, and after the commit it finds its own record and finishes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from state_backend.adapters.rocks import EngineOptions
+from state_backend.adapters.work_folders import work_folder
+from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.dropped_checkpoint import telling_drops
+from state_backend.checkpoint.forgotten_keys import is_free_of, is_key, key_hash, newest_state, returning_keys
+from state_backend.checkpoint.log import Log
+from state_backend.checkpoint.prepare_content import ShardAck, prepare, summary_of
+from state_backend.checkpoint.rewind import as_restored
+from state_backend.checkpoint.rewrite_outputs import OutputsWithout, exchange_outputs, write_outputs_without
+from state_backend.formats.key_codec import KeyCodec
+from state_backend.formats.rocksdb_manifest import mentions, store_of
+from state_backend.formats.spark_hash import key_group
+from state_backend.formats.types import parse_struct
+from state_backend.ports.storage import Storage
+from state_backend.shard.manifest import needed_manifest
+from state_backend.shard.restore import RestoredShard, restore_shard
+from state_backend.shard.rewrite_shard import rewrite_without
+from state_backend.shard.snapshot import inline_budget_bytes, take_snapshot
+from state_backend.state import layout
+from state_backend.state.check_shard import verify_shard
+from state_backend.state.forget_keys import remove_keys
+from state_backend.values.errors import AttemptLost, CheckpointDropped, CorruptFile, NotFound, UsageError
+from state_backend.values.intervals import format_instant, from_ms
+from state_backend.values.records import (
+    Content,
+    Forget,
+    ForgottenKey,
+    OnRerun,
+    Permissions,
+    Record,
+    RunRef,
+    ShardManifest,
+)
+
+_TRIES = 5
+_MANIFEST = "MANIFEST-"
+_NO_OUTPUTS = OutputsWithout(rewritten=(), files=0, rows=0, unknown=())
+
+Keys = tuple[tuple[int, bytes], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgetOptions:
+    """What to forget besides the newest state.
+
+    Attributes:
+        drop_checkpoints: Drop the retained checkpoints whose files may hold a key.
+        rewrite_output: Rewrite current output and late rows that have rows of a key.
+        on_rerun: What happens to an attempt that would bring a key back.
+    """
+
+    drop_checkpoints: bool = False
+    rewrite_output: bool = False
+    on_rerun: OnRerun = "refuse"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forgot:
+    """What a forget did, or would do.
+
+    Attributes:
+        checkpoint: The new checkpoint; None if nothing was committed.
+        base: The checkpoint that was the newest state.
+        entries: Removed entries by state, timers as ``$timers``; empty if an earlier call had committed.
+        shards: How many shards are rewritten.
+        dropped: The checkpoints that the commit drops.
+        holding: The retained checkpoints that stay and may hold a key.
+        outputs: The output that is rewritten.
+    """
+
+    checkpoint: int | None
+    base: int
+    entries: dict[str, int]
+    shards: int
+    dropped: tuple[int, ...]
+    holding: tuple[int, ...]
+    outputs: OutputsWithout
+
+
+def newest_content(coordinator: Coordinator) -> Content:
+    """Return the content of the newest state, whose key schema the keys have.
+
+    Raises:
+        UsageError: The pipeline has no usable state.
+    """
+    return _newest(coordinator.log(), coordinator.pipeline).content
+
+
+def plan_forget(
+    coordinator: Coordinator, encoded: Collection[bytes], options: ForgetOptions, engine: EngineOptions
+) -> Forgot:
+    """Say what `forget` would do. Reads the shards that hold the keys, and with ``rewrite_output`` all output; writes nothing.
+
+    Args:
+        coordinator: The pipeline's.
+        encoded: The keys, encoded.
+        options: What to forget besides the newest state.
+        engine: How the shards are opened.
+
+    Raises:
+        UsageError: As `forget`.
+    """
+    storage, log = coordinator.storage, coordinator.log()
+    record = _newest(log, coordinator.pipeline)
+    _check_policy(log, record, options)
+    _left_out(log, record, encoded)
+    content, entries = record.content, Counter[str]()
+    keys = located(encoded, content)
+    shards = _shards_with(content, keys, storage)
+    for manifest in shards:
+        with work_folder(f"forget-{manifest.shard}") as work, _opened(manifest, storage, work, engine) as restored:
+            entries.update(remove_keys(restored.store, restored.key_group_states, content.states, keys).entries)
+    outputs = _NO_OUTPUTS
+    if options.rewrite_output:
+        with work_folder("forget-output") as work:
+            outputs = _outputs_without(storage, log, encoded, content, None, work)
+    suspects = suspected(log, encoded, storage, engine)
+    drops = suspects if options.drop_checkpoints else ()
+    return Forgot(
+        checkpoint=None,
+        base=record.id,
+        entries=dict(entries),
+        shards=len(shards),
+        dropped=drops,
+        holding=tuple(n for n in suspects if n not in drops),
+        outputs=outputs,
+    )
+
+
+def forget(
+    coordinator: Coordinator,
+    encoded: Collection[bytes],
+    options: ForgetOptions,
+    engine: EngineOptions,
+    *,
+    new_attempt: Callable[[], str],
+    new_salt: Callable[[], str],
+) -> Forgot:
+    """Remove keys from the newest state, and commit that state as a checkpoint of its own.
+
+    A call that finds the keys forgotten by the newest state already finishes what an earlier call left.
+
+    Args:
+        coordinator: The pipeline's.
+        encoded: The keys, encoded.
+        options: What to forget besides the newest state.
+        engine: How the shards are opened and written.
+        new_attempt: Makes the uuid of an attempt. Another commit meanwhile costs an attempt, and five are made.
+        new_salt: Makes 32 random hex digits.
+
+    Raises:
+        UsageError: There is no usable state, or intervals that were run before have to be run again, and ``refuse`` would refuse them.
+        AttemptLost: Others committed during each of five attempts. Nothing is committed.
+        CorruptFile: A file of the newest state is missing or damaged.
+        UnknownOutcome: It can't be told whether the commit took effect; call again.
+    """
+    storage = coordinator.storage
+    for tried in range(_TRIES):
+        log = coordinator.log()
+        exchange_outputs(storage, log)
+        done = _forgotten_before(coordinator.log(), encoded, options, storage, engine)
+        if done is None:
+            try:
+                done = _attempt(coordinator, log, encoded, options, engine, new_attempt(), new_salt())
+            except (
+                AttemptLost,
+                CheckpointDropped,
+                NotFound,
+            ):  # also a file of a checkpoint or output that a commit has replaced
+                if tried == _TRIES - 1 or coordinator.log().head_id == log.head_id:
+                    raise
+                continue
+            exchange_outputs(storage, coordinator.log())
+        coordinator.clean_up()
+        return done
+    raise AssertionError("unreachable")
+
+
+def _newest(log: Log, pipeline: str) -> Record:
+    newest = newest_state(log)
+    if newest is None:
+        raise UsageError(f"pipeline {pipeline!r} has no usable state to remove a key from; run an interval first")
+    return log.whole(newest.id)
+
+
+def _check_policy(log: Log, record: Record, options: ForgetOptions) -> None:
+    until = from_ms(log.summary.latest_end_ms)
+    if options.on_rerun == "refuse" and record.content.interval.end < until:
+        raise UsageError(
+            f"the newest state ends at {format_instant(record.content.interval.end)}, and intervals up to {format_instant(until)} have to "
+            "be run again; they would be refused, since they would bring the key back\n"
+            "Run them first, or add --on-rerun filter, so that they leave the key out"
+        )
+
+
+def _left_out(log: Log, record: Record, encoded: Collection[bytes]) -> tuple[str, ...]:
+    """Return the forgets whose keys this one removes again, since its base is older: the checkpoint that they made is quarantined.
+
+    Raises:
+        UsageError: The base may hold a key that was forgotten and is not named now.
+    """
+    found = []
+    for forgotten in returning_keys(log, None, record.id):
+        if not any(is_key(forgotten.key, key) for key in encoded):
+            raise UsageError(
+                f"the newest usable state is checkpoint {record.id}, and checkpoint {forgotten.id}, which is not usable, forgot another "
+                "key\nName that key too, with a --key of its own"
+            )
+        found.append(forgotten.key.forget)
+    return tuple(sorted({*found}))
+
+
+def _attempt(
+    coordinator: Coordinator,
+    log: Log,
+    encoded: Collection[bytes],
+    options: ForgetOptions,
+    engine: EngineOptions,
+    attempt: str,
+    salt: str,
+) -> Forgot:
+    storage, record = coordinator.storage, _newest(log, coordinator.pipeline)
+    _check_policy(log, record, options)
+    content, keys = record.content, located(encoded, record.content)
+    left_out = _left_out(log, record, encoded)
+    outputs = _NO_OUTPUTS
+    # Without a lease: a commit that drops the base meanwhile would make this attempt void anyway.
+    with telling_drops(storage, record.id):
+        rewritten = {m.shard for m in _shards_with(content, keys, storage)}
+        acks, entries = [], Counter[str]()
+        for ref in content.shards:
+            manifest = needed_manifest(ref, storage)
+            if ref.shard in rewritten:
+                ack, removed = _rewritten(manifest, content, keys, storage, attempt, engine)
+                entries.update(removed)
+            else:
+                ack = ShardAck(
+                    shard=ref.shard,
+                    manifest=None,
+                    summary=summary_of(manifest),
+                    durations_us={},
+                    pid=os.getpid(),
+                    uploaded_bytes=0,
+                    uploaded_files=0,
+                )
+            acks.append(ack)
+        if options.rewrite_output:
+            with work_folder("forget-output") as work:
+                outputs = _outputs_without(storage, log, encoded, content, attempt, work)
+        suspects = suspected(log, encoded, storage, engine)
+        drops = suspects if options.drop_checkpoints else ()
+        restored = as_restored(
+            content,
+            pipeline=content.pipeline,
+            run=RunRef(run_id=f"forget__{attempt}", clear_number=0, try_number=1),
+            attempt=attempt,
+            base_id=record.id,
+            permissions=Permissions(),
+            shards=(),
+        )
+        made = replace(
+            restored,
+            kind="forget",
+            input_hash=None,
+            filtered=left_out,
+            forget=Forget(
+                keys=_forgotten_keys(log, keys, content, options, attempt, salt),
+                drops=drops,
+                rewritten=outputs.rewritten,
+            ),
+        )
+        prepare(storage, made, acks, h0=log.head_id, base=content.shards, coordinator=coordinator)
+        committed = coordinator.commit(attempt)
+    return Forgot(
+        checkpoint=committed.id,
+        base=record.id,
+        entries=dict(entries),
+        shards=len(rewritten),
+        dropped=drops,
+        holding=tuple(n for n in suspects if n not in drops),
+        outputs=outputs,
+    )
+
+
+def _forgotten_keys(
+    log: Log, keys: Keys, content: Content, options: ForgetOptions, attempt: str, salt: str
+) -> tuple[ForgottenKey, ...]:
+    """Return what the record says of the keys. A key that was forgotten before keeps its salt, so that its entry is replaced."""
+    found = []
+    for group, key in keys:
+        before = next((f.key.salt for f in log.summary.forgotten if is_key(f.key, key)), salt)
+        found.append(
+            ForgottenKey(
+                forget=attempt,
+                salt=before,
+                key_hash=key_hash(before, key),
+                key_group=group,
+                max_parallelism=content.max_parallelism,
+                until_ms=log.summary.latest_end_ms,
+                on_rerun=options.on_rerun,
+            )
+        )
+    return tuple(found)
+
+
+def _forgotten_before(
+    log: Log, encoded: Collection[bytes], options: ForgetOptions, storage: Storage, engine: EngineOptions
+) -> Forgot | None:
+    """Return what an earlier call with these options has committed as the newest state; None if there is something to commit."""
+    newest = newest_state(log)
+    record = log.whole(newest.id) if newest is not None and newest.kind == "forget" else None
+    if record is None or record.content.forget is None or record.content.base_id is None:
+        return None
+    said = record.content.forget.keys
+    if not all(any(is_key(f, key) and f.on_rerun == options.on_rerun for f in said) for key in encoded):
+        return None
+    outputs = _NO_OUTPUTS
+    if options.rewrite_output:
+        with work_folder("forget-output") as work:
+            outputs = _outputs_without(storage, log, encoded, record.content, None, work)
+    suspects = suspected(log, encoded, storage, engine)
+    if outputs.rewritten or (options.drop_checkpoints and suspects):
+        return None
+    return Forgot(
+        checkpoint=record.id,
+        base=record.content.base_id,
+        entries={},
+        shards=0,
+        dropped=record.content.forget.drops,
+        holding=suspects,
+        outputs=outputs,
+    )
+
+
+# --- shards ----------------------------------------------------------------------------------------------------------------------
+
+
+def located(encoded: Collection[bytes], content: Content) -> Keys:
+    """Return each encoded key with its key group in a checkpoint."""
+    schema = parse_struct(content.key_schema)
+    codec = KeyCodec(schema)
+    return tuple((key_group(codec.decode(key), schema, content.max_parallelism), key) for key in encoded)
+
+
+def _shards_with(content: Content, keys: Keys, storage: Storage) -> list[ShardManifest]:
+    manifests = [needed_manifest(ref, storage) for ref in content.shards]
+    return [manifest for manifest in manifests if _concerns(manifest, keys)]
+
+
+def _concerns(manifest: ShardManifest, keys: Keys) -> bool:
+    """Return True if the shard's files may hold one of the keys: its own key group, or one that a split left in its files."""
+    if any(group in manifest.key_groups for group, _ in keys):
+        return True
+    if any(key in (segment.data or b"") for segment in manifest.segments for _, key in keys):
+        return True
+    for file in manifest.inline_files:
+        if not file.name.startswith(_MANIFEST):
+            continue
+        for group, key in keys:
+            low, high = layout.key_group_bounds(group, group)
+            spans = store_of(file.data, file.name).spans
+            if any(span.largest >= low and (high is None or span.smallest < high) for span in spans):
+                return True
+            if mentions(file.data, file.name, key):
+                return True
+    return False
+
+
+@contextmanager
+def _opened(manifest: ShardManifest, storage: Storage, work: Path, engine: EngineOptions) -> Iterator[RestoredShard]:
+    # Without the host's cache: a copy that is kept there would hold the key.
+    restored = restore_shard(manifest.key_groups, [manifest], storage, work / "db", engine)
+    try:
+        yield restored
+    finally:
+        restored.store.close()
+
+
+def _rewritten(
+    manifest: ShardManifest, content: Content, keys: Keys, storage: Storage, attempt: str, engine: EngineOptions
+) -> tuple[ShardAck, dict[str, int]]:
+    owned = manifest.key_groups
+    with work_folder(f"forget-{manifest.shard}") as work:
+        restored = restore_shard(owned, [manifest], storage, work / "db", engine)
+        rewritten, removed = rewrite_without(restored, owned, content.states, keys, work / "without", engine)
+        with rewritten.store as store:
+            snapshot = take_snapshot(
+                store,
+                storage,
+                image=work / "image",
+                attempt=attempt,
+                shard=manifest.shard,
+                task=0,
+                key_groups=owned,
+                key_group_states=rewritten.key_group_states,
+                opened=(),
+                opened_inline=frozenset(),
+                full=True,
+                inline_budget_bytes=inline_budget_bytes(content.parallelism),
+            )
+            _, problems = verify_shard(
+                store, snapshot.manifest, content.states, content.key_schema, content.max_parallelism
+            )
+    if problems:
+        raise CorruptFile(
+            f"shard {manifest.shard} without the key: {'; '.join(problems[:3])}\n"
+            "Nothing is committed; validate the newest checkpoint, and go on from an older one"
+        )
+    ack = ShardAck(
+        shard=manifest.shard,
+        manifest=snapshot.manifest,
+        summary=summary_of(snapshot.manifest),
+        durations_us={},
+        pid=os.getpid(),
+        uploaded_bytes=snapshot.uploaded_bytes,
+        uploaded_files=snapshot.uploaded_files,
+        downloaded_bytes=restored.downloaded_bytes,
+    )
+    return ack, removed.entries
+
+
+# --- older checkpoints -------------------------------------------------------------------------------------------------------------
+
+
+def suspected(log: Log, encoded: Collection[bytes], storage: Storage, engine: EngineOptions) -> tuple[int, ...]:
+    """Return the retained checkpoints whose files may hold one of the keys.
+
+    Files with deleted or replaced entries can't be told free of a key, and count. A checkpoint is free of a key that was forgotten
+    before, if all its rows are of before the forget (`forgotten_keys`).
+    """
+    known: dict[bytes, bool] = {}
+    found = []
+    for record in log.completed():
+        keys = located([key for key in encoded if not is_free_of(log, record, key)], record.content)
+        with telling_drops(storage, record.id):
+            if keys and _is_suspected(record, keys, storage, engine, known):
+                found.append(record.id)
+    return tuple(found)
+
+
+def _is_suspected(
+    record: Record, keys: Keys, storage: Storage, engine: EngineOptions, known: dict[bytes, bool]
+) -> bool:
+    """Return True if a shard's files may hold a key. ``known``: the answers for shards of other checkpoints with the same files."""
+    for ref in record.content.shards:
+        manifest = needed_manifest(ref, storage)
+        files = repr((keys, manifest.files, manifest.segments, manifest.inline_files)).encode()
+        if files not in known:
+            known[files] = _concerns(manifest, keys) and _may_hold(manifest, keys, record.content, storage, engine)
+        if known[files]:
+            return True
+    return False
+
+
+def _may_hold(manifest: ShardManifest, keys: Keys, content: Content, storage: Storage, engine: EngineOptions) -> bool:
+    if manifest.segments:
+        return True
+    for file in manifest.inline_files:
+        if file.name.startswith(_MANIFEST) and any(mentions(file.data, file.name, key) for _, key in keys):
+            return True
+    with work_folder(f"forget-{manifest.shard}") as work, _opened(manifest, storage, work, engine) as restored:
+        runs = restored.store.sorted_runs()
+        if len(runs) > 1 or any(run.deletions for run in runs):
+            return True
+        return bool(remove_keys(restored.store, restored.key_group_states, content.states, keys).size_bytes)
+
+
+def _outputs_without(
+    storage: Storage, log: Log, encoded: Collection[bytes], content: Content, attempt: str | None, work: Path
+) -> OutputsWithout:
+    return write_outputs_without(storage, log, encoded, parse_struct(content.key_schema), attempt, work)

@@ -1,0 +1,189 @@
+"""Output and late rows of committed intervals without the rows of forgotten keys.
+
+What is on disk if we stop, line by line:
+
+    write       new files under the forget's attempt, which no record names until it is prepared
+    commit      the forget's record names the new files; readers still get the old ones
+    exchange    file by file: `settled/commits/…`, then the record or tombstone of the interval, name the new files
+    delete      the old files; nothing names them any more
+
+`exchange_outputs` goes on from any of these lines. A reader that has read the log before may find an old file deleted, as after a re-run;
+it reads again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from state_backend.checkpoint.clean_up_dropped import delete_files
+from state_backend.checkpoint.log import Log, outputs_of
+from state_backend.checkpoint.record_reader import Fact, read_settled
+from state_backend.formats import paths, record_codec
+from state_backend.formats.key_columns import KeyColumns
+from state_backend.formats.types import StructType
+from state_backend.ports.storage import Storage
+from state_backend.values.errors import PreconditionFailed, StateTypeError, StorageUnavailable
+from state_backend.values.records import OutputFile, Record, RewrittenOutput, SweepRecord, Tombstone
+
+_ROUNDS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputsWithout:
+    """The output that a forget rewrites.
+
+    Attributes:
+        rewritten: The commits whose output has rows of the keys, with their output afterwards.
+        files: How many files have such rows.
+        rows: How many rows of the keys these files have.
+        unknown: Files without the key's columns, or with columns of another type: their rows can't be told apart by key.
+    """
+
+    rewritten: tuple[RewrittenOutput, ...]
+    files: int
+    rows: int
+    unknown: tuple[str, ...]
+
+
+def write_outputs_without(
+    storage: Storage,
+    log: Log,
+    keys: Collection[bytes],
+    key_schema: StructType,
+    attempt: str | None,
+    work: Path,
+) -> OutputsWithout:
+    """Write each current output file again that has rows of the keys. Reads all current output.
+
+    Args:
+        storage: Of the pipeline's folder.
+        log: The log, whose current output is read.
+        keys: The encoded keys.
+        key_schema: The keys' schema.
+        attempt: The forget's attempt; None only counts, and the rewritten outputs name no new files.
+        work: A local folder.
+    """
+    rewritten, files, rows, unknown = [], 0, 0, []
+    for interval, (checkpoint_id, outputs) in sorted(log.current_outputs().items()):
+        now: list[OutputFile] = []
+        replaced: list[str] = []
+        for number, output in enumerate(outputs):
+            found = _Filtered(storage, output, keys, key_schema, work)
+            if found.gone is None:
+                unknown.append(output.handle.path)
+            if not found.gone:
+                now.append(output)
+                continue
+            files, rows = files + 1, rows + found.gone
+            replaced.append(output.handle.path)
+            if attempt is not None and found.left:
+                path = paths.output(interval, attempt, number, 0, late=output.late)
+                now.append(replace(output, handle=storage.upload(path, found.local), rows=found.left))
+        if replaced:
+            made = RewrittenOutput(id=checkpoint_id, interval=interval, outputs=tuple(now), replaces=tuple(replaced))
+            rewritten.append(made)
+    return OutputsWithout(rewritten=tuple(rewritten), files=files, rows=rows, unknown=tuple(unknown))
+
+
+class _Filtered:
+    """One output file without the rows of the keys, in a local file.
+
+    Attributes:
+        gone: How many rows the keys have; None if the file has no such key columns.
+        left: How many rows stay, which are in ``local``.
+    """
+
+    def __init__(
+        self, storage: Storage, output: OutputFile, keys: Collection[bytes], key_schema: StructType, work: Path
+    ) -> None:
+        self.gone: int | None = 0
+        self.left = 0
+        self.local = work / "filtered.parquet"
+        whole = work / "whole.parquet"
+        storage.download(output.handle, whole)
+        wanted, encoder = pa.array(sorted(keys), pa.binary()), KeyColumns(key_schema)
+        with pq.ParquetFile(whole) as file:
+            names = {name.lower(): name for name in file.schema_arrow.names}
+            columns = [names.get(name.lower()) for name in key_schema.names]
+            if None in columns:
+                self.gone = None
+                return
+            with pq.ParquetWriter(self.local, file.schema_arrow, compression="zstd") as writer:
+                for batch in file.iter_batches():
+                    try:
+                        encoded = encoder.encode([batch.column(name) for name in columns])
+                    except StateTypeError:
+                        self.gone = None
+                        return
+                    stays = pc.invert(pc.is_in(encoded, wanted))
+                    kept = batch.filter(stays)
+                    self.gone += batch.num_rows - kept.num_rows
+                    self.left += kept.num_rows
+                    writer.write_batch(kept)
+
+
+def exchange_outputs(storage: Storage, log: Log) -> int:
+    """Bring the output of retained forgets into force, and delete the files that it replaces. Return how many files were deleted.
+
+    Raises:
+        StorageUnavailable: Others rewrote a file again and again meanwhile.
+    """
+    deleted = 0
+    for record in log.completed():
+        forget = record.content.forget if record.content.kind == "forget" else None
+        for rewritten in forget.rewritten if forget is not None else ():
+            _exchange_in_settled(storage, rewritten)
+            _exchange_in_record(storage, rewritten)
+            deleted += delete_files(storage, {*rewritten.replaces})
+    return deleted
+
+
+def _exchange_in_settled(storage: Storage, rewritten: RewrittenOutput) -> None:
+    path = paths.settled(rewritten.interval, rewritten.id, "interval")
+    for _ in range(_ROUNDS):
+        info = storage.stat(path)
+        settled = read_settled(storage, Fact(rewritten.interval, rewritten.id, "interval"))
+        if info is None or not _has_replaced(settled.outputs, rewritten):
+            return
+        with suppress(PreconditionFailed):  # a clean-up has collected the output meanwhile
+            data = record_codec.encode(replace(settled, outputs=rewritten.outputs))
+            storage.replace(path, data, generation=info.generation)
+            return
+    raise _disturbed(path)
+
+
+def _exchange_in_record(storage: Storage, rewritten: RewrittenOutput) -> None:
+    path = paths.record(rewritten.id)
+    for _ in range(_ROUNDS):
+        info = storage.stat(path)
+        found: Any = record_codec.decode(storage.read(path), path, Record, SweepRecord, Tombstone)
+        entry = cast(Record | Tombstone, found)
+        if info is None or not _has_replaced(outputs_of(entry), rewritten):
+            return
+        now: Record | Tombstone
+        if isinstance(entry, Record):
+            now = replace(entry, content=replace(entry.content, outputs=rewritten.outputs))
+        else:
+            now = replace(entry, outputs=rewritten.outputs)
+        with suppress(PreconditionFailed):  # a clean-up has shrunk the record meanwhile
+            storage.replace(path, record_codec.encode(now), generation=info.generation)
+            return
+    raise _disturbed(path)
+
+
+def _has_replaced(outputs: Iterable[OutputFile], rewritten: RewrittenOutput) -> bool:
+    return any(output.handle.path in rewritten.replaces for output in outputs)
+
+
+def _disturbed(path: str) -> StorageUnavailable:
+    return StorageUnavailable(
+        f"{path}: other processes rewrote the file {_ROUNDS} times meanwhile; forget the key again"
+    )

@@ -1,0 +1,186 @@
+"""Places that may still hold a key after `cairn forget`, as far as they can be found below the root."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+
+from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.checkpoint.forgotten_keys import is_key
+from state_backend.checkpoint.log import read_log
+from state_backend.checkpoint.record_reader import RecordReader, sweep_command
+from state_backend.checkpoint.savepoints import read_savepoint
+from state_backend.checkpoint.sweep import sweep
+from state_backend.checkpoint.trials import list_trials, root_of_trial
+from state_backend.formats import paths
+from state_backend.ports.storage import Storage
+from state_backend.values.errors import CairnError, CorruptFile
+from state_backend.values.records import Content, Record
+
+_REPORT = "export.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A place that may hold a key.
+
+    Attributes:
+        what: The kind of place, in words.
+        where: Its path or URL; empty if Cairn does not know it.
+        then: What to do about it: a command, or a sentence.
+    """
+
+    what: str
+    where: str
+    then: str
+
+    def __str__(self) -> str:
+        return f"{self.what}{f' {self.where}' if self.where else ''}: {self.then}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """What a forget left in the pipeline's own folder.
+
+    Attributes:
+        dropped: Checkpoints that the forget dropped. A reader or a waiting sink may keep their files for a while.
+        holding: Retained checkpoints whose files may hold a key.
+        output_rewritten: The output was rewritten.
+        unknown_output: Output files that could not be told apart by key.
+    """
+
+    dropped: Collection[int]
+    holding: Collection[int]
+    output_rewritten: bool
+    unknown_output: Collection[str]
+
+
+def places_of(root: str, pipeline: str, encoded: Collection[bytes], texts: Collection[str], left: Left) -> list[Place]:
+    """Return the places, those of the pipeline's own folder first. Lists all files below the root.
+
+    Args:
+        root: The URL above the pipelines' folders.
+        pipeline: The pipeline's name.
+        encoded: The encoded keys.
+        texts: The texts in the keys, which messages may quote.
+        left: What the forget left.
+    """
+    storage = open_storage(join_url(root, pipeline))
+    found = [*_own(storage, pipeline, texts, left)]
+    for trial in list_trials(root, pipeline):
+        then = f"cairn trials remove {trial.name} --root {shlex.quote(root)} --pipeline {pipeline}"
+        found.append(Place(what="trial", where=root_of_trial(root, pipeline, trial.name), then=then))
+    found += _below_root(root, pipeline, encoded)
+    content = _newest(storage)
+    if content is not None and content.restored_from is not None:
+        found.append(
+            Place(what=f"savepoint {content.restored_from}, which the state came from", where="", then=_DELETE)
+        )
+    return [*found, *_ELSEWHERE]
+
+
+_DELETE = "delete it, and take a new one"
+_ELSEWHERE = (
+    Place(what="the source of the input", where="", then="delete the key there; a re-run reads it again"),
+    Place(what="the sink's target", where="", then="delete the key there"),
+    Place(what="savepoints and exports outside of the root", where="", then=_DELETE),
+    Place(what="Data Docs of validations", where="", then="delete the pages of validations before this one"),
+    Place(
+        what="caches of hosts (cache_dir of EngineOptions, by default cairn-cache-UID in the temp folder)",
+        where="",
+        then="delete the folder on each host; only time is lost",
+    ),
+    Place(what="logs of tasks", where="", then="a processor may have logged the key"),
+    Place(
+        what="buckets with versioning, soft delete or backups, and snapshots of disks",
+        where="",
+        then="deleted files stay there for as long as the storage is told to keep them",
+    ),
+)
+
+
+def _own(storage: Storage, pipeline: str, texts: Collection[str], left: Left) -> Iterator[Place]:
+    for checkpoint_id in left.holding:
+        then = "add --drop-checkpoints, or wait until retention drops it"
+        yield Place(what=f"checkpoint {checkpoint_id}", where=f"{storage.url}/{paths.record(checkpoint_id)}", then=then)
+    for checkpoint_id in left.dropped:
+        if isinstance(RecordReader(storage, checkpoint_id).fresh(checkpoint_id), Record):
+            then = "a reader or a waiting sink keeps its files; the next clean-up after that deletes them"
+            yield Place(
+                what=f"dropped checkpoint {checkpoint_id}",
+                where=f"{storage.url}/{paths.record(checkpoint_id)}",
+                then=then,
+            )
+    if not left.output_rewritten:
+        then = "add --rewrite-output, which also finds late rows"
+        yield Place(what="output", where=f"{storage.url}/{paths.OUTPUT}", then=then)
+    for path in left.unknown_output:
+        yield Place(what="output without the key's columns", where=f"{storage.url}/{path}", then="look at it yourself")
+    try:
+        waiting = len(sweep(storage, pipeline, min_age=timedelta(0), dry_run=True).plan.delete)
+    except CorruptFile:
+        waiting = 1
+    if waiting:
+        what = "files of attempts that were never committed, or whose output was replaced"
+        yield Place(
+            what=what,
+            where=storage.url,
+            then=f"{sweep_command(storage)} deletes them three days after their last write",
+        )
+    for record in read_log(storage).completed():
+        if _quotes(json.dumps(record.content.source_position, ensure_ascii=False), texts):
+            what, where_ = "source position that quotes the key", f"{storage.url}/{paths.record(record.id)}"
+            yield Place(
+                what=what, where=where_, then="change the source, so that positions of later intervals do not quote it"
+            )
+    for info in storage.list(""):
+        if paths.kind_of(info.path) in ("quarantine", "refused"):
+            mark = storage.read(info.path).decode(errors="replace")
+            if _quotes(mark, texts):
+                yield Place(
+                    what="findings of a validation", where=f"{storage.url}/{info.path}", then="it quotes the key"
+                )
+
+
+def _quotes(said: str, texts: Collection[str]) -> bool:
+    return any(json.dumps(text, ensure_ascii=False)[1:-1] in said for text in texts if text)
+
+
+def _below_root(root: str, pipeline: str, encoded: Collection[bytes]) -> Iterator[Place]:
+    above = open_storage(root)
+    own, trials = f"{pipeline}/", f"{paths.TRIALS}/"
+    content = _newest(open_storage(join_url(root, pipeline)))
+    for info in above.list(""):
+        folder, _, name = info.path.rpartition("/")
+        if info.path.startswith((own, trials)) or name not in (paths.SAVEPOINT_RECORD, _REPORT, paths.HEAD):
+            continue
+        url = join_url(root, folder)
+        if name == paths.HEAD:
+            other = _newest(open_storage(url))
+            if other is not None and content is not None and other.key_schema == content.key_schema:
+                what, then = (
+                    "pipeline with the same key",
+                    f"cairn forget --root {shlex.quote(root)} --pipeline {folder}",
+                )
+                yield Place(what=what, where=url, then=then)
+        elif name == _REPORT:
+            yield Place(what="export", where=url, then=_DELETE)
+        else:
+            try:
+                saved = read_savepoint(open_storage(url)).content
+            except CairnError:
+                saved = None
+            said = saved.forget.keys if saved is not None and saved.forget is not None else ()
+            if not all(any(is_key(forgotten, key) for forgotten in said) for key in encoded):
+                yield Place(what="savepoint", where=url, then=_DELETE)
+
+
+def _newest(storage: Storage) -> Content | None:
+    try:
+        newest = read_log(storage).newest
+    except CairnError:
+        return None
+    return newest.content if newest is not None else None

@@ -1,0 +1,65 @@
+"""A restored shard in files of its own that never held the removed keys.
+
+A deletion in RocksDB leaves the key: in older SSTs, in the deletion itself, in the smallest and largest keys of deleted files that a
+MANIFEST lists. So the remaining entries are copied to an empty store, and nothing of the old one is shared.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from state_backend.adapters.rocks import EngineOptions, RocksStore
+from state_backend.shard.restore import RestoredShard
+from state_backend.state.forget_keys import RemovedKeys, remove_keys
+from state_backend.state.layout import key_group_bounds
+from state_backend.values.key_groups import KeyGroupRange
+from state_backend.values.records import StateDescriptor
+
+
+def rewrite_without(
+    restored: RestoredShard,
+    owned: KeyGroupRange,
+    states: Sequence[StateDescriptor],
+    keys: Iterable[tuple[int, bytes]],
+    directory: Path,
+    options: EngineOptions,
+) -> tuple[RestoredShard, RemovedKeys]:
+    """Remove keys from a restored shard and copy the rest to a new store in ``directory``.
+
+    The restored shard's own store is closed and its folder deleted, also if the copy fails.
+
+    Args:
+        restored: The shard, open.
+        owned: The shard's key groups. Entries of other key groups, which a clipped file may still hold, are left behind.
+        states: All states of the checkpoint.
+        keys: Key group and encoded key of each key.
+        directory: The folder of the new store, on the same file system.
+        options: How the new store is written.
+
+    Returns:
+        The shard without ``base`` and opened files, so that the next checkpoint uploads all of it; and what was removed.
+    """
+    old = restored.store
+    try:
+        removed = remove_keys(old, restored.key_group_states, states, keys)
+        store = RocksStore(directory, options)
+        try:
+            old.copy_range(store, *key_group_bounds(owned.first, owned.last))
+        except BaseException:
+            store.close()
+            raise
+    finally:
+        old.close()
+        shutil.rmtree(old.directory, ignore_errors=True)
+    rewritten = replace(
+        restored,
+        store=store,
+        base=None,
+        key_group_states=removed.key_group_states,
+        opened=(),
+        opened_inline=frozenset(),
+    )
+    return rewritten, removed

@@ -1,0 +1,129 @@
+"""Removal of whole keys from an open shard: entries of all states, timers, and both indexes, with counts and digests kept up to date."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from state_backend.adapters.rocks import RocksStore
+from state_backend.formats.arrow_columns import binary_views, cut
+from state_backend.formats.key_columns import KeyColumns
+from state_backend.formats.types import StructType
+from state_backend.state import layout
+from state_backend.values.records import KeyGroupState, StateDescriptor
+
+_BATCH = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemovedKeys:
+    """What a removal left and what it took.
+
+    Attributes:
+        key_group_states: The shard's key groups afterwards, without those that became empty.
+        entries: Removed entries by state; timers as ``$timers``.
+        size_bytes: Keys and values of all removed records, indexes included.
+    """
+
+    key_group_states: tuple[KeyGroupState, ...]
+    entries: dict[str, int]
+    size_bytes: int
+
+
+def remove_keys(
+    store: RocksStore,
+    groups: Iterable[KeyGroupState],
+    states: Sequence[StateDescriptor],
+    keys: Iterable[tuple[int, bytes]],
+) -> RemovedKeys:
+    """Delete all records of keys from the store.
+
+    Args:
+        store: The shard's store.
+        groups: The key groups of the shard as its manifest has them.
+        states: All states of the checkpoint, undeclared ones too.
+        keys: Key group and encoded key of each key.
+
+    Raises:
+        CorruptFile: A file is damaged, or the timers of a key are of neither layout.
+    """
+    by_group = {group.key_group: group for group in groups}
+    removed: Counter[str] = Counter()
+    removed_bytes = 0
+    for key_group, key in sorted({*keys}):
+        group = by_group.get(key_group)
+        if group is None:
+            continue
+        deletions: list[bytes] = []
+        counts: Counter[str] = Counter()
+        digest = size_bytes = 0
+        for descriptor in states:
+            seed, start = layout.seed_of(descriptor.name), layout.prefix(key_group, descriptor.state_id) + key
+            for stored_key, entry in store.scan(start, layout.after(start)):
+                deletions.append(stored_key)
+                size_bytes += layout.entry_bytes(stored_key, entry)
+                if descriptor.kind == "list" and layout.is_positions(entry):
+                    continue
+                digest += layout.entry_hash(seed, stored_key[3:], entry)
+                counts[descriptor.name] += 1
+                if (expiry_ms := layout.expiry_of(entry)) is not None:
+                    deletions.append(layout.expiry_key(key_group, expiry_ms, descriptor.state_id, stored_key[3:]))
+        seed, start = layout.seed_of(layout.TIMERS_NAME), layout.prefix(key_group, layout.TIMERS) + key
+        for stored_key, packed in store.scan(start, layout.after(start)):
+            deletions.append(stored_key)
+            size_bytes += layout.record_bytes(stored_key, packed)
+            for timer in layout.timers_in(stored_key[3:], packed):
+                index_key = layout.timer_index_key(start[:3] + timer)
+                deletions.append(index_key)
+                size_bytes += layout.record_bytes(index_key, b"")
+                digest += layout.entry_hash(seed, timer, b"")
+                counts[layout.TIMERS_NAME] += 1
+        for at in range(0, len(deletions), _BATCH):
+            store.write([(stored_key, None) for stored_key in deletions[at : at + _BATCH]])
+        by_group[key_group] = _less(group, counts, digest, size_bytes)
+        removed += counts
+        removed_bytes += size_bytes
+    left = tuple(group for _, group in sorted(by_group.items()) if any(group.entries.values()))
+    return RemovedKeys(key_group_states=left, entries=dict(removed), size_bytes=removed_bytes)
+
+
+def _less(group: KeyGroupState, counts: Counter[str], digest: int, size_bytes: int) -> KeyGroupState:
+    entries = {name: left for name, count in group.entries.items() if (left := count - counts[name])}
+    known_bytes = group.size_bytes
+    return replace(
+        group,
+        entries=entries,
+        digest=(group.digest - digest) % 2**64,
+        size_bytes=None if known_bytes is None or known_bytes < size_bytes else known_bytes - size_bytes,
+    )
+
+
+def find_keys(
+    store: RocksStore,
+    states: Sequence[StateDescriptor],
+    key_schema: StructType,
+    key_group: int,
+    wanted: Callable[[bytes], bool],
+) -> set[bytes]:
+    """Return the encoded keys of a key group that are wanted. Reads the whole key group."""
+    keys = KeyColumns(key_schema)
+    found: dict[bytes, bool] = {}
+    for state_id in [*(descriptor.state_id for descriptor in states), layout.TIMERS]:
+        start = layout.prefix(key_group, state_id)
+        end, ended = layout.after(start), False
+        while not ended:
+            stored, _, ended = store.read_range(start, end)
+            if not stored:
+                break
+            rests = pa.array([stored_key[3:] for stored_key in stored], pa.binary())
+            offsets = binary_views(rests)[0].astype(np.int64)
+            sizes = keys.decode_prefix(rests)[1]
+            for key in {*cut(rests.buffers()[2], offsets[:-1], offsets[:-1] + sizes).to_pylist()}:
+                if key not in found:
+                    found[key] = wanted(key)
+            start = stored[-1] + b"\x00"
+    return {key for key, is_wanted in found.items() if is_wanted}

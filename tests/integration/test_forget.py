@@ -1,0 +1,49 @@
+"""A forgotten key on Spark: the next interval, and a re-run that leaves the key out; what holds without Spark is in tests/unit/test_forget.py."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from typer.testing import CliRunner
+
+from cairn.command.cli import app
+from cairn.operations.run_interval import run_interval
+from tests.support.counting import DAYS, counting, day
+from tests.support.reading import read_output, read_state
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+PIPELINE = counting()
+
+
+@pytest.fixture(autouse=True)
+def days() -> Iterator[None]:
+    DAYS.clear()
+    DAYS[day(0).start] = [("ann", "pear", 1), ("bob", "fig", 5), ("ann", "fig", 2), (None, "fig", 9)]
+    DAYS[day(1).start] = [("ann", "pear", 3), ("bob", "fig", 1)]
+    yield
+    DAYS.clear()
+
+
+@pytest.mark.parametrize("key", ["ann", None])
+def test_a_re_run_on_spark_leaves_the_key_out(spark: SparkSession, tmp_path: Path, key: str | None) -> None:
+    root, folder = str(tmp_path / "state"), tmp_path / "state" / PIPELINE.name
+    for n in (0, 1):
+        run_interval(spark, PIPELINE, day(n), root)
+    words = ["forget", "--root", root, "--pipeline", PIPELINE.name, "--key", json.dumps({"user": key})]
+    done = CliRunner().invoke(app, [*words, "--on-rerun", "filter", "--drop-checkpoints", "--rewrite-output", "--yes"])
+    assert done.exit_code == 0, done.output
+    records = [run_interval(spark, PIPELINE, day(n), root) for n in (0, 1)]
+    others = {("ann",), ("bob",), (None,)} - {(key,)}
+    assert {*read_state(folder, records[-1], "total", tmp_path / "work")} == others
+    assert all(row["user"] != key for record in records for row in read_output(folder, record))
+    assert records[0].content.totals.input_rows == 4 and len(records[0].content.filtered) == 1
+    following = run_interval(spark, PIPELINE, day(2), root)
+    assert following.content.base_id == records[-1].id and following.content.filtered == ()

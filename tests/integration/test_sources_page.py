@@ -1,0 +1,149 @@
+"""The sources of docs/sources.md, as they stand there, read files by Spark. Its processors run in tests/unit/test_sources_page.py."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from cairn import Interval, Pipeline, run_interval
+from cairn.errors import SourceError
+from cairn.testing import PipelineTester
+from tests.integration.test_docs import block_with
+
+PAGE = "docs/sources.md"
+START = datetime(2024, 1, 1, tzinfo=UTC)
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+Write = Callable[[str, str, list[tuple[Any, ...]]], None]
+
+
+@pytest.fixture
+def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """A function that imports the block with this line, whose folders are the test's own."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def load(line: str) -> Any:
+        name = f"sources_page_{abs(hash(line))}"
+        text = block_with(PAGE, line).replace("/landed/", f"{tmp_path}/landed/")
+        (tmp_path / f"{name}.py").write_text(text.replace("file:///data/state", f"file://{tmp_path}/state"))
+        return importlib.import_module(name)
+
+    return load
+
+
+@pytest.fixture
+def write(spark: SparkSession, tmp_path: Path) -> Write:
+    def to_parquet(path: str, schema: str, rows: list[tuple[Any, ...]]) -> None:
+        spark.createDataFrame(rows, schema).coalesce(1).write.parquet(f"{tmp_path}/landed/{path}")
+
+    return to_parquet
+
+
+def at(*clock: int) -> datetime:
+    return datetime(2024, 1, 1, *clock)
+
+
+def output(spark: SparkSession, tmp_path: Path, pipeline: Pipeline) -> list[dict[str, Any]]:
+    from cairn import register
+
+    register(spark)
+    table = spark.read.format("keyed_output").options(root=f"file://{tmp_path}/state", pipeline=pipeline.name).load()
+    return sorted((row.asDict() for row in table.collect()), key=str)
+
+
+@pytest.mark.spark
+def test_a_union_gives_the_processor_both_kinds(
+    spark: SparkSession, page: Callable[[str], Any], write: Write, tmp_path: Path
+) -> None:
+    orders = page("def clicks_and_orders(").ORDERS
+    hours = ("2024-01-01T00", "2024-01-01T01")
+    for hour, clicks, ordered in zip(
+        hours, ([("ann", at(0, 5), "/shoes")], []), ([], [("ann", at(1, 10), 80)]), strict=True
+    ):
+        write(f"clicks/{hour}", "user string, at timestamp, page string", clicks)
+        write(f"orders/{hour}", "user string, at timestamp, amount long", ordered)
+    for n, hour in enumerate(hours):
+        interval = Interval(START + n * HOUR, START + (n + 1) * HOUR)
+        record = run_interval(spark, orders, interval, f"file://{tmp_path}/state")
+        assert record.content.source_position == {"clicks": hour, "orders": hour}
+    assert output(spark, tmp_path, orders) == [{"user": "ann", "amount": 80, "page": "/shoes"}]
+
+
+@pytest.mark.spark
+def test_changes_of_a_table_come_as_rows(
+    spark: SparkSession, page: Callable[[str], Any], write: Write, tmp_path: Path
+) -> None:
+    sales = page("def sales_and_prices(").SALES
+    write("prices_at_start", "product string, price long", [("shoe", 50)])
+    write(
+        "sales/2024-01-01", "product string, at timestamp, pieces long", [("shoe", at(0, 5), 2), ("shoe", at(0, 15), 2)]
+    )
+    write("price_changes/2024-01-01", "product string, valid_from timestamp, price long", [("shoe", at(0, 10), 60)])
+    run_interval(spark, sales, Interval(START, START + DAY), f"file://{tmp_path}/state")
+    assert sorted(row["total"] for row in output(spark, tmp_path, sales)) == [100, 120]
+
+
+@pytest.mark.spark
+def test_a_table_as_of_the_interval(
+    spark: SparkSession, page: Callable[[str], Any], write: Write, tmp_path: Path
+) -> None:
+    read = page("def orders_in_euro(").orders_in_euro
+    write(
+        "orders/2024-01-01",
+        "order_id string, currency string, amount double",
+        [("o1", "USD", 10.0), ("o2", "XXX", 1.0)],
+    )
+    rates = tmp_path / "landed/rates/2024-01-01.json"
+    rates.parent.mkdir(parents=True)
+    rates.write_text(json.dumps({"currency": "USD", "rate": 0.5}))
+    rows, position = read(spark, Interval(START, START + DAY))
+    assert sorted((row.order_id, row.euro) for row in rows.collect()) == [("o1", 5.0), ("o2", None)]
+    rates.write_text(json.dumps({"currency": "USD", "rate": 0.6}))
+    _, corrected = read(spark, Interval(START, START + DAY))
+    assert position["orders"] == corrected["orders"] and position["rates"] != corrected["rates"]
+
+
+@pytest.mark.spark
+def test_a_window_becomes_a_key_column(
+    spark: SparkSession, page: Callable[[str], Any], write: Write, tmp_path: Path
+) -> None:
+    readings = page("def readings_with_window(").READINGS
+    write(
+        "readings/2024-01-01T00",
+        "sensor string, at timestamp, celsius double",
+        [("s1", at(0, 1), 3.0), ("s1", at(0, 2), 5.0)],
+    )
+    run_interval(spark, readings, Interval(START, START + HOUR), f"file://{tmp_path}/state")
+    (row,) = output(spark, tmp_path, readings)
+    assert (row["day"], row["readings"], row["mean"]) == (at(), 2, 4.0)
+
+
+@pytest.mark.spark
+def test_a_pipeline_reads_what_another_has_committed(
+    spark: SparkSession, page: Callable[[str], Any], tmp_path: Path
+) -> None:
+    sales, read = page("def sales_and_prices(").SALES, page("def read_sales(").read_sales
+    tester = PipelineTester(
+        sales,
+        input_schema="product string, at timestamp, kind string, pieces long, price long",
+        initial_state=[("shoe", 50)],
+        initial_schema="product string, price long",
+        root=f"file://{tmp_path}/state",
+    )
+    sale = {"product": "shoe", "at": at(0, 5), "kind": "sale", "pieces": 2}
+    whole = Interval(START, START + 2 * HOUR)
+    first = tester.run([sale]).interval
+    with pytest.raises(SourceError, match=r"pipeline sales has committed 1:00:00 of \[2024-01-01T00:00:00Z, "):
+        read(spark, whole)
+    tester.run([])  # an interval without output is committed too
+    rows, position = read(spark, whole)
+    assert [row.total for row in rows.collect()] == [100] and position == {"checkpoints": [1, 2]}
+    tester.run([sale | {"pieces": 3}], first)
+    rows, position = read(spark, whole)
+    assert [row.total for row in rows.collect()] == [150] and position == {"checkpoints": [2, 3]}

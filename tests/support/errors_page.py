@@ -1,0 +1,154 @@
+"""The page docs/errors.md, generated from the error classes, Airflow's retries and the exit codes of `cairn`.
+
+    python -m tests.support.errors_page        # rewrites docs/errors.md
+
+tests/unit/test_errors_page.py compares the page with `page()`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+from airflow.sdk.exceptions import AirflowFailException
+
+from cairn.command.cli import FINDINGS, STORAGE, USAGE, _code_of
+from cairn_operators.failures import UserCodeFailed, failure
+from cairn_operators.retries import _SECONDS, RETRIES, USER_CODE_RETRIES
+from state_backend.values import errors
+from tests.support.layout import REPOSITORY
+
+PAGE = REPOSITORY / "docs" / "errors.md"
+_WIDTH = 130
+_SECTION = re.compile(r"^(What to do|Attributes):\n", re.MULTILINE)
+
+_INTRO = """# Errors
+
+This page lists every error of Cairn: its cause, what to do, and what Airflow does. A message contains the name of its error, such as
+`StateGapError`. Search this page for that name.
+
+In Airflow, the message stands at the end of the task's log. The command `cairn` prints the message on stderr. The commands on this page
+take the root and the pipeline from two variables:
+```console
+$ export CAIRN_ROOT=file:///data/state CAIRN_PIPELINE=clicks
+```
+The first error of each group is the base class of the group. Python code can catch a single error or a whole group:
+`from cairn.errors import StaleStateError, StateUnusable`.
+
+The retries are those of tasks that `stateful_pipeline` and `backfill_pipeline` make. Tasks that you wire by hand need
+`retry_arguments()` for these retries ([airflow.md](airflow.md#tasks)).
+"""
+
+_CODES = f"""## Exit codes of `cairn`
+| exit code | meaning | errors |
+|---|---|---|
+| 0 | The command succeeded. | |
+| {FINDINGS} | The command found a problem, or can't use the state, the input or the pipeline's code. | {{{FINDINGS}}} |
+| {USAGE} | The call is wrong, or the checkpoint does not exist. | {{{USAGE}}} |
+| {STORAGE} | A server or a disk failed, or the storage refuses permission. | {{{STORAGE}}} |
+| 130 | Ctrl-C ended `cairn spark`. | |
+
+`cairn status` and `cairn verify` return {FINDINGS} if they find a problem. `cairn diff --exit-code` and `cairn compare --exit-code` return
+{FINDINGS} if both sides differ.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Errors after which the caller does the same.
+
+    Attributes:
+        title: Heading of the group.
+        about: A sentence about the group.
+        classes: The classes, in the order of the code. The first class is the base of the others.
+    """
+
+    title: str
+    about: str
+    classes: tuple[type[errors.CairnError], ...]
+
+
+def groups() -> list[Group]:
+    """Return the groups as `state_backend.values.errors` divides them: by comments like `# --- Title: sentence. ---`."""
+    source = Path(errors.__file__).read_text()
+    parts = re.split(r"^# --- (.+?)\.? -+$", source, flags=re.MULTILINE)
+    found = [Group("All errors", "", (errors.CairnError,))]
+    for comment, code in zip(parts[1::2], parts[2::2], strict=True):
+        title, _, about = comment.partition(":")
+        names = re.findall(r"^class (\w+)\(", code, re.MULTILINE)
+        found.append(
+            Group(
+                title, f"{about.strip()[:1].upper()}{about.strip()[1:]}", tuple(getattr(errors, name) for name in names)
+            )
+        )
+    return found
+
+
+def sections(error: type[errors.CairnError]) -> tuple[str, str]:
+    """Return the cause and the text of `What to do:` of a class; the second is empty if the docstring lacks it."""
+    cause, *rest = _SECTION.split(inspect.getdoc(error) or "")
+    named = dict(zip(rest[::2], rest[1::2], strict=True))
+    return cause.strip(), " ".join(named.get("What to do", "").split())
+
+
+def in_airflow(error: type[errors.CairnError]) -> str:
+    """Return what Airflow does with a task of `stateful_pipeline` that failed by this error."""
+    raised = failure(error.__name__, "")
+    if isinstance(raised, AirflowFailException):
+        return "the task fails at once, without a retry."
+    if isinstance(raised, UserCodeFailed):
+        return f"{USER_CODE_RETRIES} retries, {_SECONDS[0]} seconds apart. Then the task fails."
+    retries = f"{RETRIES} retries within about {round(sum(_SECONDS) / 60)} minutes. Then the task fails."
+    if issubclass(error, errors.AttemptLost):
+        # CheckpointOperator raises AirflowFailException for these errors.
+        return f"the task `checkpoint` fails at once. Other tasks: {retries}"
+    return retries
+
+
+def page() -> str:
+    """Return the text of docs/errors.md."""
+    parts = [_INTRO]
+    codes: dict[str, list[str]] = {str(code): [] for code in (FINDINGS, USAGE, STORAGE)}
+    for group in groups():
+        parts.append(f"## {group.title}\n" + (f"{_filled(group.about)}.\n" if group.about else ""))
+        for error in group.classes:
+            cause, what = sections(error)
+            code = str(_code_of(error("")))
+            codes[code].append(f"`{error.__name__}`")
+            parts.append(f"### `{error.__name__}`\n{_paragraphs(cause)}\n")
+            lines = [
+                f"**What to do after `{error.__name__}`:** {what}",
+                f"**In Airflow:** {in_airflow(error)}",
+                f"**Exit code:** {code}",
+            ]
+            parent = error.__bases__[0]
+            if parent not in (errors.CairnError, Exception, group.classes[0]):
+                lines.append(f"**Kind of:** `{parent.__name__}`")
+            parts.append("\n".join(_filled(_linked(f"- {line}"), "  ") for line in lines) + "\n")
+    for code, names in codes.items():
+        codes[code] = [", ".join(names)]
+    parts.append(re.sub(r"\{(\d)\}", lambda found: codes[found[1]][0], _CODES))
+    return "\n".join(parts)
+
+
+def _paragraphs(text: str) -> str:
+    return "\n\n".join(_filled(_linked(" ".join(part.split()))) for part in text.split("\n\n"))
+
+
+def _linked(text: str) -> str:
+    """Replace `docs/page.md#heading` by a link to it, relative to the folder of the pages."""
+    return re.sub(r"\bdocs/(([\w-]+\.md)(?:#[\w-]+)?)", r"[\2](\1)", text)
+
+
+def _filled(text: str, indent: str = "") -> str:
+    """Break the text into lines, without a break inside of a command or a name."""
+    whole = re.sub(r"`[^`]+`", lambda code: code[0].replace(" ", "\0"), text)
+    filled = textwrap.fill(whole, _WIDTH, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
+    return filled.replace("\0", " ")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

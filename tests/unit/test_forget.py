@@ -1,0 +1,568 @@
+"""`cairn forget`: a key is removed, stays away, and leaves no byte behind. Without Spark."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+import shutil
+import tempfile
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime, timedelta
+from itertools import count
+from pathlib import Path
+from typing import Any, Literal
+from unittest import mock
+from uuid import uuid4
+
+import pytest
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from typer.testing import CliRunner, Result
+
+from cairn.command.cli import app
+from cairn.operations.coordinator_of import coordinator_of
+from cairn.operations.forget_keys import ForgetOptions, newest_content
+from cairn.operations.forget_keys import forget as forget_keys
+from cairn.operations.take_savepoint import take_savepoint
+from cairn.pipeline import Interval, Pipeline
+from cairn.testing import PipelineTester
+from state_backend.adapters.local_storage import LocalStorage
+from state_backend.adapters.rocks import EngineOptions
+from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.forgotten_keys import is_key
+from state_backend.checkpoint.log import read_log
+from state_backend.checkpoint.rewind import fork, rewind
+from state_backend.checkpoint.savepoints import read_savepoint
+from state_backend.checkpoint.sweep import sweep
+from state_backend.checkpoint.trials import root_of_trial
+from state_backend.formats import paths
+from state_backend.formats.key_codec import KeyCodec
+from state_backend.formats.types import parse_struct
+from state_backend.ports.storage import Storage
+from state_backend.values.errors import BaseMoved, UsageError
+from state_backend.values.records import Record, RunRef
+from state_backend.values.retention import KeepLast
+from tests.support import trials
+from tests.support.counting import DAYS, day
+from tests.support.faulty_storage import FaultyStorage, StopHere, stop_at
+from tests.support.in_process import run_here
+from tests.support.key_search import files_with
+from tests.support.trials import SESSION, Averaging, bytes_of, run, try_days
+
+NAME = "counting"
+SECRET = "zaphod-beeblebrox"
+RUN = RunRef(run_id="by-hand", clear_number=0, try_number=1)
+NEEDLE = SECRET.encode()
+KEY = json.dumps({"user": SECRET})
+OTHERS = [f"user-{n}" for n in range(40)]
+
+
+def read(spark: Any, interval: Interval) -> Any:
+    """Return the rows of the day, and a position that does not quote them."""
+    rows, _ = trials.read(spark, interval)
+    return rows, {"rows": hashlib.sha256(repr(DAYS[interval.start]).encode()).hexdigest()}
+
+
+PIPELINE = trials.pipeline_of(processor=Averaging, source=read)
+
+
+def _long(seed: str) -> str:
+    """Return a text that compresses badly, so that SSTs are too large to lie inline."""
+    return "".join(hashlib.sha512(f"{seed} {n}".encode()).hexdigest() for n in range(16))
+
+
+def fill() -> None:
+    DAYS.clear()
+    for n in range(7):
+        others = [(user, _long(f"{user} {n}"), n) for user in OTHERS[n % 3 :: 3]]
+        DAYS[day(n).start] = [*others, *([(SECRET, "pear", n + 1), (SECRET, f"item {n}", 7)] if n > 0 else [])]
+
+
+@pytest.fixture(autouse=True)
+def days() -> Iterator[None]:
+    fill()
+    yield
+    DAYS.clear()
+
+
+@pytest.fixture(scope="module")
+def production(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five days; the secret user comes on the second. Three in SSTs, then changelog segments, the last of which are inline."""
+    fill()
+    made = tmp_path_factory.mktemp("production")
+    run(PIPELINE, made, range(3))
+    run(PIPELINE, made, range(3, 5), mode="changelog")
+    return made
+
+
+@pytest.fixture
+def root(production: Path, tmp_path: Path) -> Path:
+    """A copy of production."""
+    return Path(shutil.copytree(production, tmp_path / "state"))
+
+
+def storage_of(root: Path) -> LocalStorage:
+    return LocalStorage(root / NAME)
+
+
+def coordinator(root: Path) -> Coordinator:
+    return coordinator_of(PIPELINE, str(root))
+
+
+def cairn(root: Path, *arguments: str) -> Result:
+    command, *rest = arguments
+    return CliRunner().invoke(app, [command, "--root", str(root), "--pipeline", NAME, *rest])
+
+
+def forget(root: Path, *options: str, key: str = KEY) -> dict[str, Any]:
+    done = cairn(root, "forget", "--key", key, "--yes", "--json", *options)
+    assert done.exit_code == 0, done.output
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def newest(root: Path) -> Record:
+    record = coordinator(root).log().newest
+    assert record is not None
+    return record
+
+
+def search(root: Path, work: Path) -> set[str]:
+    work.mkdir(exist_ok=True)
+    return files_with(root, NEEDLE, work)
+
+
+def users_of(root: Path, tmp_path: Path) -> set[str]:
+    """The users of the newest state, by an export of all states and timers."""
+    to = tmp_path / f"export-{len(list(tmp_path.iterdir()))}"
+    assert CliRunner().invoke(app, ["export", "--root", str(root), "--pipeline", NAME, "--to", str(to)]).exit_code == 0
+    import pyarrow.parquet as pq
+
+    return {row["key"]["user"] for file in to.rglob("*.parquet") for row in pq.read_table(file).to_pylist()}
+
+
+def test_no_file_has_the_key_afterwards(root: Path, tmp_path: Path) -> None:
+    """With all options only the savepoint, the trial and the export, which the command names, still have it."""
+    run(PIPELINE, root, [5])
+    take_savepoint_of(root, root / "saved")
+    try_days(PIPELINE, root, [6], name="tried")
+    assert cairn(root, "export", "--to", str(root / "exported")).exit_code == 0
+    before = search(root, tmp_path / "before")
+    assert {path.split("/")[1] for path in before if path.startswith(NAME)} >= {"checkpoints", "shared", "output"}
+    was = newest(root)
+    said = forget(root, "--drop-checkpoints", "--rewrite-output")
+    assert said["entries"] == {"$timers": 1, "total": 1, "seen_at": 1, "items": 4, "amounts": 10}
+    assert said["dropped"] == [2, 3, 4, 5, 6] and said["output_files"] == 5 and said["holding"] == []
+    now = newest(root)
+    left = search(root, tmp_path / "after")
+    assert [path for path in left if path.startswith(NAME)] == []
+    assert {path.split("/")[0] for path in left} == {"saved", ".trials", "exported"}
+    places = {place["what"]: place for place in said["places"]}
+    assert places["savepoint"]["where"].endswith("/saved") and places["export"]["where"].endswith("/exported")
+    assert places["trial"]["then"] == f"cairn trials remove tried --root {root} --pipeline {NAME}"
+    assert now.content.kind == "forget" and now.content.base_id == was.id
+    assert now.content.digest != was.content.digest
+    assert now.content.totals.entries == was.content.totals.entries - 17
+    assert cairn(root, "verify").exit_code == 0
+    assert SECRET not in users_of(root, tmp_path)
+    run(PIPELINE, root, [6])  # the user comes again, as a new customer
+    assert SECRET in users_of(root, tmp_path)
+    assert cairn(root, "verify").exit_code == 0
+
+
+def take_savepoint_of(root: Path, to: Path) -> None:
+    from tests.support.savepoints import take
+
+    log = read_log(storage_of(root))
+    assert log.newest is not None
+    take(str(root / NAME), log.newest, to, "native")
+
+
+def clean(root: Path, tmp_path: Path) -> bool:
+    """Return True if the pipeline's own folder has no byte of the key, and its files are whole."""
+    left = search(root, tmp_path / f"search-{len(list(tmp_path.iterdir()))}")
+    assert cairn(root, "verify").exit_code == 0
+    return not any(path.startswith(f"{NAME}/") for path in left)
+
+
+def refusal(act: Callable[[], object]) -> str:
+    with pytest.raises(UsageError) as refused:
+        act()
+    return str(refused.value)
+
+
+def test_what_would_bring_the_key_back_is_refused(root: Path, tmp_path: Path) -> None:
+    """A re-run, a range from the start, a rewind, a fork, a trial, and a savepoint of before; each says what to do instead."""
+    take_savepoint_of(root, tmp_path / "saved")
+    forget(root)
+    before = bytes_of(root / NAME)
+    again = refusal(lambda: run(PIPELINE, root, [2], reprocess="all"))
+    assert "checkpoint 2, which is older, may still hold the key" in again
+    assert "cairn forget --pipeline counting --key JSON --on-rerun filter" in again
+    first = refusal(lambda: run(PIPELINE, root, [0], reprocess="all"))
+    assert "rows of before 2024-01-06T00:00:00Z may bring the key back" in first
+    target = refusal(lambda: rewind(coordinator(root), 3, run=RUN, attempt="back"))
+    assert "checkpoint 3 may hold a key" in target and "Take one of 6." in target
+    into = Coordinator(LocalStorage(root / "fork"), "fork")
+    assert "may hold a key" in refusal(lambda: fork(storage_of(root), 3, into, run=RUN, attempt="fork"))
+    assert "may bring the key back" in refusal(lambda: try_days(PIPELINE, root, [0, 1], name="tried"))
+    saved = read_savepoint(LocalStorage(tmp_path / "saved")).content
+    begin = coordinator(root).begin_restore
+    restored = refusal(lambda: begin(saved, pipeline_start_ms=saved.pipeline_start_ms, attempt="restore"))
+    assert "restore it under another name, and run `cairn forget` there" in restored
+    assert bytes_of(root / NAME) == before
+    # What starts from the state without the key goes on: a rewind, a fork, a trial, the next interval.
+    rewind(coordinator(root), 6, run=RUN, attempt="to the forget")
+    fork(storage_of(root), 6, into, run=RUN, attempt="fork")
+    try_days(PIPELINE, root, [5], name="later")
+    run(PIPELINE, root, [5])
+    assert newest(root).content.kind == "interval"
+
+
+def test_the_commands_that_are_printed_forget_the_key(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refusal names the command that filters; the list of places names the one for a pipeline with the same key."""
+    fork(storage_of(root), 5, Coordinator(LocalStorage(root / "twin"), "twin"), run=RUN, attempt="fork")
+    said = forget(root)
+    (twin,) = [place["then"] for place in said["places"] if place["what"] == "pipeline with the same key"]
+    done = CliRunner().invoke(app, [*shlex.split(twin)[1:], "--key", KEY, "--yes"])
+    assert done.exit_code == 0 and done.stdout.startswith(
+        "checkpoint 2 is checkpoint 1 without the key\n15 entries removed"
+    )
+    refused = refusal(lambda: run(PIPELINE, root, [4], reprocess="all"))
+    command = refused.partition("once more: ")[2].replace("JSON", shlex.quote(KEY))
+    monkeypatch.setenv("CAIRN_ROOT", str(root))
+    assert CliRunner().invoke(app, [*shlex.split(command)[1:], "--yes"]).exit_code == 0
+    run(PIPELINE, root, [4], reprocess="all")
+
+
+def test_a_fork_and_a_savepoint_keep_the_key_away(root: Path, tmp_path: Path) -> None:
+    """Their logs begin with what was forgotten, so that an earlier savepoint can't bring the key back there either."""
+    take_savepoint_of(root, tmp_path / "before")
+    forget(root)
+    into = Coordinator(LocalStorage(root / "fork"), "fork")
+    fork(storage_of(root), 6, into, run=RUN, attempt="fork")
+    (of_fork,) = into.log().summary.forgotten
+    (of_root,) = coordinator(root).log().summary.forgotten
+    assert of_fork.key == of_root.key and of_fork.id == 1
+    with mock.patch("cairn.operations.take_savepoint.run_on_shards", run_here):
+        take_savepoint(SESSION, PIPELINE, str(root / NAME), newest(root), str(tmp_path / "after"))
+    after, before = (read_savepoint(LocalStorage(tmp_path / name)).content for name in ("after", "before"))
+    begin = coordinator(root).begin_restore
+    begin(after, pipeline_start_ms=after.pipeline_start_ms, attempt="restore")
+    with pytest.raises(UsageError, match="may hold a key"):
+        begin(before, pipeline_start_ms=after.pipeline_start_ms, attempt="restore")
+
+
+@pytest.mark.parametrize("mode", ["incremental", "changelog", "full"])
+def test_a_filtered_re_run_is_as_if_the_user_had_never_come(root: Path, tmp_path: Path, mode: Any) -> None:
+    """All days are run again: state, output and digest of a pipeline that never saw the user, and no byte of the key."""
+    forget(root, "--on-rerun", "filter", "--drop-checkpoints", "--rewrite-output")
+    run(PIPELINE, root, range(5), reprocess="all", mode=mode)
+    made = newest(root).content
+    for rows in DAYS.values():
+        rows[:] = [row for row in rows if row[0] != SECRET]
+    run(PIPELINE, tmp_path / "never", range(5), mode=mode)
+    never = newest(tmp_path / "never").content
+    assert made.digest == never.digest and made.totals.entries == never.totals.entries
+    assert made.totals.input_rows == never.totals.input_rows + 2 and len(made.filtered) == 1
+    assert clean(root, tmp_path)
+
+
+def test_a_filtered_re_run_of_one_day_removes_the_key_from_an_older_base(root: Path, tmp_path: Path) -> None:
+    """Day 4 again, from checkpoint 4, which holds the key: entries go, rows are left out; the same again is reproduced."""
+    forget(root, "--on-rerun", "filter")
+    forgotten = newest(root)
+    run(PIPELINE, root, [4], reprocess="all", mode="changelog")
+    again = newest(root)
+    assert (again.content.base_id, again.content.digest) == (4, forgotten.content.digest)
+    assert again.reproduces == forgotten.id
+    assert SECRET not in users_of(root, tmp_path)
+    said = forget(root, "--on-rerun", "filter", "--drop-checkpoints", "--rewrite-output")
+    assert said["dropped"] == [2, 3, 4, 5] and clean(root, tmp_path)
+
+
+def test_a_trial_of_before_is_refused_also_where_re_runs_are_filtered(root: Path) -> None:
+    """Its root has a log of its own, which knows of nothing that was forgotten."""
+    forget(root, "--on-rerun", "filter")
+    for first in (0, 3):
+        said = refusal(lambda first=first: try_days(PIPELINE, root, [first], name="tried"))  # type: ignore[misc]
+        assert f"a trial from 2024-01-0{first + 1}" in said and "Begin the trial at the end of a checkpoint" in said
+    run(PIPELINE, root, range(5), reprocess="all")
+    try_days(PIPELINE, root, [3], name="tried")
+    own = coordinator_of(PIPELINE, root_of_trial(str(root), NAME, "tried")).log()
+    assert own.newest is not None and len(own.newest.content.filtered) == 1
+
+
+def test_an_attempt_from_the_old_base_is_not_committed(root: Path) -> None:
+    """It was prepared when the key was forgotten; begun again it starts from the state without the key."""
+    lost: list[str] = []
+
+    def meanwhile(content: Any) -> None:
+        if not lost:
+            lost.append(content.attempt)
+            forget(root)
+
+    with pytest.raises(BaseMoved, match="started from checkpoint 5, but the interval now starts from checkpoint 6"):
+        run(PIPELINE, root, [5], before_commit=meanwhile)
+    run(PIPELINE, root, [5])
+    assert newest(root).content.base_id == 6
+
+
+def test_a_re_run_that_was_prepared_before_is_refused_at_its_commit(root: Path) -> None:
+    """Of an earlier day: nothing fences it, and its base is the same; also if re-runs are filtered, since it was not."""
+
+    def meanwhile(content: Any) -> None:
+        if not content.filtered:
+            forget(root, "--on-rerun", "filter")
+
+    with pytest.raises(BaseMoved, match="checkpoint 2, which is older, may still hold the key"):
+        run(PIPELINE, root, [2], reprocess="all", before_commit=meanwhile)
+    run(PIPELINE, root, [2], reprocess="all", before_commit=meanwhile)
+
+
+def test_a_dry_run_and_a_call_without_agreement_change_nothing(root: Path) -> None:
+    before = bytes_of(root / NAME)
+    dry = cairn(root, "forget", "--key", KEY, "--drop-checkpoints", "--rewrite-output", "--dry-run")
+    assert dry.exit_code == 0
+    lines = dry.stdout.splitlines()
+    assert (
+        lines[0]
+        == "15 entries would be removed: 8 in amounts, 4 in items, 1 in seen_at, 1 in timers, 1 in total; 1 shards would be rewritten"
+    )
+    assert lines[1:3] == [
+        "checkpoints would be dropped: 2, 3, 4, 5",
+        "output files would be rewritten: 4, 4 rows of the key",
+    ]
+    asked = cairn(root, "forget", "--key", KEY)
+    assert asked.exit_code == 2 and "Nothing was done: agree to that with --yes" in asked.stderr
+    assert bytes_of(root / NAME) == before
+
+
+def test_a_forget_that_validation_refused_is_made_again(root: Path, tmp_path: Path) -> None:
+    """The state before it is the newest then, and holds the key: it may not be gone on from, and the same call mends that."""
+    forget(root)
+    coordinator(root).quarantine(6, "a test says so")
+    assert "checkpoint 5, which is older, may still hold the key" in refusal(lambda: run(PIPELINE, root, [5]))
+    other = cairn(root, "forget", "--key", '{"user": "user-1"}', "--yes")
+    assert other.exit_code == 2 and "Name that key too, with a --key of its own" in other.stderr
+    said = forget(root, "--key", '{"user": "user-1"}')
+    assert said["checkpoint"] == 7 and newest(root).content.base_id == 5
+    run(PIPELINE, root, [5])
+    assert newest(root).content.base_id == 7
+    assert not {SECRET, "user-1"} & users_of(root, tmp_path) - {row[0] for row in DAYS[day(5).start]}
+
+
+def test_a_second_call_has_nothing_to_commit(root: Path) -> None:
+    first = forget(root, "--drop-checkpoints", "--rewrite-output")
+    before = bytes_of(root / NAME)
+    second = forget(root, "--drop-checkpoints", "--rewrite-output")
+    assert (second["checkpoint"], second["dropped"]) == (first["checkpoint"], first["dropped"])
+    assert bytes_of(root / NAME) == before
+    other = forget(root, "--on-rerun", "filter")  # another policy is a record of its own
+    assert other["checkpoint"] == first["checkpoint"] + 1
+    (known,) = coordinator(root).log().summary.forgotten
+    assert (known.id, known.key.on_rerun) == (other["checkpoint"], "filter")
+
+
+def test_the_record_says_a_hash_and_not_the_key(root: Path) -> None:
+    forget(root)
+    (key,) = newest(root).content.forget.keys  # type: ignore[union-attr]
+    encoded = KeyCodec(parse_struct(newest(root).content.key_schema)).encode((SECRET,))
+    assert is_key(key, encoded) and not is_key(key, encoded + b"x")
+    assert key.key_hash == hashlib.sha256(bytes.fromhex(key.salt) + encoded).hexdigest()
+    listed = cairn(root, "list").stdout.splitlines()
+    assert [line.split()[4] for line in listed[1:3]] == ["forget", "interval"]
+    assert "replaced by 6" in listed[2]
+    assert cairn(root, "status").exit_code == 0
+    shown = cairn(root, "show")
+    assert shown.exit_code == 0 and SECRET not in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        ('{"user": 1}', "1 is no text; write it in quotes"),
+        ('{"name": "u1"}', 'does not name the key\'s columns; expected {"user": string}'),
+        ("u1", "is not JSON"),
+    ],
+)
+def test_a_key_that_does_not_fit_is_refused(root: Path, key: str, says: str) -> None:
+    done = cairn(root, "forget", "--key", key, "--yes")
+    assert done.exit_code == 2 and says in done.stderr
+
+
+def test_a_user_who_is_not_there_is_forgotten_too(root: Path) -> None:
+    """Nothing is removed, and the promise for re-runs holds."""
+    said = forget(root, key='{"user": "nobody"}')
+    assert said["entries"] == {} and newest(root).content.digest == coordinator(root).log().whole(5).content.digest
+
+
+def test_shards_that_a_split_left_the_key_in_are_rewritten(root: Path, tmp_path: Path) -> None:
+    """After a change of the parallelism a file may lie in several shards; each of them that has it writes its own."""
+    run(replace(PIPELINE, parallelism=5), root, [5])
+    said = forget(root, "--drop-checkpoints", "--rewrite-output")
+    assert said["shards"] > 1
+    assert clean(root, tmp_path)
+
+
+def test_intervals_that_wait_for_their_re_run_need_the_filter(root: Path) -> None:
+    rewind(coordinator(root), 2, run=RUN, attempt="back")
+    refused = cairn(root, "forget", "--key", KEY, "--yes")
+    assert refused.exit_code == 2 and "add --on-rerun filter" in refused.stderr
+    forget(root, "--on-rerun", "filter")
+    run(PIPELINE, root, range(2, 5))
+    assert len(newest(root).content.filtered) == 1
+
+
+class Latest(StatefulProcessor):
+    """Per user: the number of rows, and an event-time timer."""
+
+    def init(self, handle: Any) -> None:
+        self._handle = handle
+        self._count = handle.getValueState("count", "rows long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+        total = (self._count.get() or (0,))[0] + len(list(rows))
+        self._count.update((total,))
+        self._handle.registerTimer(timerValues.getCurrentWatermarkInMs() + 86_400_000)
+        yield Row(user=key[0], rows=total)
+
+
+def no_source(spark: Any, interval: Any) -> Any:
+    raise AssertionError("the tester never reads the source")
+
+
+def test_late_rows_are_rewritten_and_left_out_of_a_re_run(tmp_path: Path) -> None:
+    """Of event time: a late row of the user lies in a file of its own."""
+    declared = Pipeline(
+        name=NAME,
+        start=day(0).start,
+        source=no_source,
+        key=["user"],
+        processor=Latest,
+        output_schema="user string, rows long",
+        time_mode="event",
+        event_time="at",
+        watermark_delay=timedelta(0),
+        watermark="interval",
+        parallelism=2,
+    )
+    root = tmp_path / "state"
+    tester = PipelineTester(declared, input_schema="user string, at timestamp", root=str(root), every=timedelta(days=1))
+
+    def rows(n: int) -> list[tuple[str, datetime]]:
+        now = day(n).start.replace(tzinfo=None) + timedelta(hours=6)
+        return [("ann", now), (SECRET, now), (SECRET, now - timedelta(days=1)), ("ann", now - timedelta(days=1))]
+
+    for n in (0, 1):
+        made = tester.run(rows(n))
+    assert sorted(row["user"] for row in made.late) == ["ann", SECRET]
+    said = forget(root, "--drop-checkpoints", "--rewrite-output", "--on-rerun", "filter")
+    assert said["output_files"] == 3 and said["output_rows"] == 3
+    assert clean(root, tmp_path)
+    kept = [row for files in coordinator_of(declared, str(root)).log().current_outputs().values() for row in files[1]]
+    assert sorted((file.rows, file.late) for file in kept) == [(1, False), (1, False), (1, True)]
+    for n in (0, 1):
+        again = tester.run(rows(n), day(n))
+    assert [row["user"] for row in again.late] == ["ann"] and again.input_rows == 4
+    assert clean(root, tmp_path)
+
+
+def test_output_whose_record_is_a_tombstone_is_rewritten_too(tmp_path: Path) -> None:
+    """Of all days but the last two only tombstones are there. A settled file that is lost later is written anew with the new files."""
+    short, root = replace(PIPELINE, retention=KeepLast(2)), tmp_path / "state"
+    run(short, root, range(5))
+    said = forget(root, "--drop-checkpoints", "--rewrite-output")
+    assert said["output_files"] == 4 and clean(root, tmp_path)
+    before = coordinator(root).log().current_outputs()
+    settled = root / NAME / paths.settled(day(1), 2, "interval")
+    settled.unlink()
+    assert cairn(root, "sweep").exit_code == 0
+    assert coordinator(root).log().current_outputs() == before and settled.exists()
+    assert clean(root, tmp_path)
+
+
+def test_several_keys_are_one_commit(root: Path, tmp_path: Path) -> None:
+    said = forget(root, "--key", '{"user": "user-1"}', "--key", '{"user": "user-2"}')
+    assert said["checkpoint"] == 6
+    keys = newest(root).content.forget.keys  # type: ignore[union-attr]
+    assert len(keys) == 3 and len({key.salt for key in keys}) == 1
+    assert not {SECRET, "user-1", "user-2"} & users_of(root, tmp_path)
+
+
+# --- killed ----------------------------------------------------------------------------------------------------------------------
+
+WRITES = ("create", "replace", "upload", "delete")
+EVERYTHING = ForgetOptions(drop_checkpoints=True, rewrite_output=True, on_rerun="filter")
+
+
+def forget_over(storage: Storage) -> None:
+    """Forget the secret user as one process that sees this storage."""
+    numbers, schema = count(), parse_struct(newest_content(Coordinator(storage, NAME)).key_schema)
+    forget_keys(
+        Coordinator(storage, NAME),
+        [KeyCodec(schema).encode((SECRET,))],
+        EVERYTHING,
+        EngineOptions(cache_dir=None),
+        new_attempt=lambda: f"{uuid4()}-{next(numbers)}",
+        new_salt=lambda: "5a" * 16,
+    )
+
+
+def calls_of_a_forget(production: Path, work: Path) -> list[tuple[str, str]]:
+    counting = FaultyStorage(LocalStorage(Path(shutil.copytree(production, work)) / NAME), {})
+    forget_over(counting)
+    return counting.calls
+
+
+def killed(production: Path, work: Path, at: int, when: Literal["before", "after"]) -> bool:
+    """Kill a forget at one call, and forget again. Return True if the dead process had committed."""
+    root = Path(shutil.copytree(production, work / "state"))
+    with suppress(StopHere):
+        forget_over(FaultyStorage(storage_of(root), stop_at(at, when)))
+    state = newest(root).content
+    committed = state.kind == "forget"
+    assert cairn(root, "verify").exit_code == 0, "what the dead process left is whole"
+    assert {i for i, _ in read_log(storage_of(root)).outputs_near(Interval(day(0).start, day(4).end))} == set(
+        map(day, range(5))
+    )
+    forget_over(storage_of(root))
+    log = read_log(storage_of(root))
+    assert log.head_id == 6 and sorted(log.retained) == [1, 6]
+    sweep(storage_of(root), NAME, now_ms=4_102_444_800_000, min_age=timedelta(hours=1))
+    assert clean(root, work)
+    return committed
+
+
+def killed_at_some(production: Path, work: Path, step: int, only: Collection[str]) -> list[bool]:
+    calls, ends = calls_of_a_forget(production, work / "counted"), []
+    for at in [n for n, (method, _) in enumerate(calls) if method in only][::step]:
+        for when in ("before", "after"):
+            (place := work / f"{at}-{when}").mkdir()
+            ends.append(killed(production, place, at, when))  # type: ignore[arg-type]
+            shutil.rmtree(place)
+    return ends
+
+
+def test_killed_at_any_write_the_next_call_ends_it(production: Path, tmp_path: Path) -> None:
+    """Every fifth write; `python -m tests.unit.test_forget` kills at all calls. State, output and records are whole all the while."""
+    ends = killed_at_some(production, tmp_path, 5, WRITES)
+    assert {*ends} == {False, True}
+
+
+def main() -> None:
+    """Kill a forget at each of its calls, and print how many there were."""
+    with tempfile.TemporaryDirectory() as folder:
+        fill()
+        run(PIPELINE, Path(folder, "production"), range(3))
+        run(PIPELINE, Path(folder, "production"), range(3, 5), mode="changelog")
+        (work := Path(folder, "work")).mkdir()
+        ends = killed_at_some(Path(folder, "production"), work, 1, [*WRITES, "read", "stat", "list", "download"])
+        print(f"killed {len(ends)} times: {ends.count(True)} had committed, {ends.count(False)} had not")
+
+
+if __name__ == "__main__":
+    main()

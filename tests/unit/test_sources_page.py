@@ -1,0 +1,24 @@
+"""Every Python block of docs/sources.md runs as it stands there, without Spark. Its sources run in tests/integration/test_sources_page.py."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+from tests.integration.test_docs import Block, blocks_of
+
+BLOCKS = [block for block in blocks_of("docs/sources.md") if block.kind == "python"]
+
+
+def test_the_page_has_the_examples_that_it_promises() -> None:
+    assert len(BLOCKS) == 10
+    assert sum("PipelineTester(" in block.text for block in BLOCKS) == 8
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_the_block_runs(block: Block, tmp_path: Path) -> None:
+    program = tmp_path / "block.py"
+    program.write_text(block.text)
+    runpy.run_path(str(program), run_name=f"sources_page_{block.line}")
