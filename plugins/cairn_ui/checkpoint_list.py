@@ -38,7 +38,7 @@ class Row:
 
     Attributes:
         id: Id of the entry.
-        kind: Kind of the commit, such as interval, restore or consolidate; or sweep.
+        kind: Kind of the commit, such as interval, restore, consolidate or forget; or sweep.
         state: State in words, from `state_word`.
         tone: Tone of the state's chip: good, info, warn or bad.
         interval: The interval; None for a sweep.

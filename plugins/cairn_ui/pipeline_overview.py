@@ -321,7 +321,7 @@ def worst_first(rows: list[OverviewRow]) -> list[OverviewRow]:
 
 
 def keys_of(record: Record) -> int | None:
-    """Return the number of keys with state; None if the processor has no value state, as only those are counted."""
+    """Return the number of keys with a value state; None if the processor declares no value state."""
     return record.content.totals.keys if any(s.kind == "value" for s in record.content.states) else None
 
 

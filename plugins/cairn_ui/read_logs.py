@@ -179,7 +179,7 @@ class Reader:
                 del self._calls[(ref.key, what)]
             call.done.set()
 
-        # The thread is a daemon: if the storage never answers, the API server can end nevertheless.
+        # The thread is a daemon, so that the API server can end even if the storage never answers.
         threading.Thread(target=run, name=f"cairn-ui {ref.name} {what}", daemon=True).start()
         return call
 
