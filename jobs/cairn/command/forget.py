@@ -1,4 +1,7 @@
-"""``cairn forget``: removes keys from the newest state, and says where they may still be. Needs neither Spark nor Airflow."""
+"""The command `cairn forget`: remove keys from the newest state, and list the places that may still hold them.
+
+It needs neither Spark nor Airflow.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ _SALT_BYTES = 16
 
 
 class OnRerun(StrEnum):
-    """The policies for an interval that would bring a key back."""
+    """Values of `--on-rerun`: what happens to an interval that would bring a removed key back into the state."""
 
     refuse = "refuse"
     filter = "filter"
