@@ -216,9 +216,9 @@ def _check_policy(log: Log, record: Record, options: ForgetOptions) -> None:
     until = from_ms(log.summary.latest_end_ms)
     if options.on_rerun == "refuse" and record.content.interval.end < until:
         raise UsageError(
-            f"the newest state ends at {format_instant(record.content.interval.end)}, and intervals up to {format_instant(until)} have to "
-            "be run again; they would be refused, since they would bring the key back\n"
-            "Run them first, or add --on-rerun filter, so that they leave the key out"
+            f"the newest state ends at {format_instant(record.content.interval.end)}, so intervals up to {format_instant(until)} must "
+            "run again, but --on-rerun refuse would refuse them, because they would bring the key back\n"
+            "Run these intervals first, or add --on-rerun filter, so that they leave the key out"
         )
 
 
@@ -235,8 +235,8 @@ def _left_out(log: Log, record: Record, encoded: Collection[bytes]) -> tuple[str
     for forgotten in returning_keys(log, None, record.id):
         if not any(is_key(forgotten.key, key) for key in encoded):
             raise UsageError(
-                f"the newest usable state is checkpoint {record.id}, and checkpoint {forgotten.id}, which is not usable, forgot another "
-                "key\nName that key too, with a --key of its own"
+                f"the newest usable state is checkpoint {record.id}, but a later checkpoint that is not usable, {forgotten.id}, forgot another "
+                "key\nName that key too, with another --key"
             )
         found.append(forgotten.key.forget)
     return tuple(sorted({*found}))
@@ -442,8 +442,8 @@ def _rewritten(
             )
     if problems:
         raise CorruptFile(
-            f"shard {manifest.shard} without the key: {'; '.join(problems[:3])}\n"
-            "Nothing is committed; validate the newest checkpoint, and go on from an older one"
+            f"shard {manifest.shard} is damaged after the removal of the key: {'; '.join(problems[:3])}\n"
+            "Nothing is committed. Validate the newest checkpoint, and continue from an older one"
         )
     ack = ShardAck(
         shard=manifest.shard,
