@@ -229,7 +229,7 @@ def test_the_commands_that_are_printed_forget_the_key(root: Path, monkeypatch: p
     (twin,) = [place["then"] for place in said["places"] if place["what"] == "pipeline with the same key"]
     done = CliRunner().invoke(app, [*shlex.split(twin)[1:], "--key", KEY, "--yes"])
     assert done.exit_code == 0 and done.stdout.startswith(
-        "checkpoint 2 is checkpoint 1 without the key\n15 entries removed"
+        "checkpoint 2 has the state of checkpoint 1 without the key\n15 entries removed"
     )
     refused = refusal(lambda: run(PIPELINE, root, [4], reprocess="all"))
     command = refused.partition("once more: ")[2].replace("JSON", shlex.quote(KEY))
@@ -337,7 +337,7 @@ def test_a_dry_run_and_a_call_without_agreement_change_nothing(root: Path) -> No
         "output files would be rewritten: 4, 4 rows of the key",
     ]
     asked = cairn(root, "forget", "--key", KEY)
-    assert asked.exit_code == 2 and "Nothing was done: agree to that with --yes" in asked.stderr
+    assert asked.exit_code == 2 and "Nothing was done. To agree, run the same command with --yes" in asked.stderr
     assert bytes_of(root / NAME) == before
 
 
@@ -347,7 +347,7 @@ def test_a_forget_that_validation_refused_is_made_again(root: Path, tmp_path: Pa
     coordinator(root).quarantine(6, "a test says so")
     assert "checkpoint 5, which is older, may still hold the key" in refusal(lambda: run(PIPELINE, root, [5]))
     other = cairn(root, "forget", "--key", '{"user": "user-1"}', "--yes")
-    assert other.exit_code == 2 and "Name that key too, with a --key of its own" in other.stderr
+    assert other.exit_code == 2 and "Name that key too, with another --key" in other.stderr
     said = forget(root, "--key", '{"user": "user-1"}')
     assert said["checkpoint"] == 7 and newest(root).content.base_id == 5
     run(PIPELINE, root, [5])

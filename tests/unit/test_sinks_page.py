@@ -223,4 +223,4 @@ def test_the_commands_that_publish(clicks: Pipeline, folder: Path, database: psy
     assert said(skip) == "skipped: checkpoint 2\n" and table(database) == []
     assert said(retry) == "published: checkpoint 1\n" and table(database) == [(0, "ann", 1)]
     assert said(every) == "published: checkpoint 3\n" and published(database) == [(0, 1), (2, 3)]
-    assert said(every) == "nothing waits for the sink\n"
+    assert said(every) == "all output is published already\n"

@@ -1,4 +1,7 @@
-"""``cairn forget``: removes keys from the newest state, and says where they may still be. Needs neither Spark nor Airflow."""
+"""The command `cairn forget`: remove keys from the newest state, and list the places that may still hold them.
+
+It needs neither Spark nor Airflow.
+"""
 
 from __future__ import annotations
 
@@ -27,30 +30,30 @@ _SALT_BYTES = 16
 
 
 class OnRerun(StrEnum):
-    """The policies for an interval that would bring a key back."""
+    """Values of `--on-rerun`: what happens to an interval that would bring a removed key back into the state."""
 
     refuse = "refuse"
     filter = "filter"
 
 
 def forget(
-    root: Annotated[str, typer.Option(envvar="CAIRN_ROOT", help="Storage URL above the pipelines' folders.")],
+    root: Annotated[str, typer.Option(envvar="CAIRN_ROOT", help="URL of the folder that holds all pipelines.")],
     pipeline: Annotated[str, typer.Option(envvar="CAIRN_PIPELINE", help="Name of the pipeline.")],
-    key: Annotated[list[str], typer.Option(help='The key\'s columns as JSON: \'{"user": "u1"}\'. May be repeated.')],
+    key: Annotated[list[str], typer.Option(help='Key to remove, as JSON: \'{"user": "u1"}\'; may be repeated.')],
     on_rerun: Annotated[
-        OnRerun, typer.Option(help="An interval that would bring the key back is refused, or runs without the key.")
+        OnRerun, typer.Option(help="An interval that would bring the key back: refuse it, or filter the key out of it.")
     ] = OnRerun.refuse,
     drop_checkpoints: Annotated[
-        bool, typer.Option("--drop-checkpoints", help="Also drop the checkpoints whose files may hold the key.")
+        bool, typer.Option("--drop-checkpoints", help="Also drop checkpoints whose files may hold the key.")
     ] = False,
     rewrite_output: Annotated[
-        bool, typer.Option("--rewrite-output", help="Also rewrite output and late rows that have the key.")
+        bool, typer.Option("--rewrite-output", help="Also rewrite files of output and late rows that contain the key.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Agree: what is removed can't be brought back.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON value on stdout instead of text.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Agree to remove the key; it can't be brought back.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done; do nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")] = False,
 ) -> int:
-    """Remove keys from all states and timers, and name the places that may still hold them."""
+    """Remove keys from all states and timers, and list the places that may still hold them."""
     check_no_trial(root, "forget")
     coordinator = Coordinator(open_storage(join_url(root, pipeline)), pipeline)
     schema = parse_struct(newest_content(coordinator).key_schema)
@@ -60,7 +63,9 @@ def forget(
     if dry_run or not yes:
         planned = plan_forget(coordinator, encoded, options, engine)
         if not dry_run:
-            raise UsageError(f"{_lines(planned, options, done=False)}\nNothing was done: agree to that with --yes")
+            raise UsageError(
+                f"{_lines(planned, options, done=False)}\nNothing was done. To agree, run the same command with --yes"
+            )
         found = planned
     else:
         found = forget_keys(
@@ -95,7 +100,7 @@ def _lines(found: Forgot, options: ForgetOptions, *, done: bool) -> str:
 
     lines = []
     if done:
-        lines.append(f"checkpoint {found.checkpoint} is checkpoint {found.base} without the key")
+        lines.append(f"checkpoint {found.checkpoint} has the state of checkpoint {found.base} without the key")
     named = {("timers" if name == TIMERS_NAME else name): count for name, count in found.entries.items()}
     entries = ", ".join(f"{count} in {name}" for name, count in sorted(named.items()))
     total = sum(found.entries.values())

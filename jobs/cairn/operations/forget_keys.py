@@ -1,15 +1,16 @@
-"""`cairn forget`: keys are removed from the newest state, in a commit of its own. Needs no Spark.
+"""Remove keys from the newest state, in a commit of its own (`cairn forget`). This needs no Spark.
 
-What is on disk if we stop, line by line:
+`forget` has five steps. If the process stops in a step, the storage contains:
 
-    rewrite     files of shards (and output) under the attempt, which no record names; nothing has changed
-    prepare     attempts/<uuid>/prepared.json as well; nothing has changed
-    commit      up to the create: as before. After it: the newest state is without the keys; old checkpoints and output may have them
-    exchange    the output of some intervals is without the keys (`rewrite_outputs.py`)
+    rewrite     new files of shards and output under the attempt's uuid, which no record names; nothing has changed
+    prepare     these files and attempts/<uuid>/prepared.json; nothing has changed
+    commit      before the record is created: the same. Afterwards: the newest state lacks the keys; older checkpoints and
+                output may have them
+    exchange    the output of some intervals lacks the keys (`rewrite_outputs.py`)
     clean up    some files of the dropped checkpoints are deleted
 
-No line leaves a state that an interval could not start from. The same call again goes on from each of them: before the commit it begins
-again under another attempt, and after the commit it finds its own record and finishes.
+After a stop in any step, intervals can start from the newest state. The same call continues: before the commit it begins
+again with a new attempt; after the commit it finds the record and does the remaining steps.
 """
 
 from __future__ import annotations
@@ -64,12 +65,13 @@ Keys = tuple[tuple[int, bytes], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgetOptions:
-    """What to forget besides the newest state.
+    """Options of `forget`.
 
     Attributes:
-        drop_checkpoints: Drop the retained checkpoints whose files may hold a key.
-        rewrite_output: Rewrite current output and late rows that have rows of a key.
-        on_rerun: What happens to an attempt that would bring a key back.
+        drop_checkpoints: True also drops the retained checkpoints whose files may hold a key.
+        rewrite_output: True also rewrites files of current output and late rows that contain rows of a key.
+        on_rerun: Treatment of an attempt that would bring a key back: "refuse" refuses the attempt, "filter" runs it
+            without the key.
     """
 
     drop_checkpoints: bool = False
@@ -79,16 +81,16 @@ class ForgetOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forgot:
-    """What a forget did, or would do.
+    """The result of `forget` or `plan_forget`.
 
     Attributes:
-        checkpoint: The new checkpoint; None if nothing was committed.
-        base: The checkpoint that was the newest state.
-        entries: Removed entries by state, timers as ``$timers``; empty if an earlier call had committed.
-        shards: How many shards are rewritten.
-        dropped: The checkpoints that the commit drops.
-        holding: The retained checkpoints that stay and may hold a key.
-        outputs: The output that is rewritten.
+        checkpoint: Id of the new checkpoint; None from `plan_forget`.
+        base: Id of the checkpoint from which the keys are removed.
+        entries: Number of removed entries by state, with the timers as `$timers`; empty if an earlier call committed.
+        shards: Number of rewritten shards.
+        dropped: Ids of the checkpoints that the commit drops.
+        holding: Ids of the checkpoints that stay retained and may hold a key.
+        outputs: The rewritten output.
     """
 
     checkpoint: int | None
@@ -101,7 +103,7 @@ class Forgot:
 
 
 def newest_content(coordinator: Coordinator) -> Content:
-    """Return the content of the newest state, whose key schema the keys have.
+    """Return the content of the newest state. Its key schema is the schema of the keys to remove.
 
     Raises:
         UsageError: The pipeline has no usable state.
@@ -112,16 +114,18 @@ def newest_content(coordinator: Coordinator) -> Content:
 def plan_forget(
     coordinator: Coordinator, encoded: Collection[bytes], options: ForgetOptions, engine: EngineOptions
 ) -> Forgot:
-    """Say what `forget` would do. Reads the shards that hold the keys, and with ``rewrite_output`` all output; writes nothing.
+    """Return what `forget` would do. Write nothing.
+
+    This reads the shards that may hold the keys, and all output if `options.rewrite_output` is set.
 
     Args:
-        coordinator: The pipeline's.
-        encoded: The keys, encoded.
-        options: What to forget besides the newest state.
-        engine: How the shards are opened.
+        coordinator: Coordinator of the pipeline.
+        encoded: The keys to remove, encoded.
+        options: What else to rewrite or drop, and what happens to later re-runs.
+        engine: RocksDB settings with which the shards are opened.
 
     Raises:
-        UsageError: As `forget`.
+        UsageError: The same conditions as in `forget`.
     """
     storage, log = coordinator.storage, coordinator.log()
     record = _newest(log, coordinator.pipeline)
@@ -161,21 +165,23 @@ def forget(
 ) -> Forgot:
     """Remove keys from the newest state, and commit that state as a checkpoint of its own.
 
-    A call that finds the keys forgotten by the newest state already finishes what an earlier call left.
+    If an earlier call has committed the same, this call only does the steps that the earlier call did not finish.
 
     Args:
-        coordinator: The pipeline's.
-        encoded: The keys, encoded.
-        options: What to forget besides the newest state.
-        engine: How the shards are opened and written.
-        new_attempt: Makes the uuid of an attempt. Another commit meanwhile costs an attempt, and five are made.
-        new_salt: Makes 32 random hex digits.
+        coordinator: Coordinator of the pipeline.
+        encoded: The keys to remove, encoded.
+        options: What else to rewrite or drop, and what happens to later re-runs.
+        engine: RocksDB settings with which the shards are opened and written.
+        new_attempt: Returns the uuid of a new attempt. If another process commits during an attempt, `forget` tries
+            again, up to five times.
+        new_salt: Returns 32 random hex digits, which are hashed together with a key.
 
     Raises:
-        UsageError: There is no usable state, or intervals that were run before have to be run again, and ``refuse`` would refuse them.
-        AttemptLost: Others committed during each of five attempts. Nothing is committed.
+        UsageError: The pipeline has no usable state. Or committed intervals after the newest state must be run again,
+            and `on_rerun="refuse"` would refuse them. Or an unusable checkpoint forgot a key that `encoded` lacks.
+        AttemptLost: Other processes committed during each of five attempts. Nothing is committed.
         CorruptFile: A file of the newest state is missing or damaged.
-        UnknownOutcome: It can't be told whether the commit took effect; call again.
+        UnknownOutcome: The commit may or may not have taken effect. Call again.
     """
     storage = coordinator.storage
     for tried in range(_TRIES):
@@ -189,7 +195,7 @@ def forget(
                 AttemptLost,
                 CheckpointDropped,
                 NotFound,
-            ):  # also a file of a checkpoint or output that a commit has replaced
+            ):  # `NotFound`: another commit has replaced the output or dropped the checkpoint that the file belongs to.
                 if tried == _TRIES - 1 or coordinator.log().head_id == log.head_id:
                     raise
                 continue
@@ -210,24 +216,27 @@ def _check_policy(log: Log, record: Record, options: ForgetOptions) -> None:
     until = from_ms(log.summary.latest_end_ms)
     if options.on_rerun == "refuse" and record.content.interval.end < until:
         raise UsageError(
-            f"the newest state ends at {format_instant(record.content.interval.end)}, and intervals up to {format_instant(until)} have to "
-            "be run again; they would be refused, since they would bring the key back\n"
-            "Run them first, or add --on-rerun filter, so that they leave the key out"
+            f"the newest state ends at {format_instant(record.content.interval.end)}, so intervals up to {format_instant(until)} must "
+            "run again, but --on-rerun refuse would refuse them, because they would bring the key back\n"
+            "Run these intervals first, or add --on-rerun filter, so that they leave the key out"
         )
 
 
 def _left_out(log: Log, record: Record, encoded: Collection[bytes]) -> tuple[str, ...]:
-    """Return the forgets whose keys this one removes again, since its base is older: the checkpoint that they made is quarantined.
+    """Return the uuids of earlier forgets whose keys this forget must remove again.
+
+    These forgets committed checkpoints that are quarantined now. So the base of this forget is older, and may hold
+    their keys.
 
     Raises:
-        UsageError: The base may hold a key that was forgotten and is not named now.
+        UsageError: `encoded` lacks one of these keys.
     """
     found = []
     for forgotten in returning_keys(log, None, record.id):
         if not any(is_key(forgotten.key, key) for key in encoded):
             raise UsageError(
-                f"the newest usable state is checkpoint {record.id}, and checkpoint {forgotten.id}, which is not usable, forgot another "
-                "key\nName that key too, with a --key of its own"
+                f"the newest usable state is checkpoint {record.id}, but a later checkpoint that is not usable, {forgotten.id}, forgot another "
+                "key\nName that key too, with another --key"
             )
         found.append(forgotten.key.forget)
     return tuple(sorted({*found}))
@@ -247,7 +256,7 @@ def _attempt(
     content, keys = record.content, located(encoded, record.content)
     left_out = _left_out(log, record, encoded)
     outputs = _NO_OUTPUTS
-    # Without a lease: a commit that drops the base meanwhile would make this attempt void anyway.
+    # The base needs no lease: if another commit drops the base, this attempt can't be committed anyway.
     with telling_drops(storage, record.id):
         rewritten = {m.shard for m in _shards_with(content, keys, storage)}
         acks, entries = [], Counter[str]()
@@ -308,7 +317,10 @@ def _attempt(
 def _forgotten_keys(
     log: Log, keys: Keys, content: Content, options: ForgetOptions, attempt: str, salt: str
 ) -> tuple[ForgottenKey, ...]:
-    """Return what the record says of the keys. A key that was forgotten before keeps its salt, so that its entry is replaced."""
+    """Return the entries of the new record for the keys.
+
+    A key that was forgotten before keeps its salt. So it has the same hash, and the new entry replaces the old one.
+    """
     found = []
     for group, key in keys:
         before = next((f.key.salt for f in log.summary.forgotten if is_key(f.key, key)), salt)
@@ -329,7 +341,7 @@ def _forgotten_keys(
 def _forgotten_before(
     log: Log, encoded: Collection[bytes], options: ForgetOptions, storage: Storage, engine: EngineOptions
 ) -> Forgot | None:
-    """Return what an earlier call with these options has committed as the newest state; None if there is something to commit."""
+    """Return the result of an earlier call if it committed the newest state and nothing more needs a commit, else None."""
     newest = newest_state(log)
     record = log.whole(newest.id) if newest is not None and newest.kind == "forget" else None
     if record is None or record.content.forget is None or record.content.base_id is None:
@@ -371,7 +383,11 @@ def _shards_with(content: Content, keys: Keys, storage: Storage) -> list[ShardMa
 
 
 def _concerns(manifest: ShardManifest, keys: Keys) -> bool:
-    """Return True if the shard's files may hold one of the keys: its own key group, or one that a split left in its files."""
+    """Return True if the shard's files may hold one of the keys.
+
+    The key's group may belong to the shard. Or the files contain other key groups, which a change of the parallelism
+    left in them.
+    """
     if any(group in manifest.key_groups for group, _ in keys):
         return True
     if any(key in (segment.data or b"") for segment in manifest.segments for _, key in keys):
@@ -391,7 +407,7 @@ def _concerns(manifest: ShardManifest, keys: Keys) -> bool:
 
 @contextmanager
 def _opened(manifest: ShardManifest, storage: Storage, work: Path, engine: EngineOptions) -> Iterator[RestoredShard]:
-    # Without the host's cache: a copy that is kept there would hold the key.
+    # Do not use the host's file cache: it would keep a copy that holds the key.
     restored = restore_shard(manifest.key_groups, [manifest], storage, work / "db", engine)
     try:
         yield restored
@@ -426,8 +442,8 @@ def _rewritten(
             )
     if problems:
         raise CorruptFile(
-            f"shard {manifest.shard} without the key: {'; '.join(problems[:3])}\n"
-            "Nothing is committed; validate the newest checkpoint, and go on from an older one"
+            f"shard {manifest.shard} is damaged after the removal of the key: {'; '.join(problems[:3])}\n"
+            "Nothing is committed. Validate the newest checkpoint, and continue from an older one"
         )
     ack = ShardAck(
         shard=manifest.shard,
@@ -446,10 +462,10 @@ def _rewritten(
 
 
 def suspected(log: Log, encoded: Collection[bytes], storage: Storage, engine: EngineOptions) -> tuple[int, ...]:
-    """Return the retained checkpoints whose files may hold one of the keys.
+    """Return the ids of the retained checkpoints whose files may hold one of the keys.
 
-    Files with deleted or replaced entries can't be told free of a key, and count. A checkpoint is free of a key that was forgotten
-    before, if all its rows are of before the forget (`forgotten_keys`).
+    Files with deleted or replaced entries count, because they may still contain the key. For a key that was forgotten
+    before, `forgotten_keys.is_free_of` decides from the log which checkpoints don't have it.
     """
     known: dict[bytes, bool] = {}
     found = []
@@ -464,7 +480,15 @@ def suspected(log: Log, encoded: Collection[bytes], storage: Storage, engine: En
 def _is_suspected(
     record: Record, keys: Keys, storage: Storage, engine: EngineOptions, known: dict[bytes, bool]
 ) -> bool:
-    """Return True if a shard's files may hold a key. ``known``: the answers for shards of other checkpoints with the same files."""
+    """Return True if a shard's files may hold one of the keys.
+
+    Args:
+        record: Record of the checkpoint.
+        keys: The keys with their key groups.
+        storage: Storage of the pipeline's folder.
+        engine: RocksDB settings with which the shards are opened.
+        known: Answers so far, by the files of a shard. Checkpoints that share files share the answer.
+    """
     for ref in record.content.shards:
         manifest = needed_manifest(ref, storage)
         files = repr((keys, manifest.files, manifest.segments, manifest.inline_files)).encode()
