@@ -66,7 +66,7 @@ def returning_keys(log: Log, start_ms: int | None, base_id: int | None) -> tuple
 
 
 def check_rerun(log: Log, pipeline: str, interval: Interval, base_id: int | None) -> None:
-    """Refuse an interval that would bring a forgotten key back, if whoever forgot the key chose ``refuse``.
+    """Refuse an interval that would bring a forgotten key back, if `cairn forget` was called with `refuse`.
 
     Raises:
         UsageError: The interval is refused.
