@@ -28,7 +28,7 @@ from benchmarks.report import (
     passed,
     together,
 )
-from benchmarks.report_files import into_docs
+from benchmarks.report_files import into_report
 from benchmarks.scales import Scale
 
 FAST = Question(
@@ -195,13 +195,13 @@ def test_reports_of_different_sections_make_one() -> None:
         together([row, {**rss, "scale": "small"}])
 
 
-def test_the_docs_get_table_samples_and_plot(tmp_path: Path) -> None:
+def test_report_md_gets_table_samples_and_plot(tmp_path: Path) -> None:
     page = "before\n<!-- results: begin -->\nold\n<!-- results: end -->\nafter\n"
-    (tmp_path / "benchmarks.md").write_text(page)
+    (tmp_path / "REPORT.md").write_text(page)
     made = report(*ROW_RUNS, questions=(FAST, SLOW))
     for _ in range(2):
-        into_docs(made, tmp_path)
-        text = (tmp_path / "benchmarks.md").read_text()
+        into_report(made, tmp_path)
+        text = (tmp_path / "REPORT.md").read_text()
         assert "old" not in text and as_markdown(made) in text
         assert text.startswith("before\n<!-- results: begin -->\n") and text.endswith(
             "\n<!-- results: end -->\nafter\n"
