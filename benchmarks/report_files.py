@@ -1,4 +1,4 @@
-"""Files of a report: its JSON with the machine's description, and its table and plot in the docs."""
+"""Files of a report: its JSON with the machine's description, and its table and plot in `benchmarks/REPORT.md`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks import report
 from benchmarks.report import Part
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCS = ROOT / "docs"
+BENCHMARKS = ROOT / "benchmarks"
 _BEGIN, _END = "<!-- results: begin -->\n", "<!-- results: end -->\n"
 
 
@@ -93,22 +93,22 @@ class Started:
         return made
 
 
-def into_docs(made: dict[str, Any], docs: Path = DOCS) -> None:
-    """Write a report to the docs.
+def into_report(made: dict[str, Any], folder: Path = BENCHMARKS) -> None:
+    """Write a run's report into `REPORT.md` of the folder and the files beside it.
 
-    The table goes between the marks in `benchmarks.md`, the samples to `benchmarks.json`, and the plot to
+    The table goes between the marks in `REPORT.md`, the samples to `benchmarks.json`, and the plot to
     `benchmarks.png`.
     """
     from benchmarks.report_plot import draw_ratios
 
-    page = docs / "benchmarks.md"
+    page = folder / "REPORT.md"
     before, rest = page.read_text().split(_BEGIN)
     _, after = rest.split(_END)
     page.write_text(f"{before}{_BEGIN}{report.as_markdown(made)}\n\n{_END}{after}")
-    # The docs leave out the profiles, because they are long.
+    # The JSON file leaves out the profiles, because they are long.
     runs = [{name: value for name, value in run.items() if name != "texts"} for run in made["runs"]]
-    (docs / "benchmarks.json").write_text(_compact({**made, "runs": runs}) + "\n")
-    draw_ratios(made["lines"], docs / "benchmarks.png")
+    (folder / "benchmarks.json").write_text(_compact({**made, "runs": runs}) + "\n")
+    draw_ratios(made["lines"], folder / "benchmarks.png")
 
 
 def _compact(made: dict[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """The benchmark suite: Cairn beside Spark's own state, MERGE, recomputing and Flink, on one machine in one run.
 
     python -m benchmarks.suite [--scale small|full] [--only row,pandas,...] [--out benchmarks/out/report.json] [--work FOLDER]
-    python -m benchmarks.suite --docs        # the last report into docs/benchmarks.md, with its samples and its plot
+    python -m benchmarks.suite --into-report        # the last report into benchmarks/REPORT.md, with its samples and its plot
 
 Every run has a process, a JVM and a scratch folder of its own. The runs follow each other, so that none disturbs
 another. At full scale, sections with a peer run in two rounds, the second round in reverse order. Each run writes its
@@ -54,12 +54,12 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     if options.run is not None:
         return _run_here(options)
-    if options.docs is not None:
-        files = options.docs or [options.out]
+    if options.into_report is not None:
+        files = options.into_report or [options.out]
         if missing := [str(file) for file in files if not file.is_file()]:
             print(f"{', '.join(missing)} does not exist: run the suite first (make bench)", file=sys.stderr)
             return 1
-        report_files.into_docs(report.together([json.loads(file.read_text()) for file in files]))
+        report_files.into_report(report.together([json.loads(file.read_text()) for file in files]))
         return 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     work = Path(tempfile.mkdtemp(prefix="cairn-bench-", dir=options.work)).resolve()
@@ -85,11 +85,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, default=REPORT)
     parser.add_argument("--work", type=Path, help="where the temporary folder is made; a local disk")
     parser.add_argument(
-        "--docs",
+        "--into-report",
         nargs="*",
         type=Path,
         metavar="REPORT",
-        help="put the last report, or these of different sections, into docs/ instead",
+        help="put the last report, or these of different sections, into benchmarks/REPORT.md instead",
     )
     parser.add_argument("--run", nargs=2, metavar=("SECTION", "VARIANT"), help=argparse.SUPPRESS)
     return parser

@@ -45,7 +45,7 @@ class Measured:
     """Measured figures that the estimate uses. The measurements ran on two cores.
 
     The first three are from docs/history.md: a thousand intervals that each change 1 % of the keys. The benchmarks "CPU
-    per update" and "At size" are in docs/benchmarks.md.
+    per update" and "At size" are in benchmarks/REPORT.md.
 
     Attributes:
         uploaded_to_changed: Uploaded bytes divided by changed bytes.

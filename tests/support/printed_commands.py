@@ -18,6 +18,7 @@ from tests.support.layout import REPOSITORY
 PAGES = [
     REPOSITORY / "README.md",
     REPOSITORY / "CONTRIBUTING.md",
+    REPOSITORY / "benchmarks" / "REPORT.md",
     *sorted((REPOSITORY / "docs").glob("*.md")),
     *sorted((REPOSITORY / "dags").glob("*.py")),
 ]

@@ -50,7 +50,7 @@ MILLION = Usage(keys=1_000_000, bytes_per_key=100, changed=0.01, shards=2, every
         (AllOf((KeepLast(9), KeepPerDay(2))), HOUR, (1, 1, 1)),
         (KeepPerDay(3), HOUR, (3, 24, 3)),
         (AnyOf((KeepLast(2), KeepPerDay(2))), HOUR, (3, 23, 2)),
-        # As docs/benchmarks.md counts in a root of 1,000 hourly intervals.
+        # As benchmarks/REPORT.md counts in a root of 1,000 hourly intervals.
         (default_retention(HOUR), HOUR, (81, 24, 33)),
         (default_retention(DAY), DAY, (35, 1, 1)),
         (default_retention(timedelta(minutes=1)), timedelta(minutes=1), (334, 1440, 35)),
@@ -136,7 +136,7 @@ def test_bytes_are_those_of_a_thousand_measured_batches() -> None:
     ("keys", "state_mib", "seconds"), [(100_000, 9, 0.43), (1_000_000, 91, 0.45), (10_000_000, 907, 1.08), (100_000_000, 9_040, 10.4)]
 )  # fmt: skip
 def test_seconds_are_those_of_the_runs_at_size(keys: int, state_mib: int, seconds: float) -> None:
-    """docs/benchmarks.md, *At size*: 1 % of the keys, drawn at random, on two cores."""
+    """benchmarks/REPORT.md, *At size*: 1 % of the keys, drawn at random, on two cores."""
     usage = Usage(
         keys=keys,
         bytes_per_key=state_mib * MIB / keys,
