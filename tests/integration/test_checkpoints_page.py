@@ -239,7 +239,7 @@ def test_what_differs_in_a_trial_is_a_click_away(airflow: ShownAirflow, chrome: 
     # It is read by a process of its own, and the page asks again until that has ended.
     wait_for(lambda: "State total: 2 changed" in said(chrome) and "Timers: 2 changed" in said(chrome), 60)
     chrome.find_element(By.NAME, "by").send_keys("user, kind")
-    chrome.find_element(By.XPATH, "//button[text()='Compare by them']").click()
+    chrome.find_element(By.XPATH, "//button[text()='Compare']").click()
     wait_for(lambda: "by=user" in chrome.current_url and "State seen_at: 2 added" in said(chrome), 60)
     assert "--key user --key kind" in said(chrome)
     if folder := os.environ.get("CAIRN_SCREENSHOTS"):

@@ -205,7 +205,7 @@ def test_a_rejection_leaves_production_as_it_was(airflow: AirflowServer, data: P
     before = production(data)
     run = begin(airflow, WRONG, PAST)
     asked = question(airflow, run)
-    assert "run again in production" in asked["subject"] and asked["options"] == ["Approve", "Reject"]
+    assert "run its intervals again in production" in asked["subject"] and asked["options"] == ["Approve", "Reject"]
     for line in (f"output in {DAYS - 1} intervals", "prior_mean_delay_minutes", "by 1 on average and 1 at most"):
         assert line in asked["body"], asked["body"]
     assert production(data) == before
