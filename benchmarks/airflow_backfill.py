@@ -168,7 +168,7 @@ def compare(
 def measure(
     folder: Path, flights: Path, active: Sequence[int], days: int, way: str
 ) -> tuple[dict[str, dict[str, Any]], list[Totals]]:
-    """Measure one way.
+    """Measure one of the ways to run the days that the module's docstring lists.
 
     Args:
         folder: The folder for Airflow, the servers and the state.
@@ -262,7 +262,7 @@ def backfill(airflow: AirflowServer, dag_id: str, first: int, end: int, active: 
 
 
 def cpu_seconds(airflow: AirflowServer, spark: SparkConnectServer) -> collections.Counter[str]:
-    """Return the CPU seconds so far by kind of process, with those of ended children.
+    """Return the CPU seconds so far by kind of process, including children that have ended.
 
     The kind *tasks* includes cold drivers, because they are children of a task.
     """

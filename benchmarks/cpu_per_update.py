@@ -70,7 +70,7 @@ class RowUpdates(StatefulProcessor):
 
 
 class ArrowUpdates(ArrowProcessor):
-    """`RowUpdates` in the vectorised API."""
+    """The totals of `RowUpdates` for each key, computed in the vectorised API."""
 
     def init(self, handle: Any) -> None:
         handle.getValueState("state", STATE)
@@ -151,7 +151,14 @@ def updates_over(files: Sequence[Path], api: str, **settings: Any) -> Pipeline:
 def measure(
     spark: SparkSession, api: str, files: list[Path], root: Path, way: str
 ) -> tuple[dict[str, list[float]], int]:
-    """Run all intervals in one way.
+    """Run all intervals, one call of Cairn for each interval or one call for all.
+
+    Args:
+        spark: The session.
+        api: The API of the processor: "row" or "arrow".
+        files: The input files, one for each interval.
+        root: The root of the state.
+        way: "alone" for one call for each interval, "together" for one call for all.
 
     Returns:
         The seconds of every interval after the warm-up, by kind: CPU of the JVM, CPU of Python, CPU of both, and wall

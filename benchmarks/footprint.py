@@ -255,7 +255,7 @@ def folder_size(folder: Path) -> dict[str, int]:
 
 
 def top_of(folder: Path) -> dict[str, int]:
-    """Count the entries of a folder by the first part of their names."""
+    """Count the entries of a folder by the part of their names before the first hyphen."""
     return dict(collections.Counter(entry.name.split("-")[0][:24] for entry in folder.iterdir()))
 
 

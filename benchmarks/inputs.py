@@ -54,8 +54,8 @@ def load_then_append(keys: int, preload: int, appends: int, batches: int) -> Ite
 def load_then_update(keys: int, intervals: int) -> Iterator[npt.NDArray[np.int64]]:
     """Yield batches of new keys and one batch of updates.
 
-    The first `intervals` batches hold `keys` new keys in all. The last batch has as many rows as one of these, on keys
-    drawn from all.
+    The first `intervals` batches hold `keys` new keys in all. The last batch has as many rows as each of these batches.
+    Its keys are drawn at random from all keys.
     """
     per_batch = keys // intervals
     for number in range(intervals):

@@ -201,7 +201,7 @@ def _whole(progress: list[dict[str, Any]], batches: int) -> list[dict[str, Any]]
 
 
 def _cairn_rates(timed: Sequence[engines.Timed]) -> dict[str, list[float]]:
-    """Return, for each interval, the rates of keys and the seconds from which the rates are computed."""
+    """Return, for each interval, the keys per second and the seconds from which these rates are computed."""
     keys = [t.record.content.totals.keys_touched for t in timed]
     phases = {
         f"{phase}_s": [t.record.content.durations_us[phase] / 1e6 for t in timed]

@@ -4,7 +4,7 @@
 
 Each workload runs a first interval that fills the state. Further intervals of the same size are measured. The figures
 are CPU and wall time of the phases process and timers. These begin with sorted Arrow batches of 10,000 rows. They end
-with output in a Parquet file and state in RocksDB's files, which RocksDB writes when the interval is captured.
+with output in a Parquet file and state in RocksDB's files.
 
 The two APIs take turns. After each interval their digests and outputs must be equal. The program prints medians, and
 the ratio of the vectorised API's rate to the row API's rate.
@@ -90,7 +90,7 @@ class RowAppend(_Rows):
 
 
 class ColumnAppend(_Columns):
-    """`RowAppend` in the vectorised API."""
+    """Append each key's rows to its list: the same as `RowAppend`, in the vectorised API."""
 
     init = RowAppend.init
 
@@ -111,7 +111,7 @@ class RowLatest(_Rows):
 
 
 class ColumnLatest(_Columns):
-    """`RowLatest` in the vectorised API."""
+    """Read each key's list, and replace it by the newest ten rows: the same as `RowLatest`, in the vectorised API."""
 
     init = RowAppend.init
 
@@ -141,7 +141,7 @@ class RowCounts(_Rows):
 
 
 class ColumnCounts(_Columns):
-    """`RowCounts` in the vectorised API."""
+    """Count in a map how often each key had each value: the same as `RowCounts`, in the vectorised API."""
 
     init = RowCounts.init
 
@@ -170,7 +170,7 @@ class RowMapRead(_Rows):
 
 
 class ColumnMapRead(_Columns):
-    """`RowMapRead` in the vectorised API."""
+    """Fill each key's map once, and read the whole map in later intervals: the same as `RowMapRead`, in the vectorised API."""
 
     init = RowMapRead.init
 
@@ -205,7 +205,7 @@ class RowTimers(_Rows):
 
 
 class ColumnTimers(_Columns):
-    """`RowTimers` in the vectorised API."""
+    """Register a timer for each row, and clear a value when it fires: the same as `RowTimers`, in the vectorised API."""
 
     init = RowTimers.init
 
@@ -234,7 +234,7 @@ class RowExpiry(_Rows):
 
 
 class ColumnExpiry(_Columns):
-    """`RowExpiry` in the vectorised API."""
+    """Append rows to a list whose elements expire: the same as `RowExpiry`, in the vectorised API."""
 
     init, take = RowExpiry.init, ColumnAppend.take
 

@@ -33,27 +33,30 @@ dag = stateful_pipeline(
     tags=["cairn"],
     doc_md="""
 ### What it does
-Reads one day of flights from New York, keeps the history of every aircraft (by tail number) as keyed state in RocksDB,
-and commits state, source position and output of the day together as one checkpoint.
+The DAG reads one day of flights from New York, and keeps the history of each aircraft (by tail number) as keyed state in
+RocksDB. It commits state, source position and output of the day together as one checkpoint.
 
-`process` runs the day on Spark · `checkpoint` commits it · `validate` restores the checkpoint and checks it with Great
-Expectations · `savepoint` writes a copy of the state that nothing deletes, once a week.
+| task | does |
+|---|---|
+| `process` | processes the day on Spark |
+| `checkpoint` | commits the day |
+| `validate` | restores the checkpoint and checks it with Great Expectations |
+| `savepoint` | copies the state once a week to a folder that retention never deletes |
 
 ### How to run it
-Every day starts from the checkpoint of the day before, so begin with 1 January:
+Each day starts from the checkpoint of the day before. So begin with 1 January.
 
-* **Backfill** (UI: Trigger › Backfill; choose to reprocess *All runs* or *Missing and Errored Runs*), or
+* **Backfill** a range of days: choose Trigger › Backfill in the UI, and reprocess *All runs* or *Missing and Errored Runs*. Or type
   `airflow backfill create --dag-id aircraft --from-date 2013-01-01 --to-date 2013-01-14 --max-active-runs 1 --reprocess-behavior completed`
-  With more active runs the days are processed in order all the same: a day defers until the checkpoint of the day before is there.
-* **Trigger** one day: with a *logical date*. A manual run covers the day that ends there; without a date it is refused.
-* **Re-run** a day: clear its `process` task with downstream. If the result differs, the later days are stale: the next
-  run that would start from one of them is refused and names the days to run again.
-* **Clearing `checkpoint` alone** publishes again, or says why it can't.
+  Cairn processes the days in order even with more active runs: a day waits until the checkpoint of the day before exists.
+* **Trigger** one day: enter a *logical date*. The run covers the day that ends at this date. Cairn refuses a run without a date.
+* **Run a day again**: clear its `process` task with downstream. If the result differs, the later days are stale. Cairn then
+  refuses the next run that would start from a stale day, and names the days to run again.
+* **Clear `checkpoint` alone** to publish the output again. If Cairn can't publish it, the task's log says why.
+* **Go back** to an earlier checkpoint or a savepoint: trigger the DAG `aircraft_restore`.
 
-**Going back** to an earlier checkpoint or a savepoint: trigger the DAG `aircraft_restore`.
-
-The parameters `allow_gap` and `allow_stale_base` give one run the permission to start from other state than its own;
-`replace_overlapping` lets it take the place of output of intervals with other boundaries (after a change of the schedule).
+The parameters `allow_gap` and `allow_stale_base` allow one run to start from another state than that of the day before.
+`replace_overlapping` allows one run to replace output of intervals with other boundaries, after a change of the schedule.
 """,
 )
 

@@ -48,10 +48,11 @@ with DAG(
     max_active_runs=1,
     tags=["cairn"],
     doc_md="""
-Hour by hour the weather at New York's airports: `windows` of six hours per airport, closed by event-time timers, then
-`records`, the extremes so far, as a vectorised aggregate. Each has its own pipeline and checkpoint, in changelog mode.
+The DAG processes the weather at New York's airports hour by hour. `windows` adds up windows of six hours for each airport,
+which event-time timers close. Then `records` keeps the extremes so far, as a vectorised aggregate. Each task has its own
+pipeline and checkpoints, in changelog mode.
 
-The first hour is that of 2013-01-01T06:00Z:
+The first hour is 2013-01-01T06:00Z. To run the first day, type
 `airflow backfill create --dag-id weather --from-date 2013-01-01T06:00 --to-date 2013-01-02T05:00 --max-active-runs 1 --reprocess-behavior completed`
 """,
 ) as weather:
@@ -68,7 +69,7 @@ with DAG(
     catchup=False,
     max_active_runs=1,
     tags=["cairn"],
-    doc_md="Delays by weather, from what `aircraft` and `weather` have committed. Checkpoints of both trigger it.",
+    doc_md="Mean departure delays by weather, from the committed output of `aircraft` and `weather`. A checkpoint of both triggers a run.",
 ) as flying_weather_dag:
 
     @task

@@ -196,8 +196,8 @@ def _wall(step: Step) -> float:
 def samples_of(rounds: list[list[Step]]) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
     """Return the samples by metric: those of batches, and those of savepoints and restores.
 
-    The load has metrics of its own. The batch after the load warms up, and counts only in the bytes that all batches
-    wrote.
+    The first batch, which loads every key, has metrics of its own. The second batch warms up: it counts only in the sum
+    of the bytes that all batches wrote.
     """
     batches: dict[str, list[float]] = {}
     moves: dict[str, list[float]] = {}

@@ -89,7 +89,7 @@ class AirflowClient(AirflowRest):
         conf: Mapping[str, Any] | None = None,
         timeout_s: float = 60,
     ) -> Backfill:
-        """Create a backfill, as `create_backfill` does, with dates as ISO text."""
+        """Create a backfill from `first` to `last`, which are dates as ISO text."""
         return self.create_backfill(
             dag_id,
             datetime.fromisoformat(first),
@@ -201,7 +201,7 @@ class AirflowClient(AirflowRest):
             if states.keys() == wanted and all(state in _ENDED for state in states.values()):
                 return states
             if time.monotonic() > deadline_s:
-                raise TimeoutError(f"runs of {dag_id} did not end in {timeout_s} s: {states}")
+                raise TimeoutError(f"runs of the DAG {dag_id} did not end within {timeout_s} s: {states}")
             time.sleep(1)
 
 
@@ -249,7 +249,7 @@ class AirflowServer(Server):
         self.home = home
         home.mkdir(parents=True, exist_ok=True)
         self.python = str(python or sys.executable)
-        self.database = "of your own"
+        self.database = "your own"
         self._postgres = Postgres(
             database_dir or home / "airflow.postgres", log_dir=log_dir or home / "logs" / "components"
         )
@@ -269,7 +269,8 @@ class AirflowServer(Server):
             # Tasks send their API requests to this URL, not to host and port in the section [api].
             "AIRFLOW__API__BASE_URL": self.client.url,
             "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "10",
-            # Every worker imports Airflow again before its first task, so there are only as many workers as cores.
+            # Every worker imports Airflow again before its first task. More than two workers would slow down a machine
+            # with two cores.
             "AIRFLOW__CORE__PARALLELISM": "2",
             # A run is a few short tasks in sequence. With the default of 1 s, the scheduler's sleep would take most of
             # the run's time.
@@ -293,7 +294,8 @@ class AirflowServer(Server):
         if code := self.processes.wait("database"):
             tail = self.processes.log_path("database").read_text(errors="replace")[-3000:]
             raise RuntimeError(f"Airflow's database could not be set up (code {code}):\n{tail}")
-        # If the file can't be written, the user must pass a token to commands in CAIRN_AIRFLOW_TOKEN.
+        # Commands of this user read the password from this file. If the file can't be written, the user must pass a token
+        # to commands in CAIRN_AIRFLOW_TOKEN.
         with suppress(OSError):
             self._kept.enter_context(kept_secret("airflow", self.port, self.password))
         for name, arguments in _COMPONENTS.items():
@@ -361,7 +363,7 @@ class AirflowServer(Server):
         except PostgresUnavailable as error:
             url, self.database = f"sqlite:///{self.home}/airflow.db", "SQLite"
             print(
-                f"Airflow's database is SQLite, which may refuse a backfill while the scheduler runs ({error})",
+                f"Airflow uses SQLite, and may refuse a backfill while the scheduler runs: PostgreSQL can't run here ({error})",
                 flush=True,
             )
         (self.home / ".airflow-database").write_text(url + "\n")
@@ -381,7 +383,7 @@ def _password(file: Path) -> str:
     file.chmod(0o600)
     passwords = json.loads(file.read_text() or "{}")
     if ADMIN not in passwords:
-        raise RuntimeError(f"{file} has no password of the user {ADMIN}; delete the file, and start again")
+        raise RuntimeError(f"{file} has no password for the user {ADMIN}; delete the file, and start Airflow again")
     return str(passwords[ADMIN])
 
 

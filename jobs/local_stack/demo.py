@@ -51,7 +51,7 @@ def main() -> int:
     """
     days = int(os.environ.get("DAYS", "14"))
     if not 1 <= days <= 365:
-        print(f"DAYS={days}: the flights are of 2013, so take 1 to 365")
+        print(f"DAYS={days} is out of range: the flights are of 2013, so set DAYS to 1 to 365")
         return 1
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if problem := no_semaphores():
@@ -60,7 +60,7 @@ def main() -> int:
     try:
         return run_demo(days)
     except KeyboardInterrupt:
-        say("interrupted; everything that was started is stopped")
+        say("interrupted; all processes that the demo started have stopped")
         return 130
     except (RuntimeError, OSError) as error:
         say(f"failed: {error}; logs: {_short(DATA / 'logs')}")
@@ -76,8 +76,8 @@ def no_semaphores() -> str | None:
         multiprocessing.get_context("fork").Semaphore()
     except OSError as error:
         return (
-            f"Airflow's LocalExecutor can't run here: no semaphores ({error}), which need a writable /dev/shm. Mount one "
-            "(mount -t tmpfs tmpfs /dev/shm; docker run --shm-size=64m), then run this again"
+            f"Airflow's LocalExecutor can't run here: it needs semaphores, which need a writable /dev/shm ({error})\nMount one "
+            "(mount -t tmpfs tmpfs /dev/shm; docker run --shm-size=64m), then run the demo again"
         )
     return None
 
@@ -123,9 +123,8 @@ def show(days: int, spark: SparkConnectServer, airflow: AirflowServer, env: dict
     Returns:
         The exit code: 0 if every day was processed.
     """
-    # Start both servers without waiting, so that both start up at the same time as the flights are written. Start them
-    # from this thread, because the kernel ends the children when their
-    # thread ends.
+    # Start both servers without waiting, so that they start up while the flights are written. Start them from this
+    # thread, because the kernel ends a child process when the thread that started it ends.
     say(f"starting Spark Connect ({spark.url}) and Airflow ({airflow.client.url}); logs: {_short(DATA / 'logs')}")
     spark.start()
     airflow.start()
@@ -142,7 +141,7 @@ def show(days: int, spark: SparkConnectServer, airflow: AirflowServer, env: dict
     began = datetime.now(tz=UTC)
     stack.callback(settle, client, last_day)
     client.backfill(DAG, FIRST_DAY.isoformat(), last_day.isoformat())
-    say(f"backfill of {FIRST_DAY.date()} to {last_day.date()} created; one day after the other")
+    say(f"backfill of {FIRST_DAY.date()} to {last_day.date()} created; Airflow runs one day after the other")
     killer = DriverKiller(airflow.processes, FIRST_DAY + timedelta(days=min(5, days) - 1))
     failed = watch(airflow, killer, last_day, began)
     say()
@@ -151,7 +150,7 @@ def show(days: int, spark: SparkConnectServer, airflow: AirflowServer, env: dict
         return 1
     report(client, last_day, began)
     if not killer.done:
-        say("no driver could be killed: each was faster than that")
+        say("no driver was killed: each driver ended before the demo could kill it")
     return 0
 
 
@@ -290,7 +289,7 @@ def watch(airflow: AirflowServer, killer: DriverKiller, last_day: datetime, bega
                 for number, task in enumerate(tries(client, run_id, "process", began), 1):
                     if number > 1 and task["state"] == "running" and (day, number) not in retried:
                         retried.add((day, number))
-                        say(f"{day}  process: try {number} runs, from the checkpoint of the day before")
+                        say(f"{day}  process: try {number} started, from the checkpoint of the day before")
                 continue
             finished.add(run_id)
             if run["state"] == "failed":
@@ -353,20 +352,22 @@ def report(client: AirflowClient, last_day: datetime, began: datetime) -> None:
             checked.append(validation)
         if savepoint := client.xcom(DAG, run_id, "savepoint"):
             savepoints.append(savepoint["savepoint"])
-    print(f"\nuploaded in all: {new:,} bytes; full snapshots would have been {full:,} ({new / max(full, 1):.0%})")
+    print(
+        f"\nuploaded in total: {new:,} bytes; full checkpoints would have been {full:,} bytes ({new / max(full, 1):.0%})"
+    )
     if checked:
         last = checked[-1]
         print(
-            f"validated: {len(checked)} checkpoints restored from storage into empty folders; the last one: "
-            f"{last['entries']:,} entries of {last['keys']:,} keys as recorded. {sum(v['expectations'] for v in checked)} "
-            f"expectations were met at {sum(v['expectations'] > 0 for v in checked)} of them"
+            f"validated: {len(checked)} checkpoints, each restored from storage into an empty folder; the last one has "
+            f"{last['entries']:,} entries of {last['keys']:,} keys, as recorded. {sum(v['expectations'] for v in checked)} "
+            f"data checks passed, in {sum(v['expectations'] > 0 for v in checked)} of these checkpoints"
         )
-    print("\nwhat is there now:")
+    print("\nwhere to look now:")
     if checked:
-        _point("what validation found of each checkpoint", DATA / "docs" / "index.html")
+        _point("the validation report of each checkpoint", DATA / "docs" / "index.html")
     _point("the features of each flight, as Parquet", DATA / "state" / DAG / "output")
     if savepoints:
-        _point(f"{len(savepoints)} savepoint(s), copies of the state that nothing deletes", DATA / "savepoints")
+        _point(f"{len(savepoints)} savepoint(s), copies of the state that retention never deletes", DATA / "savepoints")
 
 
 def _point(meaning: str, path: Path) -> None:

@@ -37,7 +37,7 @@ class Server(ABC):
         """Wait until the server answers.
 
         Raises:
-            TimeoutError: The server does not answer within a minute or so.
+            TimeoutError: The server does not answer within its timeout of one to three minutes.
         """
 
     @abstractmethod

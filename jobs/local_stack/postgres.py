@@ -72,7 +72,7 @@ class Postgres(Server):
         programs = _programs()
         if (other := self._running()) is not None:
             raise RuntimeError(
-                f"the database in {self.folder} is in use by process {other}: another Airflow of this folder runs; stop that one first"
+                f"another Airflow of this folder is running: process {other} uses the database in {self.folder}; stop that Airflow first"
             )
         if not (self.folder / "PG_VERSION").exists():
             self._create(programs)
@@ -101,7 +101,9 @@ class Postgres(Server):
         while subprocess.run(ready, check=False, cwd="/").returncode:
             self._processes.check_alive()
             if time.monotonic() > deadline_s:
-                raise TimeoutError(f"PostgreSQL does not answer after {timeout_s} s: {self._processes.log_path(_NAME)}")
+                raise TimeoutError(
+                    f"PostgreSQL does not answer after {timeout_s} s; its log: {self._processes.log_path(_NAME)}"
+                )
             time.sleep(0.05)
 
     def pids(self) -> Iterator[int]:

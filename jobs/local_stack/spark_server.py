@@ -82,7 +82,8 @@ class SparkConnectServer(Server):
             env=server_environment(self.token) | {"PYTHONPATH": paths},
             cwd=self.repo_root,
         )
-        # If the file can't be written, the caller must pass the token to drivers in the Airflow connection.
+        # Drivers of this user read the token from this file. If the file can't be written, the caller must pass the token
+        # to drivers in the Airflow connection.
         with suppress(OSError):
             self._kept.enter_context(kept_secret("spark-connect", self.port, self.token))
 
@@ -99,7 +100,9 @@ class SparkConnectServer(Server):
             if answers(self.port):
                 return
             if time.monotonic() > deadline_s:
-                raise TimeoutError(f"no Spark Connect server after {timeout_s} s: {self._processes.log_path(_NAME)}")
+                raise TimeoutError(
+                    f"the Spark Connect server does not answer after {timeout_s} s; its log: {self._processes.log_path(_NAME)}"
+                )
             time.sleep(0.3)
 
     def pids(self) -> Iterator[int]:

@@ -25,14 +25,14 @@ def main() -> int:
     """Run Airflow, and return the exit code: 130 after Ctrl-C, and 1 if a component could not start or has ended."""
     text = os.environ.get("PORT") or "8080"
     if not text.isdigit() or not 0 < int(text) < 65536:
-        print(f"PORT={text}: expected a port's number, as in: make ui PORT=8081", file=sys.stderr)
+        print(f"PORT={text} is not a port number; write it as in: make ui PORT=8081", file=sys.stderr)
         return 1
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     data = Path(os.environ.get("CAIRN_DATA", ROOT / "data"))
     try:
         airflow = AirflowServer(ROOT, home=ROOT, port=int(text), log_dir=ROOT / "logs" / "components")
         if airflow.port != int(text):
-            print(f"port {text} is taken; another one: make ui PORT=8081", file=sys.stderr)
+            print(f"another program uses port {text}; choose another port: make ui PORT=8081", file=sys.stderr)
             return 1
         print(
             f"starting Airflow; its components' logs are in {airflow.processes.log_dir.relative_to(ROOT)}", flush=True
@@ -45,12 +45,12 @@ def main() -> int:
                 f"Log in as {ADMIN} with the password {airflow.password}   (in {airflow.passwords.name}, which only you can read)"
             )
             print(
-                "Its commands, in another terminal of this folder: "
+                "To use Airflow's commands, in another terminal of this folder: "
                 "AIRFLOW_HOME=$PWD PATH=$PWD/.venv/bin:$PATH airflow dags list",
                 flush=True,
             )
             if airflow.port != 8080:
-                print(f"Where cairn finds it: export CAIRN_AIRFLOW={airflow.client.url}", flush=True)
+                print(f"To let the command cairn find it: export CAIRN_AIRFLOW={airflow.client.url}", flush=True)
             while True:
                 airflow.processes.check_alive()
                 time.sleep(1)

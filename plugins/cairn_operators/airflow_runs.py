@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cairn_operators.predecessor import PredecessorRun
 
-# At most this many runs are read, from the newest back. With more manual runs than this between two scheduled runs, the
-# search does not find the scheduled run of the interval before.
+# The largest number of runs that one search reads, newest first. If more manual runs than this lie between two
+# scheduled runs, the search does not find the scheduled run of the interval before.
 _LOOK_BACK = 32
 
 
@@ -19,9 +19,9 @@ def predecessor_runs(context: Any, start: datetime, end: datetime, tasks: Sequen
 
     These are the scheduled or backfill run of the interval before, and manual runs of that interval.
 
-    A scheduled run has its interval's start as logical date. A manual run has an instant at or after its interval's
-    end. So the search begins one interval length after `end`. It goes back to the first run that is not manual and has
-    a logical date before `start`.
+    The search goes back by logical date. A scheduled run's logical date is its interval's start. A manual run's logical
+    date is some time after its interval's end, so the search begins one interval length after `end`. It stops at the
+    first run that is not manual and has a logical date before `start`.
 
     Args:
         context: Airflow's context of the running task.
@@ -68,9 +68,9 @@ def _runs_before(dag_id: str, logical_date: datetime) -> Iterator[Any]:
 
 
 def _previous(dag_id: str, logical_date: datetime, state: str | None) -> Any:
-    """Return the last run of the DAG before a logical date, or None.
+    """Return the DAG's last run before a logical date, in the given state or in any (None); None without such a run.
 
-    `ti.get_previous_dagrun` answers this only for the logical date of the task's own run.
+    Airflow's `ti.get_previous_dagrun` searches only before the logical date of the task's own run.
     """
     from airflow.sdk.execution_time.comms import GetPreviousDagRun
     from airflow.sdk.execution_time.task_runner import SUPERVISOR_COMMS

@@ -28,16 +28,16 @@ def ask_person(context: Any, subject: str, text: str) -> None:
 
 
 def as_markdown(text: str) -> str:
-    """Format lines of text as a Markdown list in which each line is code.
+    """Format text as a Markdown list: each line becomes an item, formatted as code.
 
-    An indented line becomes an item below the line before it. A list is used because Airflow's UI joins the lines of a
-    paragraph or a code block into one line.
+    An indented line becomes an item below the line before it. Without a list, Airflow's UI would show all lines of a
+    paragraph or a code block as one line.
     """
     items: list[str] = []
     for line in filter(str.strip, text.splitlines()):
         words = line.strip()
-        # The fence has more backticks than any run of backticks in the line. A line that begins or ends with a backtick
-        # gets spaces at its ends, which Markdown does not show.
+        # Markdown needs a fence with more backticks than any run of backticks in the line. A line that begins or ends
+        # with a backtick gets a space at each end, which Markdown does not show.
         fence = "`" * (1 + max((len(run) for run in re.findall("`+", words)), default=0))
         within = f" {words} " if "`" in (words[0], words[-1]) else words
         below = bool(items) and line.startswith(" ")

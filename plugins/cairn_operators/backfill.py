@@ -22,14 +22,14 @@ from cairn_operators.validate_state import ValidateStateOperator
 
 REPROCESS = ("changed", "none", "all")
 
-_DOC = """Runs the intervals of a range in one go, one after the other. Each is a checkpoint of its own, with its own record, output and
-event on the asset, as if it had been run alone.
+_DOC = """Runs a range of intervals, one after the other, on one Spark session. Each interval gets its own checkpoint, output and event on
+the asset, as if it had run alone.
 
-* **What is there already** stays where the same code made it from the same input (`changed`), always (`none`: only what is missing), or
-  never (`all`).
-* **Dry run** only says, in the log, what would be computed, and why.
-* **A failure** stops it; everything before is committed. A **retry** goes on behind the last commit.
-* **Clear**: the form's answers count again. With `all` everything is computed anew.
+* **Results that exist**: `changed` computes a result again if code or input has changed. `none` computes only missing results. `all`
+  computes all results again.
+* **Dry run**: the task only logs which intervals would be computed, and why.
+* **Failure**: the run stops; the intervals before are committed. A **retry** goes on after the last commit.
+* **Clear**: the run begins again with the answers of its form. With `all`, it computes everything again.
 """
 
 
@@ -47,7 +47,8 @@ class RunIntervalsOperator(DriverOperator):
         every: Length of an interval.
         reprocess: Which intervals with a result are computed again: "changed" (other code or input made the result),
             "none" or "all".
-        permissions: As in `StatefulMicroBatchOperator`; only `replace_overlapping` applies to all intervals.
+        permissions: As in `StatefulMicroBatchOperator`. `replace_overlapping` applies to all intervals, the other
+            permissions only to the first interval that is computed.
         dry_run: Log what would be computed; compute nothing.
         mode: Form of the checkpoints: incremental, full or changelog.
         **kwargs: More arguments of `DriverOperator` and Airflow's `BaseOperator`.
@@ -80,14 +81,14 @@ class RunIntervalsOperator(DriverOperator):
         mode: str = "incremental",
         **kwargs: Any,
     ) -> None:
-        # Airflow keeps only one event per task for an asset that is an outlet. Through an alias a task can add many
-        # events.
+        # A task can add only one event to an asset that is its outlet. Through an alias it can add an event per
+        # interval.
         self.alias = AssetAlias(f"cairn_{pipeline_name}_range")
         self.asset = pipeline_asset(pipeline_name)
         super().__init__(**{"doc_md": _DOC, **kwargs, "outlets": [self.alias, *kwargs.pop("outlets", [])]})
         check_mode(self.task_id, mode)
         if every <= timedelta(0):
-            raise ValueError(f"{self.task_id}: every is {every}; an interval has a length")
+            raise ValueError(f"{self.task_id}: every is {every}; an interval must be longer than zero")
         self.pipeline_name = pipeline_name
         self.first = first
         self.last = last
@@ -101,14 +102,14 @@ class RunIntervalsOperator(DriverOperator):
         """Process the range in a driver, and add an event to the asset for each commit.
 
         Returns:
-            Counts of intervals, and `checkpoint`: the id of the last interval's checkpoint. The id is None after a dry
-            run in which that interval would be computed.
+            Counts of intervals, and `checkpoint`: the id of the last interval's checkpoint. After a dry run that would
+            compute the last interval, `checkpoint` is None.
 
         Raises:
             AirflowException: Storage, Spark or user code failed, and a retry may help. It continues after the last
                 commit.
             AirflowFailException: An argument is invalid, or a retry can't help.
-            DownstreamTasksSkipped: There is no checkpoint for the tasks behind this one.
+            DownstreamTasksSkipped: A dry run made no checkpoint that downstream tasks could read.
         """
         from cairn.driver.driver_protocol import COMMITTED, Range
 
@@ -118,8 +119,8 @@ class RunIntervalsOperator(DriverOperator):
             raise AirflowFailException(f"reprocess is {self.reprocess!r}; expected one of {', '.join(REPROCESS)}")
         if last < first:
             raise AirflowFailException(
-                f"the first interval starts at {self.first} and the last one at {self.last}, which is earlier\n"
-                "Trigger the DAG again with the two the other way round"
+                f"the first interval starts at {self.first}, but the last one starts at {self.last}, which is earlier\n"
+                "Trigger the DAG again with the two dates exchanged"
             )
         request = Range(
             first=first,
@@ -158,7 +159,7 @@ def tell_asset(context: Any, alias: AssetAlias, asset: Asset, committed: Sequenc
         context: Airflow's context of the running task.
         alias: The task's outlet, through which the events are added.
         asset: The asset of the pipeline.
-        committed: The summaries of the checkpoints.
+        committed: Summary of each checkpoint, as the driver printed it.
     """
     if (events := context.get("outlet_events")) is None:
         return
@@ -170,14 +171,14 @@ def tell_asset(context: Any, alias: AssetAlias, asset: Asset, committed: Sequenc
 
 
 def instant(name: str, text: str) -> datetime:
-    """Parse a day or an instant in ISO format. It is in UTC if it has no time zone.
+    """Parse a day or an instant.
 
     Args:
         name: Name of the argument, for the error message.
-        text: The day or the instant.
+        text: A day or an instant in ISO format. It is in UTC if it has no time zone.
 
     Raises:
-        AirflowFailException: The text is neither.
+        AirflowFailException: The text is neither a day nor an instant.
     """
     try:
         found = datetime.fromisoformat(str(text).strip())
@@ -201,20 +202,24 @@ _PARAMS = {
         type="string",
         minLength=1,
         title="From",
-        description="Start of the first interval: 2024-01-04, or 2024-01-04T06:00 (UTC)",
+        description="Start of the first interval, such as 2024-01-04 or 2024-01-04T06:00 (UTC)",
     ),
     "to": Param("", type="string", minLength=1, title="To", description="Start of the last interval, included"),
     "reprocess": Param(
         "changed",
         type="string",
         enum=[*REPROCESS],
-        title="Results that are there",
-        description="changed: compute again what other code or input made; none: only what is missing; all: everything",
+        title="Results that exist",
+        description="changed: compute again if code or input has changed; none: compute only missing results; all: compute all again",
     ),
     "replace_overlapping": Param(
-        False, type="boolean", description="Replace output of intervals that overlap these, cut otherwise"
+        False,
+        type="boolean",
+        description="Replace the output of intervals that overlap these and have other boundaries",
     ),
-    "dry_run": Param(False, type="boolean", title="Dry run", description="Only say what would be computed, and why"),
+    "dry_run": Param(
+        False, type="boolean", title="Dry run", description="Only log which intervals would be computed, and why"
+    ),
 }
 
 

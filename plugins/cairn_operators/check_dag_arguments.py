@@ -1,4 +1,4 @@
-"""Check a DAG's arguments when its file is parsed: mistakes show as import errors in the UI, not in a run at night."""
+"""Check a DAG's arguments when its file is parsed. So the UI shows a mistake as an import error before any run."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _PIPELINE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 def check_pipeline_and_root(dag_id: str, pipeline: str, root: str) -> None:
     """Raise an error if the pipeline or the root of a DAG is malformed.
 
-    Templates are not checked. The pipeline's module is not searched for, since that would import packages with every
-    parse.
+    The function checks only the form of both values, and accepts any template. It does not search for the pipeline's
+    module, since a search would import packages with each parse of the DAG file.
 
     Args:
         dag_id: Id of the DAG, for the error message.
@@ -28,5 +28,5 @@ def check_pipeline_and_root(dag_id: str, pipeline: str, root: str) -> None:
     if "{" not in root and scheme_of(root) is None:
         raise ValueError(
             f"DAG {dag_id}: root {root!r} is no storage URL; expected {ACCEPTED}. "
-            "A relative path is none: tasks run in folders of their own"
+            "A relative path does not work, since each task runs in another folder"
         )

@@ -25,13 +25,14 @@ if TYPE_CHECKING:
     from state_backend.values.records import Record
 
 
-_DOC = """Commits what `process` prepared: state, source position and output of the interval become current in one write. Then the
-output is published and files that no retained checkpoint needs are deleted. No Spark.
+_DOC = """Commits what `process` prepared: one write makes state, source position and output of the interval current. Then the task
+sends the output to the sink, and deletes files that no retained checkpoint needs. It needs no Spark.
 
-* Its **retries** finish what an earlier try left; nothing is committed twice.
-* **Clearing it alone** commits nothing: the attempt is committed already, or lost. To run the interval again, clear `process`
-  with downstream.
-* Sets off DAGs that are scheduled on the asset `cairn://<pipeline>`; the event has the checkpoint's id, interval, rows, bytes.
+* A **retry** finishes what an earlier try left. Nothing is committed twice.
+* If you **clear only this task**, it commits nothing new: the attempt is already committed, or lost. To run the interval again, clear
+  `process` with downstream.
+* Each commit adds an event to the asset `cairn://<pipeline>`, which starts DAGs that are scheduled on the asset. The event has the
+  checkpoint's id, interval, rows and bytes.
 """
 
 
@@ -79,7 +80,9 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
             gcp_conn_id = gcp_conn_id or process.gcp_conn_id
             sink_of = process.output["sink"] if sink_of is None else sink_of
         if pipeline_name is None or root is None:
-            raise ValueError('pass attempt=process.output["attempt"], or attempt, pipeline_name and root as texts')
+            raise ValueError(
+                'pipeline_name or root is missing: pass attempt=process.output["attempt"], or all three as texts'
+            )
         self.asset = pipeline_asset(pipeline_name)
         super().__init__(
             outlets=[self.asset, *kwargs.pop("outlets", [])], **{"doc_md": _DOC, **COMMITS_FIRST, **kwargs}
@@ -100,13 +103,16 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
         Raises:
             AirflowException: Storage or sink failed, and a retry may help.
             AirflowFailException: The attempt is lost, or a retry can't help for another reason.
-            DownstreamTasksSkipped: The commit succeeded, and some tasks behind this one have nothing to do.
+            DownstreamTasksSkipped: The commit succeeded, and some downstream tasks have nothing to do.
         """
         with as_google_identity(self.gcp_conn_id):
             summary = self._execute(context)
         push_outputs(context, checkpoint=summary["checkpoint"])
         if skipped := self._not_due(context, dropped="base" not in summary):
-            self.log.info("nothing to do for these at this interval, so not started: %s", ", ".join(skipped))
+            self.log.info(
+                "these tasks have nothing to do after this interval, so Airflow does not start them: %s",
+                ", ".join(skipped),
+            )
             context["ti"].xcom_push(
                 key=BaseXCom.XCOM_RETURN_KEY, value=summary
             )  # Airflow pushes no result for a task that raises.
@@ -114,10 +120,10 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
         return summary
 
     def _not_due(self, context: Any, *, dropped: bool) -> list[str]:
-        """Return the ids of directly following tasks that have nothing to do, so that Airflow does not start them.
+        """Return the ids of direct downstream tasks that have nothing to do, so that Airflow does not start them.
 
-        These are savepoint and sweep tasks that are not due after this interval. If retention has dropped the
-        checkpoint already, they are also the tasks that read the checkpoint.
+        A savepoint or sweep task has nothing to do if it is not due after this interval. A task that reads the
+        checkpoint has nothing to do if retention has already dropped the checkpoint (`dropped`).
         """
         behind = context["task"].downstream_list if self.has_dag() else []
         examine = [task.task_id for task in behind if dropped and getattr(task, "checkpoint", None) is not None]
@@ -137,7 +143,7 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
         phases_us: dict[str, int] = {}
 
         def ended(phase: str) -> None:
-            """Record the microseconds since the phase before ended."""
+            """Record the duration of a phase: the microseconds since the previous phase ended."""
             phases_us[phase] = int((time.monotonic() - started_s) * 1e6) - sum(phases_us.values())
 
         try:
@@ -155,19 +161,21 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
             ended("publish")
             try:
                 coordinator.clean_up()
-            except CorruptFile as error:  # A file of another checkpoint is damaged. The commit counts.
-                self.log.warning("nothing was deleted, since it can't be told what is needed: %s", error)
+            except CorruptFile as error:  # A file of another checkpoint is damaged, which does not undo this commit.
+                self.log.warning(
+                    "the clean-up deleted nothing: a file that says what is still needed is damaged: %s", error
+                )
             ended("clean_up")
             tags = {"pipeline": self.pipeline_name}
             stats.gauge("cairn.checkpoint.unpublished", len(failed.ids) if failed is not None else 0, tags=tags)
             if failed is not None:
                 if committed.id in failed.ids:
                     raise failed
-                self.log.warning("%s", failed)  # The sink refused earlier intervals, whose own tasks have failed.
+                self.log.warning("%s", failed)  # Only earlier intervals failed in the sink, and so did their own tasks.
         except AttemptLost as error:
             raise AirflowFailException(
-                f"{failure_of(error, context['dag_run'].dag_id)}\nOnly a new attempt can be committed; clear this run's tasks "
-                f"from the one that makes it:\n{again_command(context, _maker(context['task']))}"
+                f"{failure_of(error, context['dag_run'].dag_id)}\nThis attempt can't be committed any more. "
+                f"Make a new attempt:\n{again_command(context, _maker(context['task']))}"
             ) from error
         except CairnError as error:
             raise failure_of(error, context["dag_run"].dag_id) from error
@@ -179,7 +187,7 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
         from state_backend.values.phases import in_words
 
         if committed.record is None:
-            self.log.info("committed as checkpoint %d, which retention has dropped since", committed.id)
+            self.log.info("the attempt was committed as checkpoint %d, which retention has dropped since", committed.id)
             return {"checkpoint": committed.id}
         summary = summarise(committed.record)
         self.log.info("::group::Checkpoint %d of %s", committed.id, self.pipeline_name)
@@ -187,7 +195,7 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
             self.log.info("%-15s %s", name, f"{value:>15,}" if isinstance(value, int) else value)
         self.log.info("::endgroup::")
         send_metrics(self.pipeline_name, committed.record, timedelta(microseconds=wall_us))
-        # The commit writes the record before these phases end, so only the log can show them.
+        # The record can't hold these durations, since the commit writes the record before the phases end.
         self.log.info("checkpoint %d: %s", committed.id, in_words(phases_us, wall_us))
         # Airflow's `outlet_events` is false while it is empty, so it is compared with None.
         if (outlet_events := context.get("outlet_events")) is not None:
@@ -239,16 +247,21 @@ def send_metrics(pipeline_name: str, record: Record, duration: timedelta) -> Non
 
 
 def _sink_hook(sink_of: str, url: str) -> tuple[Callable[[Record], None] | None, bool]:
-    """Return the pipeline's sink hook or None, and True if a failed interval must hold back later intervals."""
+    """Return what `publish` needs of a pipeline.
+
+    Returns:
+        The function that calls the pipeline's sink with a record's output, or None without a sink; and True if the sink
+        gets no later interval while an earlier one has failed.
+    """
     module, _, name = sink_of.partition(":")
     pipeline = getattr(importlib.import_module(module), name)
     return pipeline.sink_hook(None, url), pipeline.sink_in_order
 
 
 def _maker(task: Any) -> Any:
-    """Return the nearest upstream task that makes attempts. Return `task` itself if there is no such task.
+    """Return the nearest upstream task that prepares attempts; `task` itself without such a task.
 
-    If a gate validates attempts, the validation task lies between the two.
+    The search passes over a validation task between `process` and `checkpoint`, as in a DAG with `gate=True`.
     """
     before = [task]
     while before:
@@ -260,7 +273,7 @@ def _maker(task: Any) -> Any:
 
 
 def again_command(context: Any, task: Any) -> str:
-    """Return the command that clears a task of the run, and the tasks downstream of it."""
+    """Return the command that clears `task` and its downstream tasks in the current run."""
     from state_backend.values.airflow_commands import clear_command
 
     run = context["dag_run"]

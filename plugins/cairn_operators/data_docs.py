@@ -10,8 +10,8 @@ from urllib.parse import quote, urlsplit
 from airflow.sdk import BaseOperatorLink
 
 URL_PREFIX = "/cairn/docs"
-# Pages of Great Expectations load their styles and status icons from other hosts. A browser without access to those
-# hosts shows the styles below. In other browsers the loaded styles come later and override these.
+# Pages of Great Expectations load their styles and status icons from other hosts. In a browser that can't reach those
+# hosts, the styles below make the pages readable. In other browsers the loaded styles override the styles below.
 _STYLE = """<style>
 body { font-family: system-ui, sans-serif; margin: 1.5rem; color: #222 }
 td, th { padding: .3rem .8rem; border-bottom: 1px solid #ddd; text-align: left; vertical-align: top }
@@ -32,7 +32,8 @@ footer { display: none }
 def docs_root() -> Path:
     """Return the folder of Data Docs that Airflow's UI shows.
 
-    It is `CAIRN_DOCS`, else `docs` in `CAIRN_DATA`, else `data/docs` in `AIRFLOW_HOME` or the working directory.
+    Environment variables decide: the folder is `$CAIRN_DOCS`, else `$CAIRN_DATA/docs`, else `$AIRFLOW_HOME/data/docs`,
+    else `data/docs` in the working directory.
     """
     data = os.environ.get("CAIRN_DATA") or str(Path(os.environ.get("AIRFLOW_HOME", Path.cwd())) / "data")
     return Path(os.environ.get("CAIRN_DOCS") or Path(data) / "docs")
@@ -79,14 +80,14 @@ def styled(html: str) -> str:
 
 
 class DataDocsLink(BaseOperatorLink):  # type: ignore[misc]  # Airflow is not type-checked here
-    """The button for Data Docs on the task in Airflow's UI. A failed task has it too: the pages show the failure."""
+    """The button on a task in Airflow's UI that opens the task's Data Docs. A failed task has it too."""
 
     name = "Data Docs"
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
-        """Return the URL of the task's page, or an empty text if the task wrote no Data Docs.
+        """Return the URL of the Data Docs that the task wrote; an empty text if it wrote none.
 
-        Airflow calls this in the task's process, with the operator that ran.
+        Airflow calls this in the task's process, after the operator has run.
         """
         page = getattr(operator, "docs_page", None)
         if not page:

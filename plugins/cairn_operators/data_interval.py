@@ -1,4 +1,4 @@
-"""The data interval of a run, and the cadence of tasks that run only at some intervals."""
+"""Read the data interval of a run, and decide which intervals a task with `every` runs at."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ def data_interval(context: Any) -> tuple[datetime, datetime]:
         timetable = getattr(context.get("dag"), "timetable", None)
         if start is not None and start == end and timetable is not None:
             raise AirflowFailException(
-                f"this run's data interval has no length ({start}), since the DAG's schedule is a {type(timetable).__name__}: a tick. "
-                f"State is kept per interval. Give the DAG schedule={_suggestion(timetable)} (from airflow.sdk), or set [scheduler] "
-                "create_cron_data_intervals (create_delta_data_intervals for a timedelta) to True in airflow.cfg, which changes all "
-                'DAGs; stateful_pipeline takes "@daily" as it is. Then backfill the days you want'
+                f"this run's data interval has no length ({start}), because the DAG's schedule is a {type(timetable).__name__}. "
+                "Cairn keeps state per interval.\n"
+                f"Give the DAG schedule={_suggestion(timetable)} (from airflow.sdk). Or set [scheduler] create_cron_data_intervals "
+                "(for a timedelta: create_delta_data_intervals) to True in airflow.cfg, which changes all DAGs. Only "
+                'stateful_pipeline takes "@daily" as it is. Then backfill the days that you want'
             )
         from state_backend.values.airflow_commands import backfill_command
         from state_backend.values.errors import Rerun
 
         first = _plain(context["dag"].start_date)
         raise AirflowFailException(
-            f"this run has no data interval (found start {start}, end {end}), and state is kept per interval.\n"
-            "Trigger it with a logical date, or backfill the intervals that you want, from the first one's start to the last one's, "
-            f"as the very first one alone:\n{backfill_command(context['dag_run'].dag_id, Rerun(first=first, last=first))}"
+            f"this run has no data interval (start {start}, end {end}), but Cairn keeps state per interval.\n"
+            "Trigger the run with a logical date, or backfill the intervals that you want. This command runs only the DAG's first "
+            f"interval:\n{backfill_command(context['dag_run'].dag_id, Rerun(first=first, last=first))}"
         )
     return start, end
 
@@ -49,15 +50,15 @@ def _suggestion(timetable: Any) -> str:
 
 
 def is_due(end: datetime, start: datetime, every: timedelta | None) -> bool:
-    """Return True if an interval is on a cadence: it ends a whole number of `every` after `start`.
+    """Return True if an interval ends a whole number of `every` after `start`.
 
-    The elapsed time counts from `start` and not from the last run. So a re-run of an old interval decides as its first
-    run.
+    The time is counted from `start`, not from the last run. So a re-run of an old interval gets the same answer as the
+    first run of that interval.
 
     Args:
         end: End of the interval.
         start: Start date of the DAG.
-        every: The cadence; None is always due.
+        every: The time between two due intervals, such as 7 days; None makes each interval due.
     """
     if every is None:
         return True
@@ -66,5 +67,5 @@ def is_due(end: datetime, start: datetime, every: timedelta | None) -> bool:
 
 
 def _plain(instant: datetime) -> datetime:
-    """Convert Airflow's pendulum datetime to a plain one. Differences of pendulum's have no remainder operator."""
+    """Convert Airflow's pendulum datetime to a plain `datetime`. Differences of pendulum datetimes have no `%`."""
     return datetime.fromisoformat(instant.isoformat())

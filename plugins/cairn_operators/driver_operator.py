@@ -31,7 +31,7 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
             class.
 
     Attributes:
-        driver_module: Module with the driver's command line. Tests use another module.
+        driver_module: Module that the driver process runs. Tests put another module here.
     """
 
     template_fields: Sequence[str] = ("pipeline", "root", "spark_conn_id", "gcp_conn_id", "spark_conf")
@@ -60,16 +60,16 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
 
     def render_template_fields(self, context: Any, jinja_env: Any = None) -> None:
         """Render the templates of this copy of the task, and hide secrets among the rendered values."""
-        # Airflow renders the `Hidden` values of `spark_conf` in place, and all copies of a task share them. So each
-        # copy gets `Hidden` values of its own.
+        # Airflow renders templates in place, and all copies of a task share the `Hidden` values of `spark_conf`. So
+        # each copy gets its own `Hidden` values before it is rendered.
         self.spark_conf = {k: Hidden(v.text) if isinstance(v, Hidden) else v for k, v in self.spark_conf.items()}
         super().render_template_fields(context, jinja_env)
-        # A rendered value may be the output of another task, and a secret.
+        # Rendering can put a secret into a value, such as the output of another task.
         self.spark_conf = hide_secrets(self.spark_conf)
 
     @property
     def dag_of_pipeline(self) -> str:
-        """The id of the DAG that processes the pipeline. Commands in error messages name this DAG."""
+        """The id of the DAG that processes the pipeline, for commands in error messages."""
         return str(self.dag_id)
 
     def run_driver(self, request: Request, on_line: Callable[[str], None] | None = None) -> dict[str, Any]:
@@ -91,7 +91,7 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
         self._driver = DriverProcess(self.driver_module, self.dag_of_pipeline)
         try:
             spark = spark_location(self.spark_conn_id, self.spark_conf)
-            self.log.info("Spark is %s", spark.url)
+            self.log.info("Spark runs at %s", spark.url)
             private = {"token": spark.token, "conf": dict(spark.conf)} if spark.token or spark.conf else None
             task, again = _task()
             call = Call(
@@ -113,19 +113,19 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
         """Stop the driver and end this process.
 
         Airflow calls this from its SIGTERM handler, and `execute` continues when the handler returns. Without the exit,
-        a stopped task would report the result of the killed driver, or begin its next step. After a timeout `execute`
-        has already ended: then no driver runs, and Airflow itself raises the timeout.
+        a stopped task would report the result of the killed driver, or begin its next step. After a timeout, `execute`
+        has already ended and no driver runs. Then this method does nothing, and Airflow reports the timeout.
 
         Raises:
             SystemExit: A driver was running.
         """
         if self._driver is not None:
             self._driver.stop()
-            raise SystemExit("stopped by Airflow; the Spark driver is stopped too")
+            raise SystemExit("Airflow stopped this task, and the task stopped its Spark driver")
 
 
 def _task() -> tuple[str | None, bool]:
-    """Return the task's name, which is the same in all its tries, and True if this is not the first try.
+    """Return a name of the task that is the same in all its tries, and True if this try is a retry.
 
     Outside of an Airflow task the name is None.
     """

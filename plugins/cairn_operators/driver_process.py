@@ -1,9 +1,10 @@
 """Run a Spark driver as a child process of the task.
 
-The driver's output goes to the task log line by line. Its result comes back as a file. It never outlives the task.
+The task writes the driver's output to its log line by line, and reads the driver's result from a file. The driver never
+outlives the task.
 
-Python workers and a JVM do not belong into Airflow's task process. A leak or a crash of user code ends with the driver,
-and importing Airflow's operators stays cheap.
+A separate process keeps Python workers and a JVM out of Airflow's task process. If user code leaks memory or crashes,
+only the driver is affected. And a DAG file that imports Cairn's operators does not import Spark.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from airflow.sdk.exceptions import AirflowException
 from cairn_operators.failures import exit_failure, failure
 from cairn_operators.warm_driver import WarmDriver, start_host_if_it_pays, start_warm
 
-# Airflow sends SIGKILL to the task 5 s after SIGTERM. The driver gets less time, so its process group is dead by then.
+# Seconds that the driver gets to end after SIGTERM. Airflow kills the task itself 5 s after SIGTERM. So the task can
+# kill the driver's process group before that.
 _GRACE_S = 2.0
 _POLL_S = 1.0
 
@@ -68,7 +70,7 @@ class DriverProcess:
         """
         from state_backend.adapters.work_folders import work_folder
 
-        # If this task is killed, the next task on this host deletes the folder.
+        # If this task is killed, the folder stays. The next task on this host deletes it.
         with work_folder("driver") as folder:
             result = folder / "result.json"
             try:
@@ -99,10 +101,10 @@ class DriverProcess:
 
 
 def repo_root() -> Path:
-    """Return the folder that holds `jobs/`, where pipelines are. Drivers work in this folder.
+    """Return the working directory of drivers, which holds `jobs/` with the pipelines.
 
-    It is the checkout that contains this file, else `AIRFLOW_HOME`. If neither exists, as in some containers, it is the
-    folder for temporary files.
+    It is the checkout that contains this file. If this file is installed without a checkout, it is `AIRFLOW_HOME`, or
+    the folder for temporary files if `AIRFLOW_HOME` does not exist.
     """
     here = Path(__file__).resolve().parents[2]
     if (here / "jobs").is_dir():
@@ -118,7 +120,7 @@ def _start(
 
     root = repo_root()
     path = os.pathsep.join(filter(None, [str(root / "jobs"), str(root), os.environ.get("PYTHONPATH")]))
-    # The host process of warm drivers gets only these variables, which are the same for all tasks of an Airflow worker.
+    # These variables are the same for all tasks of an Airflow worker, so one host process can serve all of them.
     common = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
     ours = {**common, **environment, "CAIRN_PYTHON_PATH": os.pathsep.join(_path_of_the_task())}
     settings = None if private is None else json.dumps(private).encode()
@@ -148,7 +150,7 @@ def _start(
 def _path_of_the_task() -> list[str]:
     """Return the folders of `sys.path` that belong neither to Python nor to installed packages.
 
-    Airflow added these for the DAG bundle in the run's version, for plugins and for config.
+    Airflow added these folders for the DAG bundle, plugins and config. The driver needs them to import the pipeline.
     """
     installed = tuple(
         str(Path(folder).resolve())
@@ -159,11 +161,11 @@ def _path_of_the_task() -> list[str]:
 
 
 def _lines(process: subprocess.Popen[bytes] | WarmDriver) -> Iterator[str]:
-    """Yield the lines of the driver's output until it ends, even if a grandchild keeps the pipe open.
+    """Yield the lines of the driver's output until the driver ends, even if a child of the driver keeps the pipe open.
 
     Raises:
-        AirflowException: Airflow's supervisor of this task has died. The kernel does not kill this process then, and
-            another try may already be running.
+        AirflowException: Airflow's supervisor process of this task has died. Airflow may already be running another
+            try, so this try must stop.
     """
     assert process.stdout is not None
     supervisor, rest = os.getppid(), b""
@@ -178,7 +180,9 @@ def _lines(process: subprocess.Popen[bytes] | WarmDriver) -> Iterator[str]:
             elif process.poll() is not None:
                 break
             if os.getppid() != supervisor:
-                raise AirflowException("the supervisor of this task is gone; its driver is stopped")
+                raise AirflowException(
+                    "Airflow's supervisor of this task has died, so the task stopped its Spark driver"
+                )
     if rest:
         yield rest.decode(errors="replace").rstrip()
 

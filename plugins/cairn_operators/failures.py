@@ -1,4 +1,4 @@
-"""Choose the exception for a failure: one that Airflow retries, or one that fails the task for good."""
+"""Choose the exception that a failed task raises: one that Airflow retries, or one that fails the task for good."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ if TYPE_CHECKING:
 
 
 class UserCodeFailed(AirflowException):  # type: ignore[misc]
-    """An exception for a failure in the pipeline's own code. `retries` gives such a task fewer retries than others."""
+    """The exception for an error in the pipeline's own code. Cairn's retry policy retries it at most three times."""
 
 
 def failure_of(error: CairnError, dag_id: str) -> AirflowException:
-    """Return the exception to raise for an error. Its message has the command that runs the needed intervals.
+    """Return the exception that a task raises for an error of Cairn.
+
+    If the error names intervals to run first, the message ends with the command that runs them.
 
     Args:
         error: The error.
@@ -28,11 +30,11 @@ def failure_of(error: CairnError, dag_id: str) -> AirflowException:
 
 
 def failure(type_name: str, message: str) -> AirflowException:
-    """Return the exception to raise for an error that is given by the name of its class.
+    """Return the exception that a task raises for an error, given the name of the error's class.
 
-    Airflow retries an error that may pass by itself: of storage, of a lost attempt, of late data, or of user code. It
-    also retries an error whose class is not in `state_backend.values.errors`. A wrong call, unusable state or a bug
-    fails the task for good.
+    The task is retried if the error may pass: the storage failed, an attempt was lost, or user code or its input
+    failed. It is also retried if the class is not in `state_backend.values.errors`. It fails for good if the call is
+    wrong or state is unusable.
 
     Args:
         type_name: Name of the error's class.
@@ -53,7 +55,7 @@ def failure(type_name: str, message: str) -> AirflowException:
 def exit_failure(return_code: int) -> AirflowException:
     """Return the exception for a driver that ended without a result.
 
-    A retry is safe: it takes what the driver committed or prepared, and computes the rest again.
+    Airflow retries the task. A retry is safe: it takes what the driver committed or prepared, and computes the rest.
 
     Args:
         return_code: Exit code of the process; negative for the signal that killed it.
@@ -63,5 +65,5 @@ def exit_failure(return_code: int) -> AirflowException:
             name = signal.Signals(-return_code).name
         except ValueError:
             name = f"signal {-return_code}"
-        return AirflowException(f"the Spark driver was killed ({name}); a retry begins again")
+        return AirflowException(f"the Spark driver was killed ({name}); a retry is safe")
     return AirflowException(f"the Spark driver ended with code {return_code} and no result; its log is above")

@@ -31,8 +31,8 @@ def google_credentials(conn_id: str | None) -> Iterator[dict[str, str]]:
         conn_id: Id of the connection; None for application default credentials.
 
     Yields:
-        The variables by name; empty for application default credentials. A key file that they name may exist only until
-        the block ends.
+        Values of the variables by name; an empty dict for application default credentials. If a variable names a key
+        file, use the file only inside the `with` block: it may be deleted at the end.
 
     Raises:
         AirflowFailException: The connection gives its key in a way that Cairn does not support, or `keyfile_dict` is
@@ -44,8 +44,8 @@ def google_credentials(conn_id: str | None) -> Iterator[dict[str, str]]:
     fields = _fields(BaseHook.get_connection(conn_id).extra_dejson)
     if useless := [name for name in _UNKNOWN if fields.get(name)]:
         raise AirflowFailException(
-            f"connection {conn_id!r} has {', '.join(useless)}, which is not supported here: give key_path or keyfile_dict, or "
-            "neither, and then the application default credentials count"
+            f"connection {conn_id!r} has {', '.join(useless)}, which Cairn does not support. Give key_path or keyfile_dict, or "
+            "neither of them to use application default credentials"
         )
     environment = {"GOOGLE_CLOUD_PROJECT": str(fields["project"])} if fields.get("project") else {}
     if fields.get("key_path"):
@@ -64,7 +64,7 @@ def google_credentials(conn_id: str | None) -> Iterator[dict[str, str]]:
 
 @contextmanager
 def as_google_identity(conn_id: str | None) -> Iterator[None]:
-    """Give this process the identity in a Google connection, by environment variables, while the block lasts.
+    """Give this process the identity in a Google connection until the `with` block ends, by environment variables.
 
     Args:
         conn_id: Id of the connection; None for application default credentials.
@@ -94,7 +94,12 @@ def _fields(extra: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _key(conn_id: str, value: Any) -> str:
-    """Return the key as JSON text, and let Airflow mask its secrets. `value` is an object or the text of a field."""
+    """Return a service account's key as JSON text, and let Airflow mask its secrets.
+
+    Args:
+        conn_id: Id of the connection, for the error message.
+        value: The connection's `keyfile_dict`: an object or JSON text.
+    """
     try:
         key = json.loads(value) if isinstance(value, str) else value
     except ValueError:

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# A setting is secret if its name contains one of these words. Spark's own pattern leaves out fs.azure.account.key,
-# which opens the whole storage account.
+# A setting is secret if its name contains one of these words. Spark's own pattern is not enough: it does not match
+# fs.azure.account.key, the key to a whole storage account.
 _NAMES = ("password", "passphrase", "secret", "token", "credential", "private", "key")
 _REDACTION_SETTING = "spark.redaction.regex"
 # Spark's default for spark.redaction.regex. Spark applies the pattern to the names and the values of settings.
@@ -31,7 +31,7 @@ class Hidden:
 
 
 def hide_secrets(conf: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace the secrets among Spark's settings by `Hidden` ones."""
+    """Return Spark's settings, with each secret value wrapped in `Hidden`."""
     pattern = redaction_of(conf)
     return {
         name: Hidden(value) if isinstance(value, str) and value and is_secret(name, value, pattern) else value
@@ -40,7 +40,10 @@ def hide_secrets(conf: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def redaction_of(conf: Mapping[str, Any]) -> re.Pattern[str]:
-    """Return the pattern in `spark.redaction.regex`; Spark's default if it is not set or Python can't read it."""
+    """Return the pattern in `spark.redaction.regex` of Spark's configuration.
+
+    The result is Spark's default pattern if the setting is missing, or if Python can't compile it.
+    """
     try:
         return re.compile(str(conf.get(_REDACTION_SETTING) or _REDACTION))
     except re.error:

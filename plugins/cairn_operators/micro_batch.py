@@ -1,4 +1,4 @@
-"""The operator that processes one data interval as one Spark micro-batch."""
+"""The operator that processes the data interval of a run in one Spark job."""
 
 from __future__ import annotations
 
@@ -30,25 +30,26 @@ if TYPE_CHECKING:
 
 # Key in Airflow's state store of the task: the attempt of the latest try. Later tries of the same run can read it.
 _ATTEMPT_KEY = "cairn_attempt"
-# Seconds between two reads of a log on a local disk, while the task waits with a worker slot. One read takes 0.02 ms.
+# Seconds between two reads of a log on a local disk, while a task waits in its worker slot. One read takes 0.02 ms.
 _LOOK_S = 0.05
-# Seconds between two questions to Airflow, while the task waits with a worker slot. The awaited run may end without a
-# commit: it fails, or keeps a result that its interval already has.
+# Seconds between two requests to Airflow, while a task waits in its worker slot for another run's commit. Only Airflow
+# shows that the other run ended without a commit: that run failed, or its interval already had the same result.
 _ASK_AIRFLOW_S = 1.0
 
 
 MODES = ("incremental", "full", "changelog")
 
-_DOC = """Runs the data interval on Spark: restores the state of the checkpoint that ends where the interval starts, processes the
-interval's rows, uploads what changed. Nothing is committed; that is for the next task.
+_DOC = """Processes the run's data interval on Spark: restores the state of the checkpoint that ends where the interval starts,
+processes the interval's rows, and uploads the changes. The next task commits them.
 
-* **Deferred**: it waits, without a worker slot, for the checkpoint of the interval before.
-* **Retry**: takes what an earlier try prepared if base, code, options and input are unchanged, else begins again from the
-  last checkpoint. The log says which, and why.
-* **Clear** (with downstream): the interval is computed again from the checkpoint before it. If the result differs, later days are
-  stale, and refused with the command that runs them again.
-* **Output of another cut** (the schedule changed): refused until the run's parameter `replace_overlapping` says to replace it.
-* **StateGapError, StaleStateError**: no retry helps; the last lines of the log have the command that does.
+* **Deferred**: the task waits, without a worker slot, for the checkpoint of the interval before.
+* **Retry**: the task takes what an earlier try prepared if base, code, options and input are unchanged. Otherwise it begins
+  again from the last checkpoint. The log says which, and why.
+* **Clear** (with downstream): the interval is computed again from the checkpoint before it. If the result differs, checkpoints of
+  later intervals are stale. Their next interval is refused; the message has the command that runs them again.
+* **The schedule changed**: output of intervals with other boundaries is only replaced if you set the run's parameter
+  `replace_overlapping`.
+* **Gap or stale base**: no retry helps. The last lines of the log have the command that does.
 """
 
 
@@ -70,11 +71,13 @@ class StatefulMicroBatchOperator(DriverOperator):
             checkpoint that a re-run made stale. `replace_overlapping`: replace output of intervals that overlap this
             interval and have other boundaries. Values may be templates, for a permission of one run.
         wait_timeout: Longest wait for the checkpoint of the interval before.
-        start_patience: Longest wait for a queued run that perhaps only this run keeps from starting.
+        start_patience: Longest wait for a queued run of the interval before, while no earlier run is running. Airflow's
+            `max_active_runs` may keep that run queued until this task's run has ended.
         poll: Time between two requests to the storage.
-        wait_in_slot: Longest wait with a worker slot before the task defers. A short wait is cheaper than a second
+        wait_in_slot: Longest wait in the worker slot before the task defers. A short wait is cheaper than a second
             start of the task.
-        reuse_prepared: False computes again in every try. A cleared task computes again in any case.
+        reuse_prepared: True lets a retry take the attempt that an earlier try prepared. False computes again in every
+            try. A cleared task always computes again.
         **kwargs: More arguments of `DriverOperator` and Airflow's `BaseOperator`.
 
     Raises:
@@ -82,8 +85,8 @@ class StatefulMicroBatchOperator(DriverOperator):
             or `max_active_tis_per_dag` is set.
     """
 
-    # When an attempt is lost, `CheckpointOperator` looks upstream for a task with this attribute, and names it in its
-    # message.
+    # When an attempt is lost, `CheckpointOperator` searches upstream for a task with this attribute, and its message
+    # names that task.
     makes_attempts = True
     template_fields: Sequence[str] = (
         *DriverOperator.template_fields,
@@ -109,9 +112,9 @@ class StatefulMicroBatchOperator(DriverOperator):
         check_mode(self.task_id, mode)
         if self.depends_on_past or self.max_active_tis_per_dag is not None:
             raise ValueError(
-                f"{self.task_id}: leave out depends_on_past and max_active_tis_per_dag. The task itself keeps the intervals in order, "
-                "and while it is deferred Airflow counts it as active: it would keep the run that it waits for from starting. To "
-                "limit how many compute at a time, give it a pool"
+                f"{self.task_id}: remove depends_on_past and max_active_tis_per_dag. The task itself keeps the intervals in order. "
+                "Airflow counts a deferred task as active, so with these limits it would block the run that it waits for. To limit "
+                "how many of these tasks run at a time, give them a pool"
             )
         self.pipeline_name = pipeline_name or pipeline_name_of(kwargs["pipeline"])
         self.mode = mode
@@ -130,7 +133,7 @@ class StatefulMicroBatchOperator(DriverOperator):
             The driver's result. `attempt` is the attempt to commit.
 
         Raises:
-            TaskDeferred: The task continues the wait without a worker slot.
+            TaskDeferred: The task gives its worker slot back and waits in the triggerer.
             AirflowException: Storage, Spark or user code failed, and a retry may help.
             AirflowFailException: A retry can't help, as with a gap or a stale base, or the longest wait is over.
         """
@@ -138,17 +141,16 @@ class StatefulMicroBatchOperator(DriverOperator):
         return self._in_order(context, before, since_ms=_now_ms(), alone_since_ms=None)
 
     def after_wait(self, context: Any, event: Any, since_ms: int, alone_since_ms: int | None) -> dict[str, Any]:
-        """Continue after a wait without a worker slot. Airflow calls this method.
+        """Decide again after a wait in the triggerer. Airflow calls this method when the trigger has fired.
 
-        Airflow and the log are asked again: the wait was for one checkpoint, and meanwhile a person may have cleared a
-        task.
+        The task asks Airflow and reads the log again, since a person may have cleared a task during the wait.
 
         Args:
             context: Airflow's context of the running task.
             event: Event of the trigger. `why` says what ended the wait.
             since_ms: When the task began to wait, in ms since the epoch.
-            alone_since_ms: Since when all awaited runs are queued while no earlier run is running, in ms since the
-                epoch; None if that is not the case.
+            alone_since_ms: Time in ms since the epoch at which the task first saw that all awaited runs were queued and
+                no earlier run was running; None if one of them was running.
 
         Returns:
             As `execute`.
@@ -159,7 +161,9 @@ class StatefulMicroBatchOperator(DriverOperator):
             AirflowFailException: As `execute`.
         """
         waited_ms = max(0, _now_ms() - since_ms)
-        self.log.info("waited %.0f s: %s", waited_ms / 1000, (event or {}).get("why"))
+        self.log.info(
+            "waited %.0f s for the checkpoint of the interval before: %s", waited_ms / 1000, (event or {}).get("why")
+        )
         return self._in_order(context, {"wait": waited_ms * 1000}, since_ms=since_ms, alone_since_ms=alone_since_ms)
 
     def _in_order(
@@ -175,10 +179,13 @@ class StatefulMicroBatchOperator(DriverOperator):
     def _wait_or_refuse(
         self, context: Any, start: datetime, end: datetime, *, since_ms: int, alone_since_ms: int | None
     ) -> bool:
-        """Wait until the interval may be processed. Return True if the log has a usable result of it.
+        """Wait until the interval may be processed.
+
+        Returns:
+            True if the log already has a result of the interval that later intervals may start from.
 
         Raises:
-            TaskDeferred: The wait goes on without a worker slot.
+            TaskDeferred: The task gives its worker slot back and waits in the triggerer.
             AirflowException: The storage failed, and a retry may help.
             AirflowFailException: The interval is refused, or the longest wait is over.
         """
@@ -236,7 +243,7 @@ class StatefulMicroBatchOperator(DriverOperator):
             raise failure_of(error, context["dag_run"].dag_id) from error
         if isinstance(decision, Refuse):
             text = with_command(decision.message, context["dag_run"].dag_id, decision.rerun)
-            raise failure(decision.error, f"{text}\nThen run this one again:\n{again_command(context, self)}")
+            raise failure(decision.error, f"{text}\nThen run this interval again:\n{again_command(context, self)}")
         return log, decision
 
     def _url(self) -> str:
@@ -245,9 +252,9 @@ class StatefulMicroBatchOperator(DriverOperator):
         return join_url(self.root, self.pipeline_name)
 
     def _await_commit(self, until_s: float, context: Any, log: Log, start: datetime, wait: Wait) -> None:
-        """Wait until the awaited checkpoint is in the log, or until `time.monotonic()` is `until_s`.
+        """Read the log again and again until it has the checkpoint of the interval before.
 
-        Only the storage is asked, not Airflow.
+        The wait ends at the latest when `time.monotonic()` is `until_s`. Airflow is not asked.
         """
         trigger = self._trigger(context, log, start, wait, until_ms=0)
         url = self._url()
@@ -267,7 +274,7 @@ class StatefulMicroBatchOperator(DriverOperator):
             SystemExit: A driver was running, or the task was waiting with a worker slot.
         """
         if self._waits:
-            raise SystemExit("stopped by Airflow, while it waited for the checkpoint of the interval before")
+            raise SystemExit("Airflow stopped this task while it waited for the checkpoint of the interval before")
         super().on_kill()
 
     def _defer(
@@ -283,8 +290,8 @@ class StatefulMicroBatchOperator(DriverOperator):
         now_ms, deadline_ms = _now_ms(), since_ms + _ms(self.wait_timeout)
         if now_ms >= deadline_ms:
             raise AirflowFailException(
-                f"waited {self.wait_timeout} for the checkpoint of the interval before, from {wait.reason}; "
-                f"see to that run, then run this one again:\n{again_command(context, self)}"
+                f"waited {self.wait_timeout} for the checkpoint of the interval before, from {wait.reason}\n"
+                f"Find out why that run is not done. Then run this interval again:\n{again_command(context, self)}"
             )
         alone_since_ms = (alone_since_ms or now_ms) if wait.alone else None
         until_ms = deadline_ms
@@ -295,8 +302,8 @@ class StatefulMicroBatchOperator(DriverOperator):
             trigger=self._trigger(context, log, start, wait, until_ms=until_ms),
             method_name="after_wait",
             kwargs={"since_ms": since_ms, "alone_since_ms": alone_since_ms},
-            # The trigger ends the wait at the deadline. Airflow's timeout acts ten minutes later, in case the triggerer
-            # is down.
+            # The trigger itself ends the wait at the deadline. If the triggerer is down, Airflow's timeout ends the
+            # wait ten minutes later.
             timeout=timedelta(milliseconds=deadline_ms - now_ms) + timedelta(minutes=10),
         )
         raise AssertionError("deferring raises")
@@ -308,8 +315,8 @@ class StatefulMicroBatchOperator(DriverOperator):
         from state_backend.values.intervals import to_ms
 
         return PreviousCheckpointTrigger(
-            # All triggers share the triggerer's environment variables, so one pipeline's Google identity can't be set
-            # there. Without a URL the trigger asks Airflow only.
+            # All triggers of a triggerer share its environment variables, so they can't carry the Google identity of
+            # one pipeline. Without a URL the trigger asks only Airflow.
             url=self._url() if self.gcp_conn_id is None else None,
             head_id=log.head_id,
             end_ms=to_ms(start),
@@ -335,10 +342,9 @@ class StatefulMicroBatchOperator(DriverOperator):
 
         run, ti = context["dag_run"], context["ti"]
         store = context.get("task_state_store")
-        # Every try has an attempt of its own: an earlier try may still be writing files, which bear the earlier
-        # attempt.
+        # Each try gets a new attempt uuid. An earlier try may still be writing, and its files bear the earlier uuid.
         attempt = str(uuid.uuid4())
-        # A first try has no earlier attempt, so Airflow's API is not asked for one.
+        # A first try has no earlier attempt, so it saves the request to Airflow's task state store.
         known = store is not None and self.reuse_prepared and ti.try_number > 1
         request = Process(
             start=start,
@@ -365,8 +371,7 @@ class StatefulMicroBatchOperator(DriverOperator):
         began_s = time.monotonic()
         result = self.run_driver(request, on_line=line)
         wall_us = int((time.monotonic() - began_s) * 1e6)
-        # `start` is the driver's time outside of its own clock: start of the process, imports, user modules, and its
-        # end.
+        # The phase `start` is the time that the driver can't measure itself: start of the process, imports, and end.
         start_us = max(0, wall_us - int(result.get("seconds", 0) * 1e6))
         phases_us = {**before, "start": start_us, **result.get("durations_us", {})}
         self.log.info("%s: %s", self.pipeline_name, in_words(phases_us, wall_us + sum(before.values())))
@@ -379,14 +384,14 @@ class StatefulMicroBatchOperator(DriverOperator):
 
 
 def check_mode(task_id: str, mode: str) -> None:
-    """Raise an error if the form of a checkpoint is unknown. A template is checked by the driver, after it is rendered.
+    """Raise an error if `mode` is no form of a checkpoint.
 
     Args:
         task_id: Id of the task, for the error message.
-        mode: The `mode` of an operator.
+        mode: One of `MODES`, or a Jinja template. The driver checks a template's value after Airflow has rendered it.
 
     Raises:
-        ValueError: `mode` is neither a known form nor a template.
+        ValueError: `mode` is neither one of `MODES` nor a template.
     """
     if mode not in MODES and "{" not in mode:
         raise ValueError(f"{task_id}: mode {mode!r} is not one of {', '.join(MODES)}")
@@ -395,12 +400,12 @@ def check_mode(task_id: str, mode: str) -> None:
 def before_us(run: Any, ti: Any, now: datetime) -> dict[str, int]:
     """Return the microseconds that passed before the task's own code ran, by phase.
 
-    `scheduler` is the time from the run's start to the task's start. Only the first try of a run that was never cleared
-    has this phase: in other tries the time contains more than the scheduler's work. `task` is the start of Airflow's
-    task process.
+    The phase `scheduler` lasts from the run's start to the task's start. It is left out in a retry and in a cleared
+    run, where this time contains more than the scheduler's work. The phase `task` is the start of Airflow's task
+    process.
 
-    The operator adds the phases that follow. `order` is the time of the questions about the interval before, and of a
-    wait with a worker slot. After a wait without a worker slot, `wait` replaces `scheduler` and `task`.
+    The operator adds later phases. In the phase `order` the task asks Airflow and the log about the interval before,
+    and may wait in its worker slot. After a wait in the triggerer, the phase `wait` replaces `scheduler` and `task`.
 
     Args:
         run: Airflow's run of the DAG.
@@ -409,7 +414,7 @@ def before_us(run: Any, ti: Any, now: datetime) -> dict[str, int]:
     """
     if (started := getattr(ti, "start_date", None)) is None:
         return {}
-    # Airflow's instants are pendulum's, whose difference is not a `timedelta`. So timestamps are subtracted.
+    # Timestamps are subtracted, because the difference of Airflow's pendulum datetimes is not a `timedelta`.
     spans_s = {"task": now.timestamp() - started.timestamp()}
     if ti.try_number == 1 and not run.clear_number and getattr(run, "start_date", None) is not None:
         spans_s["scheduler"] = started.timestamp() - run.start_date.timestamp()
@@ -417,7 +422,10 @@ def before_us(run: Any, ti: Any, now: datetime) -> dict[str, int]:
 
 
 def granted(permissions: Mapping[str, bool | str]) -> Permissions:
-    """Return the permissions of a task, after Airflow has rendered their templates.
+    """Return a task's permissions as flags.
+
+    Args:
+        permissions: Values by name, after Airflow has rendered their templates: bools or texts such as "True".
 
     Raises:
         AirflowFailException: A value is neither true nor false, or a permission is unknown.

@@ -27,13 +27,11 @@ _PERMISSIONS = {
 
 
 def with_data_intervals(schedule: Any, start_date: datetime) -> Any:
-    """Return a schedule whose data intervals extend from each tick to the next.
-
-    A cron text or a timedelta becomes such a timetable. Any other schedule is returned unchanged.
+    """Return a timetable whose data intervals extend from each scheduled time to the next.
 
     Args:
-        schedule: Airflow's schedule of the DAG.
-        start_date: Start of the first interval. A cron text is read in its time zone.
+        schedule: The DAG's schedule. A cron text or a timedelta is converted; any other schedule is returned unchanged.
+        start_date: Start of the first interval. Its time zone is also the time zone of a cron text.
     """
     if isinstance(schedule, str) and schedule not in _NOT_CRON:
         return CronDataIntervalTimetable(schedule, timezone=pendulum.instance(start_date).timezone)
@@ -61,8 +59,8 @@ def stateful_pipeline(
 ) -> DAG:
     """Build the DAG of a pipeline: `process >> checkpoint >> [validate, savepoint, sweep]`.
 
-    The intervals are processed one after the other. Every task is retried as `retry_arguments` says. A `retry_delay` of
-    your own replaces these retries.
+    The intervals are processed one after the other. Each task gets the retries of `retry_arguments`. If you pass a
+    `retry_delay` for a task, Airflow's own retries replace them.
 
     Args:
         dag_id: Id of the DAG.
@@ -104,8 +102,8 @@ def stateful_pipeline(
     params = {p: Param(False, type="boolean", description=text) for p, text in _PERMISSIONS.items()}
     arguments = {"catchup": False, "max_active_runs": 1, "params": params, **dag_arguments}
     with DAG(dag_id, schedule=with_data_intervals(schedule, start_date), start_date=start_date, **arguments) as dag:
-        # The `process` task itself waits for the checkpoint of the interval before. Airflow's `max_active_runs` can't
-        # keep the order, since a backfill has a limit of its own.
+        # The `process` task itself waits for the checkpoint of the interval before. Airflow's `max_active_runs` does
+        # not keep intervals in order, since a backfill has its own limit of active runs.
         batch = StatefulMicroBatchOperator(
             task_id="process",
             pipeline_name=name,

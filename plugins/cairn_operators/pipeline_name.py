@@ -1,6 +1,6 @@
 """Read the name of a pipeline from the source of its module, without an import.
 
-An import in a DAG file would import PySpark with every parse.
+If a DAG file imported the module, each parse of the DAG file would import PySpark.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ def pipeline_name_of(pipeline: str, *, otherwise: str | None = None) -> str:
         otherwise: Name to return if the source does not show it; None raises `ValueError`.
 
     Raises:
-        ValueError: The module's source can't be read, or `NAME` is not assigned a call with `name="…"`; and `otherwise`
-            is None.
+        ValueError: `otherwise` is None, and the module's source can't be read or has no assignment such as
+            `NAME = Pipeline(name="clicks", …)`.
     """
     module, _, variable = pipeline.partition(":")
     name = _name_in_source(module, variable) or otherwise
@@ -59,7 +59,7 @@ def _name_in_source(module: str, variable: str) -> str | None:
 def _source_file(module: str) -> Path | None:
     """Return the source file of a module; None if it is not found.
 
-    `importlib.util.find_spec` would import the packages that contain the module.
+    The search does not use `importlib.util.find_spec`, which imports the packages that contain the module.
     """
     folders = None
     for part in module.split("."):

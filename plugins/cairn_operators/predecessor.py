@@ -1,10 +1,10 @@
-"""Decide whether an interval may be processed now, must wait for the checkpoint before it, or is refused. Pure.
+"""Decide whether an interval may be processed now, must wait for the checkpoint before it, or is refused.
 
 Only the run of the interval directly before counts: that run waits for its own predecessor, and so on.
 
-Airflow's `depends_on_past` does not suffice. It takes the run with the next smaller logical date, which may be a manual
-run. It is content when the earlier `process` task has succeeded, although the checkpoint is not committed yet. After a
-failure it waits without a message.
+Airflow's `depends_on_past` does not suffice, for three reasons. It takes the run with the next smaller logical date,
+which may be a manual run. It lets a run start as soon as the earlier `process` task has succeeded, although that
+task's checkpoint is not committed yet. After a failure it waits without a message.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ class PredecessorRun:
 
     Attributes:
         run_id: Airflow's id of the run.
-        state: Airflow's state of the run.
+        state: Airflow's state of the run, such as queued, running or failed.
         clear_number: How often the run was cleared.
-        wanted: Ids of the run's process task and of its checkpoint task.
-        tasks: State of each of these tasks by id; None if the task is not scheduled yet, also after a clear.
+        wanted: Ids of the run's process task and of its checkpoint task, which must both succeed before there is a
+            checkpoint.
+        tasks: Airflow's state of the tasks in `wanted`, by task id. A state of None means that Airflow has not
+            scheduled the task yet, or that a person has cleared it.
     """
 
     run_id: str
@@ -43,7 +45,7 @@ class PredecessorRun:
 
     @property
     def pending(self) -> bool:
-        """True if the run may still commit a checkpoint, as far as Airflow knows."""
+        """True if, by Airflow's states, the run may still commit a checkpoint."""
         return self.state in ("queued", "running") and is_unfinished(self.wanted, self.tasks)
 
     def __str__(self) -> str:
@@ -57,7 +59,8 @@ class Go:
 
     Attributes:
         reason: Explanation for the task log; empty if there is nothing to explain.
-        there: The log has a usable result of the interval. The driver keeps it if code and input are the same.
+        there: True if the log already has a result of the interval that later intervals may start from. The driver
+            keeps this result if code and input are the same.
     """
 
     reason: str = ""
@@ -66,13 +69,15 @@ class Go:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """The decision to wait until one of these runs has committed or ended.
+    """The decision to wait until one of the runs of the interval before has committed or ended.
 
     Attributes:
         reason: The runs and the states of their tasks, for the task log.
         runs: The runs that may still commit the checkpoint before the interval.
-        alone: All these runs are queued, and no run with an earlier logical date is running.
-        soon: Each of these runs computes or has computed its interval, so its checkpoint is near.
+        alone: True if all `runs` are queued and no run with an earlier logical date is running. Then the waiting run
+            itself may be the only thing that keeps `runs` from starting.
+        soon: True if each of `runs` is computing its interval or has computed it. The task then waits in its worker
+            slot, since the wait will probably be short.
     """
 
     reason: str
@@ -90,7 +95,7 @@ class Refuse:
     Attributes:
         error: Name of the class of the `CairnError`.
         message: Text for the user.
-        rerun: Intervals to run first; None if running other intervals does not help.
+        rerun: Intervals to run first; None if no re-run helps.
     """
 
     error: str
@@ -111,9 +116,10 @@ def plan_start(
 ) -> Go | Wait | Refuse:
     """Decide whether `interval` may be processed now, must wait, or is refused.
 
-    A queued run of the interval before is waited for, with one exception: no earlier run is running, and the queued run
-    has not started for `patience`. Then Airflow's `max_active_runs` may keep it queued until the task's own run has
-    ended, so the task goes on. If the queued run commits a different state later, the task's checkpoint becomes stale.
+    The task waits for a run of the interval before that is running or queued, with one exception: no earlier run is
+    running, and the queued run has not started for `patience`. Airflow's `max_active_runs` may then keep the queued run
+    waiting for the task's own run, so the task does not wait longer. If the queued run later commits another state, the
+    task's checkpoint becomes stale.
 
     Args:
         log: The pipeline's log, read after Airflow was asked for `runs`.
@@ -121,9 +127,9 @@ def plan_start(
         interval: The interval to process.
         permissions: Permissions of the run, such as to start after a gap.
         runs: The runs of the interval before.
-        earlier_running: A run with a logical date before the interval's start is running.
-        alone_for: Time for which the task has waited for runs that were all queued while no earlier run was running.
-        patience: Longest wait of this kind.
+        earlier_running: True if a run with a logical date before the interval's start is running.
+        alone_for: How long the task has been waiting for runs that are all queued, while no earlier run is running.
+        patience: Longest such wait: when `alone_for` reaches it, the task no longer waits.
 
     Returns:
         `Go` to process the interval now, `Wait` to wait for a run, `Refuse` to fail for good.
@@ -136,8 +142,8 @@ def plan_start(
             soon = all(_is_at_work(log, run, interval) for run in open_runs)
             return Wait(reason=", ".join(map(str, open_runs)), runs=open_runs, alone=alone, soon=soon)
         left_alone = (
-            f"{', '.join(map(str, open_runs))} did not start for {patience}: it is not waited for, since it may have to wait "
-            "for this run to end"
+            f"{', '.join(map(str, open_runs))} did not start within {patience}. This task does not wait longer, since Airflow may "
+            "start that run only after this run has ended"
         )
     if log.newest is None:
         # The log is empty. The driver checks that the interval begins at `Pipeline.start`.
@@ -151,7 +157,7 @@ def plan_start(
             # The driver keeps the interval's result if code and input are the same. Otherwise the driver refuses the
             # interval, because the dropped base can't be restored.
             return Go(
-                reason="the state that it starts from is dropped, and so is its own: it stays as it is if code and input are the same",
+                reason="retention has dropped this interval's base and its checkpoint. If code and input are the same, the result stays",
                 there=True,
             )
         text = f"{error}\n{left_alone}" if left_alone else str(error)
@@ -164,24 +170,30 @@ def plan_start(
 
 
 def _result(log: Log, interval: Interval, pipeline_start_ms: int) -> Result | None:
-    """Return the result of the interval; None if there is no result, or if later commits made it unusable."""
+    """Return the interval's result in the log; None without a result, or if later commits made it unusable."""
     start = from_ms(pipeline_start_ms)
     result = results_of(log, [interval], Interval(start, start + timedelta(milliseconds=1))).get(interval)
     return result if result is not None and result.spoilt is None else None
 
 
 def is_unfinished(wanted: Sequence[str], tasks: Mapping[str, str | None]) -> bool:
-    """Return True if a task still has to succeed, and no task has failed or been skipped."""
+    """Return True if a run's tasks have not all succeeded yet, and none has failed or been skipped.
+
+    Args:
+        wanted: Ids of the tasks that must succeed.
+        tasks: Airflow's state of each task, by task id; None for a task that is not scheduled yet.
+    """
     states = [tasks.get(name) for name in wanted]
     return any(state != "success" for state in states) and not any(state in _ENDED_BADLY for state in states)
 
 
 def _is_at_work(log: Log, run: PredecessorRun, interval: Interval) -> bool:
-    """Return True if the run computes its interval, or has computed it, so that its checkpoint is near.
+    """Return True if `run` is computing the interval before `interval`, or has computed it.
 
-    A `process` task that is running may itself wait for its predecessor. So the log must already extend to the start of
-    that run's interval, which is computed from the length of `interval`. If intervals differ in length the answer may
-    be wrong. A wrong answer only decides whether the task first waits with a worker slot or defers at once.
+    A `process` task in state running may still be waiting for its own predecessor. So the log must also have a
+    checkpoint that extends to the start of the interval before, which is taken to be as long as `interval`. A wrong
+    answer does little harm: a task that waits for `run` would only keep its worker slot too long, or give it back too
+    early.
     """
     process, *rest = (run.tasks.get(name) for name in run.wanted)
     before_it = interval.start - (interval.end - interval.start)
@@ -193,7 +205,10 @@ def _is_at_work(log: Log, run: PredecessorRun, interval: Interval) -> bool:
 
 
 def _has_committed(log: Log, run: PredecessorRun, interval: Interval) -> bool:
-    """Return True if the log has a commit that the run made since its last clear, which raised `clear_number`."""
+    """Return True if `run` has committed the interval before `interval` since the run was last cleared.
+
+    Each clear raises Airflow's `clear_number`, and a record keeps the `clear_number` of its run.
+    """
     return any(
         (run_of(entry).run_id, run_of(entry).clear_number) == (run.run_id, run.clear_number)
         and interval_of(entry).end == interval.start

@@ -12,24 +12,25 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from state_backend.adapters.schemes import is_over_network
 
 _FIRST_LOOK_S = 1.0
-# Only the storage shows the awaited checkpoint. Airflow shows that no checkpoint will come, so it is asked less often:
-# each answer costs its API some 10 ms.
+# Seconds between two requests to Airflow. They are rarer than requests to the storage, because each one costs Airflow's
+# API about 10 ms and only shows whether the awaited run has ended without a checkpoint.
 _AIRFLOW_EVERY_S = 5.0
 _SLOWEST_S = 2.0
 _SHARE_OF_WAIT = 20
 
 
 def pause_s(waited_s: float, poll_s: float, *, local: bool) -> float:
-    """Return the seconds until the next question, after a wait of `waited_s`.
+    """Return the pause in seconds before the trigger asks for the checkpoint again.
 
-    A read of a local file costs nothing, so it is repeated every `poll_s`. A question to an object store or to
-    Airflow's API costs a request, so the pause grows: a twentieth of the wait so far, at least `poll_s` and at most two
-    seconds. A wait of up to ten seconds then ends within half a second of its event, a longer wait within two seconds.
+    A read of a local file costs almost nothing, so the pause is always `poll_s`. An object store or Airflow's API
+    charges each request, so there the pause grows: a twentieth of the wait so far, at least `poll_s` and at most two
+    seconds. So a trigger that has waited ten seconds notices the checkpoint at most half a second late, and later at
+    most two seconds late.
 
     Args:
         waited_s: Seconds since the wait began.
         poll_s: Shortest pause in seconds.
-        local: The question is a read of a local file.
+        local: True if the trigger reads a local file.
     """
     return poll_s if local else max(poll_s, min(_SLOWEST_S, waited_s / _SHARE_OF_WAIT))
 
@@ -37,26 +38,26 @@ def pause_s(waited_s: float, poll_s: float, *, local: bool) -> float:
 class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not type-checked here
     """The trigger that ends a task's wait for the checkpoint of the interval before.
 
-    It fires `{"why": text}` in one of these cases. The task then reads everything again and decides.
+    The trigger fires `{"why": text}` in one of these cases. The task then asks Airflow and the log again and decides.
 
     1. One of the awaited runs has committed the checkpoint that ends at `end_ms`.
-    2. An awaited run ended otherwise or was deleted, or a queued run started.
-    3. The time is `until_ms`.
+    2. An awaited run ended without this checkpoint or was deleted, or a queued run started.
+    3. The time `until_ms` has come.
 
-    It asks the storage for the next record every `poll_s` seconds, and less and less often on an object store
-    (`pause_s`). It asks Airflow every five seconds for the states of the runs' tasks. A storage that does not answer is
-    asked again.
+    The trigger asks a local storage for the next record every `poll_s` seconds, and an object store less and less often
+    (`pause_s`). It asks Airflow every five seconds for the states of the runs' tasks. If the storage does not answer,
+    the trigger asks again.
 
     Args:
         url: URL of the pipeline's folder; None asks Airflow only.
         head_id: Id of the newest record that the task has read.
         end_ms: End of the awaited checkpoint's interval, in ms since the epoch.
         dag_id: The DAG of the runs.
-        clear_numbers: Clear number of each awaited run, by run id.
+        clear_numbers: How often each awaited run was cleared, by run id. A commit counts only with this number.
         task_ids: Ids of the runs' `process` task and `checkpoint` task.
         queued: Ids of the awaited runs that were queued when the wait began.
         until_ms: When to end the wait in any case, in ms since the epoch.
-        poll_s: Shortest time between two questions, in seconds.
+        poll_s: Shortest time between two requests to the storage, in seconds.
     """
 
     def __init__(
@@ -84,14 +85,14 @@ class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow i
         self.poll_s = poll_s
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return the path of the class and its arguments, from which Airflow makes the trigger again."""
+        """Return the path of this class and the arguments with which Airflow creates the trigger in the triggerer."""
         names = ["url", "head_id", "end_ms", "dag_id", "clear_numbers", "task_ids", "queued", "until_ms", "poll_s"]
         return f"{type(self).__module__}.{type(self).__name__}", {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Yield one event with the reason when the wait is over."""
-        # The first question comes after a second: Airflow may fail a task whose trigger fires before Airflow's
-        # scheduler has noticed that the task was deferred.
+        # The trigger waits a second before its first request. If it fired earlier, Airflow's scheduler may not have
+        # noticed yet that the task was deferred, and would fail the task.
         began_s = time.monotonic()
         await asyncio.sleep(max(self.poll_s, _FIRST_LOOK_S))
         asked_s = -_AIRFLOW_EVERY_S
@@ -107,12 +108,12 @@ class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow i
 
     async def _look(self, ask_airflow: bool) -> str | None:
         if self.url is not None and (checkpoint_id := await asyncio.to_thread(self.committed, self.url)) is not None:
-            return f"checkpoint {checkpoint_id} is there"
-        # Airflow's answers come through one channel of the triggerer with an async lock, so Airflow is not asked in a
-        # thread.
+            return f"checkpoint {checkpoint_id} is committed"
+        # This request does not run in a thread: all requests of a triggerer to Airflow share one channel, whose lock
+        # works only in the event loop.
         if ask_airflow and (ended := await self._ended()) is not None:
             return ended
-        return "time is up" if time.time() * 1000 >= self.until_ms else None
+        return "the longest wait is over" if time.time() * 1000 >= self.until_ms else None
 
     def committed(self, url: str) -> int | None:
         """Return the id of the awaited checkpoint; None if the log does not have it yet or the storage does not answer.
@@ -144,11 +145,11 @@ class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow i
         except NotFound:
             return None
         except RetryableError as error:
-            self.log.warning("the storage does not answer, it is asked again: %s", error)
+            self.log.warning("the storage does not answer; the trigger asks again: %s", error)
             return None
 
     async def _ended(self) -> str | None:
-        """Return what happened to the awaited runs: one started, ended or was deleted. None if nothing happened."""
+        """Return a text if one of the awaited runs has started, ended or been deleted; None otherwise."""
         from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
         from asgiref.sync import sync_to_async
 
@@ -162,13 +163,13 @@ class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow i
             dag_id=self.dag_id, run_ids=runs, states=["success", "failed"]
         )
         if over:
-            return f"{over} of {', '.join(runs)} ended"
+            return f"{over} of these runs ended: {', '.join(runs)}"
         for run_id in runs:
             tasks = states.get(run_id)
             if tasks is None:
-                return f"{run_id} is gone"
+                return f"run {run_id} was deleted"
             if not is_unfinished(self.task_ids, tasks):
-                return f"{run_id} has ended: {tasks}"
+                return f"run {run_id} has ended: {tasks}"
             if run_id in self.queued and any(state is not None for state in tasks.values()):
-                return f"{run_id} has started"
+                return f"run {run_id} has started"
         return None

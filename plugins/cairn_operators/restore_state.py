@@ -1,4 +1,4 @@
-"""The operator and the DAG that go back to a checkpoint, fork a checkpoint, or restore a savepoint."""
+"""The operator and the DAG that restore an earlier checkpoint or a savepoint, or fork a checkpoint."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 _AGREED_KEY = "cairn_agreed"
 
-_DOC = """Makes an earlier state the pipeline's state: that of a checkpoint (by id, or by the end of its interval), or a savepoint's; or
-starts another pipeline with it.
+_DOC = """Makes an earlier state the pipeline's state: a checkpoint (by id, or by the end of its interval) or a savepoint. Or starts
+another pipeline with this state.
 
-1. It says what would be discarded. If newer checkpoints would be, it **waits for a person** (Required Actions in the UI).
-2. The state that is to be restored is **validated**; one that is refused is not restored.
-3. One commit. The log has the command that runs the discarded intervals again.
+1. The task logs which newer checkpoints it would discard. If there are any, it **waits for a person** (Required Actions in the UI).
+2. The task **validates** the state. If validation refuses the state, nothing is restored.
+3. The task commits. Its log has the command that runs the discarded intervals again.
 """
 
 
@@ -37,10 +37,11 @@ class Restoration:
     """The plan of one restore.
 
     Attributes:
-        kind: Go back to a checkpoint (rewind), start another pipeline (fork), or restore a savepoint.
+        kind: "rewind" goes back to a checkpoint, "fork" starts another pipeline with it, "savepoint" restores a
+            savepoint.
         checkpoint: Id of the checkpoint to restore; None for a savepoint.
-        discards: Ids of the newer checkpoints from which no interval would start any longer.
-        text: Description for the person who has to agree.
+        discards: Ids of the newer checkpoints that the restore would discard: no interval would start from them.
+        text: Description of the restore for the task log, and for the person who has to agree.
     """
 
     kind: Literal["rewind", "fork", "savepoint"]
@@ -114,7 +115,7 @@ class RestoreStateOperator(DriverOperator):
 
     @property
     def dag_of_pipeline(self) -> str:
-        """The id of the DAG that processes the pipeline. Commands in messages name this DAG."""
+        """The id of the DAG that processes the pipeline, for commands in messages."""
         return str(self.pipeline_dag_id)
 
     def execute(self, context: Any) -> dict[str, Any]:
@@ -151,10 +152,12 @@ class RestoreStateOperator(DriverOperator):
         if savepoint is not None and self.claim == "CLAIM":
             claim = read_claim(open_storage(savepoint))
             if claim is not None and claim.attempt == self._attempt(context):
-                # CLAIM deletes the savepoint after the commit. The earlier try may have died before it deleted all
-                # files.
+                # With CLAIM the driver deletes the savepoint after the commit. An earlier try may have died before all
+                # files were deleted, so this try calls the driver again.
                 self._restore_savepoint(context, savepoint)
-        self.log.info("an earlier try of this run has committed checkpoint %d; nothing is left to do", checkpoint)
+        self.log.info(
+            "an earlier try of this run has already committed checkpoint %d; this try has nothing to do", checkpoint
+        )
         kind = "fork" if self.fork_as else "rewind" if savepoint is None else "savepoint"
         return {"kind": kind, "checkpoint": checkpoint, "discarded": []}
 
@@ -178,11 +181,11 @@ class RestoreStateOperator(DriverOperator):
                 checkpoints; or the target is refused.
         """
         if "error" in event:
-            raise AirflowFailException(f"nobody has agreed: {event.get('error_type')}; nothing is restored")
+            raise AirflowFailException(f"no person has answered: {event.get('error_type')}; nothing is restored")
         who = (event.get("responded_by_user") or {}).get("name", "somebody")
         if event["chosen_options"] != [APPROVE]:
-            raise AirflowFailException(f"{who} has rejected it; nothing is restored")
-        self.log.info("%s has agreed to discard %s", who, ", ".join(map(str, agreed)))
+            raise AirflowFailException(f"{who} has rejected the restore; nothing is restored")
+        self.log.info("%s has agreed to discard checkpoints %s", who, ", ".join(map(str, agreed)))
         if (store := context.get("task_state_store")) is not None:
             store.set(self._agreed_key(context), agreed)  # A retry reads this and does not ask again.
         with as_google_identity(self.gcp_conn_id):
@@ -192,8 +195,8 @@ class RestoreStateOperator(DriverOperator):
         plan = self._plan()
         if more := plan.discards - set(agreed):
             raise AirflowFailException(
-                f"{plan.text}\nSince the question was asked there is more to discard: {', '.join(map(str, sorted(more)))}. "
-                "Nothing is restored; clear this task to be asked again"
+                f"{plan.text}\nThe restore would now discard more checkpoints than were agreed to: {', '.join(map(str, sorted(more)))}. "
+                "Nothing is restored. Clear this task to be asked again"
             )
         return self._restore(context, plan)
 
@@ -213,7 +216,7 @@ class RestoreStateOperator(DriverOperator):
             checkpoint_id = which if isinstance(which, int) else coordinator.record(which).id
             if self.fork_as:
                 record = restorable(log, checkpoint_id, permissions)
-                text = f"{self.pipeline_name}: checkpoint {record.id} of {record.content.interval} becomes pipeline {self.fork_as!r}"
+                text = f"{self.pipeline_name}: pipeline {self.fork_as!r} begins with checkpoint {record.id} of {record.content.interval}"
                 return Restoration(kind="fork", checkpoint=record.id, discards=frozenset(), text=text)
             plan = plan_rewind(log, checkpoint_id, permissions)
         except CairnError as error:
@@ -231,17 +234,21 @@ class RestoreStateOperator(DriverOperator):
         from state_backend.checkpoint.savepoints import read_savepoint
 
         if self.fork_as:
-            raise AirflowFailException("a savepoint is restored into the pipeline that is named; leave fork_as out")
+            raise AirflowFailException(
+                "fork_as works only with a checkpoint, and target is a savepoint; leave fork_as out"
+            )
         content = read_savepoint(open_storage(folder)).content
         discards = frozenset(d.id for d in discarded_by(self._coordinator().log(), content))
-        text = f"{self.pipeline_name}: the state at the end of {content.interval} from the savepoint in {folder}."
+        text = (
+            f"{self.pipeline_name}: restore the state at the end of {content.interval} from the savepoint in {folder}."
+        )
         if discards:
-            text += f" It discards {len(discards)} checkpoint(s): {', '.join(map(str, sorted(discards)))}."
+            text += f" This discards {len(discards)} checkpoint(s): {', '.join(map(str, sorted(discards)))}."
         return Restoration(kind="savepoint", checkpoint=None, discards=discards, text=text)
 
     def _ask(self, context: Any, plan: Restoration) -> None:
         ask_person(context, f"{self.pipeline_name}: discard {len(plan.discards)} newer checkpoint(s)?", plan.text)
-        self.log.info("waiting for a person to agree, without a worker slot: Required Actions in the UI")
+        self.log.info("waiting, without a worker slot, for a person to answer under Required Actions in the UI")
         raise TaskAwaitingInput(
             method_name="after_answer", kwargs={"agreed": sorted(plan.discards)}, timeout=self.response_timeout
         )
@@ -252,7 +259,7 @@ class RestoreStateOperator(DriverOperator):
         if self.validate:
             self._validate(plan)
         checkpoint = self._commit(context, plan)
-        self.log.info("checkpoint %d is the restored state", checkpoint)
+        self.log.info("checkpoint %d now has the restored state", checkpoint)
         return {"kind": plan.kind, "checkpoint": checkpoint, "discarded": sorted(plan.discards)}
 
     def _validate(self, plan: Restoration) -> None:
@@ -265,7 +272,7 @@ class RestoreStateOperator(DriverOperator):
         found = self.run_driver(request)
         if not found["success"]:
             findings = "\n".join(f"- {finding}" for finding in found["findings"])
-            raise AirflowFailException(f"{what} is refused, so it is not restored:\n{findings}")
+            raise AirflowFailException(f"validation refused {what}, so nothing is restored:\n{findings}")
 
     def _commit(self, context: Any, plan: Restoration) -> int:
         from state_backend.checkpoint.rewind import fork, rewind
@@ -296,7 +303,10 @@ class RestoreStateOperator(DriverOperator):
         return int(self.run_driver(request)["checkpoint"])
 
     def _attempt(self, context: Any) -> str:
-        """Return the attempt: the same uuid in every try of a run until a clear. A retry completes an earlier try."""
+        """Return the attempt's uuid, which is the same in all tries of a run until the run is cleared.
+
+        So a retry finds what an earlier try committed, and completes it.
+        """
         run = context["dag_run"]
         name = f"cairn:{run.dag_id}:{run.run_id}:{self.task_id}:{run.clear_number or 0}"
         return str(uuid.uuid5(uuid.NAMESPACE_URL, name))
@@ -305,7 +315,7 @@ class RestoreStateOperator(DriverOperator):
         return _coordinator_of(self.root, self.pipeline_name)
 
     def _into(self) -> Coordinator:
-        """Return the coordinator of the pipeline that receives the state."""
+        """Return the coordinator of the pipeline that gets the restored state: the fork, or this pipeline."""
         return _coordinator_of(self.fork_root or self.root, self.fork_as) if self.fork_as else self._coordinator()
 
     def _permissions(self) -> Any:
@@ -331,7 +341,8 @@ def parse_target(text: str) -> int | str | datetime:
         text: A checkpoint's id, the end of an interval, `latest`, or the folder of a savepoint.
 
     Returns:
-        The id as an int, the end as a datetime with a time zone, and `latest` or the folder as text.
+        An int for an id, a datetime with a time zone for the end of an interval, the text itself for `latest` or a
+        folder.
 
     Raises:
         AirflowFailException: The text is none of these.
@@ -347,8 +358,8 @@ def parse_target(text: str) -> int | str | datetime:
         instant = None
     if instant is None or instant.tzinfo is None:
         raise AirflowFailException(
-            f"target {text!r} is neither a checkpoint's id, nor an interval's end like 2013-01-02T00:00:00+00:00, nor 'latest', "
-            "nor the folder of a savepoint (a URL or an absolute path)"
+            f"target is {text!r}; expected a checkpoint's id, an interval's end like 2013-01-02T00:00:00+00:00, 'latest', or the "
+            "folder of a savepoint (a URL or an absolute path)"
         )
     return instant
 
@@ -388,9 +399,16 @@ def restore_pipeline(
     check_pipeline_and_root(dag_id, pipeline, root)
     params = {
         "target": Param(
-            "", type="string", minLength=1, description="Checkpoint id, interval end, 'latest', or savepoint folder"
+            "",
+            type="string",
+            minLength=1,
+            description="A checkpoint's id, an interval's end like 2013-01-02T00:00:00+00:00, 'latest', or a savepoint's folder",
         ),
-        "fork_as": Param(None, type=["null", "string"], description="Begin another pipeline of this name instead"),
+        "fork_as": Param(
+            None,
+            type=["null", "string"],
+            description="Name of a new pipeline that begins with this state; empty: restore this pipeline",
+        ),
     }
     arguments: dict[str, Any] = {"schedule": None, "catchup": False, "max_active_runs": 1, "params": params}
     with DAG(dag_id, **{**arguments, "doc_md": _DOC, **dag_arguments}) as dag:

@@ -1,6 +1,6 @@
-"""The retry policy of Cairn's tasks: soon at first, then less and less often.
+"""The retry policy of Cairn's tasks: short pauses at first, longer pauses later.
 
-A killed driver needs no pause. A server or an input may need minutes.
+After a killed driver, a retry can begin at once. A failed server or a missing input may need minutes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from cairn_operators.failures import UserCodeFailed
 
 _SECONDS = (5, 15, 60, 180, 300, 600, 600)
 RETRIES = len(_SECONDS)
-# An exception of the user's code is mostly a bug. With few retries the run fails soon and shows it.
+# Largest number of retries after an exception of the user's code. Most of these exceptions are bugs, so the run should
+# fail soon and show the bug.
 USER_CODE_RETRIES = 3
 _OWN = {"retry_delay", "retry_exponential_backoff", "max_retry_delay", "retry_policy"}
 
@@ -38,12 +39,12 @@ class RetriesOverHalfAnHour(RetryPolicy):  # type: ignore[misc]
     ) -> RetryDecision:
         """Return whether and when Airflow tries the task again. Airflow calls this in the task's process.
 
-        Airflow makes no more retries than the task's `retries`, whatever the decision.
+        Airflow never makes more retries than the task's `retries`, even if this method returns a retry.
 
         Args:
             exception: The exception of the failed try.
             try_number: Number of the failed try. A clear does not reset it.
-            max_tries: Number of retries that Airflow allows, counted like `try_number`. A clear raises it.
+            max_tries: The try number after which Airflow gives up. A clear raises it by the number of retries.
             context: Airflow's context of the task; not used.
         """
         # A clear does not reset `try_number`: Airflow sets `max_tries` to the tries so far plus the retries. So
@@ -51,21 +52,21 @@ class RetriesOverHalfAnHour(RetryPolicy):  # type: ignore[misc]
         failure = max(1, self.retries - max_tries + try_number)
         if isinstance(exception, UserCodeFailed):
             if failure > USER_CODE_RETRIES:
-                return RetryDecision.fail(f"an exception of the pipeline's code, after {USER_CODE_RETRIES} retries")
+                return RetryDecision.fail(f"the pipeline's code still fails after {USER_CODE_RETRIES} retries")
             return RetryDecision.retry(timedelta(seconds=_SECONDS[0]))
         seconds = _SECONDS[min(failure, RETRIES) - 1]
         return RetryDecision.retry(timedelta(seconds=seconds), f"retry {failure} of {self.retries} in {seconds} s")
 
 
 def retry_arguments(own: Mapping[str, Any] | None = None, retries: int = RETRIES) -> dict[str, Any]:
-    """Return the arguments of a task: those of its user, and the retries that `stateful_pipeline` gives its tasks.
+    """Return the arguments in `own`, with the retries that `stateful_pipeline` gives its tasks added.
 
-    Use it for operators that are not made by `stateful_pipeline`. A `retry_delay`, `retry_exponential_backoff`,
-    `max_retry_delay` or `retry_policy` in `own` replaces Cairn's retry policy.
+    Use this function for operators in your own DAGs. A `retry_delay`, `retry_exponential_backoff`, `max_retry_delay` or
+    `retry_policy` in `own` replaces Cairn's retry policy.
 
     Args:
         own: The user's arguments of the task.
-        retries: Number of retries if `own` does not give it; 0 sets no policy.
+        retries: Number of retries if `own` has no `retries`. With 0 retries, no retry policy is set.
     """
     arguments = {"retries": retries, "retry_delay": timedelta(seconds=_SECONDS[0]), **(own or {})}
     if not _OWN & {*(own or {})} and arguments["retries"]:

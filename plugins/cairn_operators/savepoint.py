@@ -25,8 +25,8 @@ class SavepointOperator(DriverOperator):
             restores.
         every: Take a savepoint only at intervals that end a whole number of this span after the DAG's start date; None
             for all.
-        consolidate: Rewrite the checkpoint without obsolete entries first. Intervals that begin later start from the
-            rewritten checkpoint.
+        consolidate: First rewrite the checkpoint without deleted and replaced entries, as a checkpoint of its own.
+            Later intervals start from this rewritten checkpoint.
         **kwargs: More arguments of `DriverOperator` and Airflow's `BaseOperator`.
     """
 
@@ -73,7 +73,7 @@ class SavepointOperator(DriverOperator):
         """
         _, end = data_interval(context)
         if not self.is_due_at(end, context["dag"].start_date):
-            raise AirflowSkipException(f"a savepoint is taken every {self.every}, and not at {end.isoformat()}")
+            raise AirflowSkipException(f"savepoints are taken every {self.every}; none is due at {end.isoformat()}")
         from cairn.driver.driver_protocol import TakeSavepoint
 
         request = TakeSavepoint(

@@ -1,6 +1,7 @@
-"""Hooks for the two connection types of Spark, with a test for the button in Airflow's UI.
+"""Hooks for the two connection types of Spark.
 
-Airflow needs a hook class for each connection type. Cairn's operators do not use these hooks.
+Airflow needs a hook class for each connection type, and calls its `test_connection` for the Test button in the UI.
+Cairn's operators do not use these hooks.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ class _Location(BaseHook):  # type: ignore[misc]  # Airflow is not type-checked 
         self.spark_conn_id = spark_conn_id
 
     def get_conn(self) -> str:
-        """Return the URL of Spark. Only the driver opens a session."""
+        """Return the URL of Spark. No session is opened."""
         return spark_location(self.spark_conn_id).url
 
     def test_connection(self) -> tuple[bool, str]:
         """Try to open a TCP connection to each host of the URL, with a timeout of 5 s.
 
         Returns:
-            True if all hosts accepted the connection or the URL has no host, and a message for the UI.
+            True if all hosts accepted the connection or the URL has no host; and a message for the UI.
         """
         url = self.get_conn()
         hosts = [part for part in url.partition("://")[2].partition("/")[0].split(",") if part]
@@ -39,8 +40,11 @@ class _Location(BaseHook):  # type: ignore[misc]  # Airflow is not type-checked 
             try:
                 socket.create_connection((address.hostname or "", address.port or 15002), timeout=5).close()
             except OSError as error:
-                return False, f"nobody listens at {host}: {error}"
-        return True, f"something listens at {url}" if hosts else f"{url} runs inside the driver"
+                return False, f"can't connect to {host}: {error}"
+        return (
+            True,
+            f"{url} accepts connections" if hosts else f"{url} runs inside the driver, so there is no server to test",
+        )
 
 
 class SparkConnectLocation(_Location):

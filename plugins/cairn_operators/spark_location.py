@@ -1,6 +1,6 @@
-"""Read from an Airflow connection where Spark is.
+"""Read Spark's address, token and configuration from an Airflow connection.
 
-The URL may be shown. The token and Spark's configuration may be secret, so the driver gets them on its stdin.
+The address may be shown. The token and the configuration may be secret, so the driver gets them on its stdin.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def spark_location(conn_id: str, conf: Mapping[str, Any] | None = None) -> Spark
                 url = f"{url}{'' if ';' in url else '/'};{name}={value}"
     elif token:
         raise AirflowFailException(
-            f"connection {conn_id!r} has a token or password, and leads to the Spark master {url!r}, which takes none; tokens are for "
-            "Spark Connect (sc://host)"
+            f"connection {conn_id!r} has a token or password, but a Spark master such as {url!r} takes none. Remove it; only Spark "
+            "Connect (sc://HOST) takes tokens"
         )
     if token:
         mask_secret(token)
@@ -94,7 +94,8 @@ def spark_url(conn_type: str, host: str | None, port: int | None, schema: str | 
     """Return the URL of Spark for the parts of an Airflow connection.
 
     Airflow splits the connection URI spark://host:7077 into type `spark`, host `host` and port 7077. This function puts
-    the scheme back. Airflow stores an unknown type as `generic`: then the scheme in the host decides.
+    the scheme back. For the type `generic`, which Airflow stores in place of an unknown type, the scheme in the host
+    decides.
 
     Args:
         conn_type: Type of the connection.
@@ -120,8 +121,8 @@ def spark_url(conn_type: str, host: str | None, port: int | None, schema: str | 
     if kind == "spark":
         return _master(conn_type, host, port)
     raise AirflowFailException(
-        f"a connection of type {conn_type!r} does not lead to Spark; use spark_connect or spark, or of type generic a host like "
-        "sc://HOST or spark://HOST"
+        f"the connection to Spark has type {conn_type!r}; expected spark_connect or spark, or generic with a host like sc://HOST or "
+        "spark://HOST"
     )
 
 
@@ -160,7 +161,7 @@ def _yes(value: Any) -> str:
 
 
 def _parsed(conn_id: str, conf: Any) -> Mapping[str, Any]:
-    """Return the connection's `conf`, which is a JSON object or the text of a JSON object from a form field."""
+    """Return Spark's configuration from a connection's `conf`: an object, or JSON text from the connection's form."""
     try:
         conf = json.loads(conf) if isinstance(conf, str) and conf.strip() else conf or {}
     except ValueError:
@@ -173,13 +174,18 @@ def _parsed(conn_id: str, conf: Any) -> Mapping[str, Any]:
 
 
 def _texts(what: str, conf: Mapping[str, Any]) -> dict[str, str]:
-    """Convert Spark's settings to texts. From here on Airflow masks the secret values in all logs of the task."""
+    """Convert the values of Spark's settings to texts, and let Airflow mask the secret ones in the task's logs.
+
+    Args:
+        what: Where the settings come from, for the error message.
+        conf: The settings by name.
+    """
     plain = {name: value.text if isinstance(value, Hidden) else value for name, value in conf.items()}
     texts, redaction = {}, redaction_of(plain)
     for name, value in plain.items():
         if not isinstance(value, str | int | float):
             raise AirflowFailException(
-                f"{what}: {name} is a {type(value).__name__}, not a text, a number, true or false"
+                f"{what}: {name} is a {type(value).__name__}; expected a text, a number, true or false"
             )
         texts[name] = str(value).lower() if isinstance(value, bool) else str(value)
         if isinstance(value, str) and value and is_secret(name, value, redaction):

@@ -13,16 +13,16 @@ from cairn_operators.data_interval import data_interval, is_due
 from cairn_operators.failures import failure
 from cairn_operators.google_connection import as_google_identity
 
-_DOC = """Deletes files that crashed and lost attempts left behind, and that nothing needs, and trials whose time is over. It goes by reference: what any record
-names stays. It may run beside the pipeline; in doubt it deletes nothing. The log lists what goes.
+_DOC = """Deletes files that crashed and lost attempts left behind, and trials whose time is over. A file that any record names stays.
+The task may run beside the pipeline. If it can't be sure about a file, it deletes nothing. The log lists the deleted files.
 """
 
 
 class SweepStateOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type-checked here
     """The task that deletes files of crashed and lost attempts, and trials whose time is over.
 
-    It may run beside the pipeline. An attempt that wrote nothing for `min_age` is recorded in the log as abandoned
-    before its files are deleted, so it can't be committed later.
+    The task may run beside the pipeline. If an attempt has written nothing for `min_age`, the task first records in the
+    log that the attempt is abandoned, and then deletes its files. So the attempt can't be committed later.
 
     Args:
         pipeline_name: Name of the `Pipeline`.
@@ -71,7 +71,7 @@ class SweepStateOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
         """Sweep the pipeline's folder, or skip the task if it is not due.
 
         Returns:
-            Counts of the deleted files, the abandoned attempts and the removed trials; those of the plan in a dry run.
+            Counts of deleted files, abandoned attempts and removed trials. In a dry run: what a sweep would delete.
 
         Raises:
             AirflowSkipException: No sweep is due after this interval.
@@ -81,7 +81,7 @@ class SweepStateOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
         if self.every is not None:
             _, end = data_interval(context)
             if not self.is_due_at(end, context["dag"].start_date):
-                raise AirflowSkipException(f"swept every {self.every}, and not at {end.isoformat()}")
+                raise AirflowSkipException(f"sweeps run every {self.every}; none is due at {end.isoformat()}")
         with as_google_identity(self.gcp_conn_id):
             return self._execute()
 
@@ -105,9 +105,9 @@ class SweepStateOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
         for file in plan.delete:
             self.log.info("%s %12d %s", "would delete" if self.only_plan else "orphan", file.size_bytes, file.path)
         for path in result.rebuilt:
-            self.log.warning("%s a lost file anew: %s", "would write" if self.only_plan else "wrote", path)
+            self.log.warning("%s a lost file again: %s", "would write" if self.only_plan else "wrote", path)
         for path in plan.unknown:
-            self.log.warning("left alone, not ours: %s", path)
+            self.log.warning("not deleted, since Cairn did not write it: %s", path)
         for trial in trials:
             done = "would remove" if self.only_plan else "removed"
             self.log.info("%s trial %s, whose time is over: %d files", done, trial.name, trial.files)

@@ -1,7 +1,7 @@
 """Priorities for worker slots: first the tasks that the next interval waits for, then validation, then processing.
 
-In Airflow's own order each `process` task goes before each `checkpoint` task. With several active runs and few slots,
-runs that wait for a checkpoint would hold all slots.
+By default Airflow starts each `process` task before each `checkpoint` task. With several active runs and few slots,
+`process` tasks that wait for a checkpoint would then hold all slots, and the `checkpoint` task could not start.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ from airflow.sdk.definitions.xcom_arg import PlainXComArg
 
 
 def push_outputs(context: Any, **values: Any) -> None:
-    """Push each value as an XCom with a key of its own.
+    """Push each value as an XCom with its own key, which a DAG file reads as `task.output[key]`.
 
-    Airflow's `multiple_outputs` would push every field of the task's result.
+    Airflow's `multiple_outputs` is not used, since it would push every field of the task's result.
     """
     for key, value in values.items():
         context["ti"].xcom_push(key=key, value=value)

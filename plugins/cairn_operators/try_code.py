@@ -22,21 +22,21 @@ from cairn_operators.task_outputs import push_outputs
 DEPLOY = ("ask, from the next interval on", "ask, for the past too", "no")
 _AGREED_KEY = "cairn_deploy_agreed"
 
-_DOC = """Runs intervals with other code beside production, says what that changes, and takes exactly that over if a person agrees.
+_DOC = """Runs intervals with other code beside production, shows what the code changes, and deploys the code if a person agrees.
 
-1. **try** forks production's state, runs the intervals in a root of the trial's own, and compares: its log has what changes. Production is
-   only read: no sink is called, no asset is told.
-2. **deploy** waits for a person (Required Actions), with the comparison. *For the past too*: the intervals are run again in production, and
-   each is committed only if it comes to what the trial came to.
+1. **try** forks production's state, runs the intervals in a separate root, and compares the results. Its log has the differences. The task
+   only reads production: it calls no sink and adds no event to the asset.
+2. **deploy** shows the comparison to a person and waits for an answer (Required Actions). With *for the past too*, the intervals run again
+   in production, and each is committed only if its result equals the trial's.
 
-The trial is removed by a sweep when its time is over.
+A sweep removes the trial when its time is over.
 """
 
 
 class TryCodeOperator(DriverOperator):
     """The task that runs intervals with other code beside production, and compares the results.
 
-    Production is only read. A retry goes on where the try before stopped.
+    The task only reads production. A retry goes on where the earlier try stopped.
 
     Args:
         pipeline: The `Pipeline` with the new code, as `module:NAME`.
@@ -45,9 +45,9 @@ class TryCodeOperator(DriverOperator):
         first: Start of the first interval: an ISO instant, or a day; UTC if it has no zone.
         last: Start of the last interval, included.
         every: Length of an interval.
-        trial: Name of the trial; empty: derived from its start and its code.
+        trial: Name of the trial; if empty, Cairn derives a name from the first interval and the code.
         key: Columns that identify output rows, separated by commas; empty compares whole rows.
-        keep: Time for which the trial stays.
+        keep: How long the trial stays before a sweep removes it.
         **kwargs: More arguments of `DriverOperator` and Airflow's `BaseOperator`.
 
     Raises:
@@ -71,7 +71,7 @@ class TryCodeOperator(DriverOperator):
     ) -> None:
         super().__init__(**{"doc_md": _DOC, **kwargs})
         if every <= timedelta(0) or keep <= timedelta(0):
-            raise ValueError(f"{self.task_id}: every is {every} and keep is {keep}; both are longer than nothing")
+            raise ValueError(f"{self.task_id}: every is {every} and keep is {keep}; both must be longer than zero")
         self.pipeline_name = pipeline_name
         self.first = first
         self.last = last
@@ -117,7 +117,8 @@ class DeployTrialOperator(DriverOperator):
         root: URL of the folder that holds the pipelines.
         pipeline_name: Name of the `Pipeline` in production.
         trial: Name of the trial.
-        how: One of `DEPLOY`; "no" skips the task.
+        how: One of `DEPLOY`: deploy from the next interval on, deploy and run the trial's intervals again in production
+            too, or "no", which skips the task.
         comparison: Text that the person sees.
         response_timeout: Longest wait for the person; None for no limit.
         **kwargs: More arguments of `DriverOperator` and Airflow's `BaseOperator`.
@@ -149,7 +150,8 @@ class DeployTrialOperator(DriverOperator):
         """Ask a person whether to deploy. Deploy at once if the person agreed in an earlier try.
 
         Returns:
-            Counts of intervals that ran again and that stay behind, and the command to go back.
+            `again` (number of the trial's intervals that ran again in production), `behind` (number of later intervals
+            that ran again too) and `back` (the command that undoes the deployment; None if that is impossible).
 
         Raises:
             TaskAwaitingInput: The task waits, without a worker slot, for a person.
@@ -160,7 +162,7 @@ class DeployTrialOperator(DriverOperator):
         if self.how not in DEPLOY:
             raise AirflowFailException(f"deploy is {self.how!r}; expected one of: {'; '.join(DEPLOY)}")
         if self.how == "no":
-            raise AirflowSkipException("it was only to be tried")
+            raise AirflowSkipException("the run's parameter deploy is 'no', so nothing is deployed")
         store = context.get("task_state_store")
         if store is not None and store.get(self._agreed_key(context)) == self._question():
             return self._deploy(context)
@@ -185,10 +187,10 @@ class DeployTrialOperator(DriverOperator):
             AirflowFailException: The person rejected or did not answer in time, or a retry can't help.
         """
         if "error" in event:
-            raise AirflowFailException(f"nobody has agreed: {event.get('error_type')}; nothing is deployed")
+            raise AirflowFailException(f"no person has answered: {event.get('error_type')}; nothing is deployed")
         who = (event.get("responded_by_user") or {}).get("name", "somebody")
         if event["chosen_options"] != [APPROVE]:
-            raise AirflowFailException(f"{who} has rejected it; nothing is deployed")
+            raise AirflowFailException(f"{who} has rejected the deployment; nothing is deployed")
         self.log.info("%s has agreed to deploy trial %s", who, self.trial)
         if (store := context.get("task_state_store")) is not None:
             store.set(self._agreed_key(context), asked)  # A retry reads this and does not ask again.
@@ -196,9 +198,9 @@ class DeployTrialOperator(DriverOperator):
 
     def _ask(self, context: Any) -> None:
         past = self.how == DEPLOY[1]
-        what = "its intervals are run again in production" if past else "from the next interval on"
+        what = "and run its intervals again in production" if past else "from the next interval on"
         ask_person(context, f"{self.pipeline_name}: deploy trial {self.trial}, {what}?", self.comparison)
-        self.log.info("waiting for a person to agree, without a worker slot: Required Actions in the UI")
+        self.log.info("waiting, without a worker slot, for a person to answer under Required Actions in the UI")
 
     def _deploy(self, context: Any) -> dict[str, Any]:
         from cairn.driver.driver_protocol import COMMITTED, Deploy
@@ -215,8 +217,14 @@ class DeployTrialOperator(DriverOperator):
         done = self.run_driver(request, on_line=line)
         tell_asset(context, self.alias, self.asset, committed)
         if done["back"]:
-            self.log.info("to go back: the old code in the DAG, and its state:\n%s", done["back"])
-        self.log.info("let the DAG of %s run %s from the next interval on", self.pipeline_name, self.pipeline)
+            self.log.info(
+                "to undo the deployment, put the old code back into the DAG and restore its state:\n%s", done["back"]
+            )
+        self.log.info(
+            "next: give the DAG of %s the new code (pipeline=%s) before the next interval runs",
+            self.pipeline_name,
+            self.pipeline,
+        )
         return done
 
     def _question(self) -> str:
@@ -229,14 +237,18 @@ class DeployTrialOperator(DriverOperator):
 _BY_HAND: dict[str, Any] = {"schedule": None, "catchup": False, "max_active_runs": 1}
 _PARAMS = {
     "from": Param(
-        "", type="string", minLength=1, title="From", description="Start of the first interval: 2024-01-04 (UTC)"
+        "",
+        type="string",
+        minLength=1,
+        title="From",
+        description="Start of the first interval, such as 2024-01-04 (UTC)",
     ),
     "to": Param("", type="string", minLength=1, title="To", description="Start of the last interval, included"),
     "key": Param(
         "",
         type="string",
         title="Key",
-        description="Columns that tell output rows apart, with commas between; empty: whole rows",
+        description="Columns that identify an output row, separated by commas; empty: compare whole rows",
     ),
     "deploy": Param(DEPLOY[0], type="string", enum=[*DEPLOY], title="Deploy"),
 }
@@ -266,7 +278,7 @@ def trial_pipeline(
         root: URL of the folder that holds the pipelines.
         pipeline_name: Name of the `Pipeline`; None: read from the source of its module.
         every: Length of an interval, as in the pipeline's own DAG.
-        keep: Time for which a trial stays.
+        keep: How long a trial stays before a sweep removes it.
         spark_conn_id: Connection to Spark.
         gcp_conn_id: Connection with the key for a `gs://` root; None for application default credentials.
         try_: More arguments of the `TryCodeOperator`.
@@ -281,7 +293,9 @@ def trial_pipeline(
             the pipeline's name, or `every` or `keep` is not positive.
     """
     check_pipeline_and_root(dag_id, pipeline, root)
-    code = Param(pipeline, type="string", minLength=3, title="Code", description="module:NAME with the new code")
+    code = Param(
+        pipeline, type="string", minLength=3, title="Code", description="The Pipeline with the new code, as module:NAME"
+    )
     where: dict[str, Any] = {
         "pipeline": "{{ params.code }}",
         "root": root,

@@ -30,12 +30,13 @@ class ValidateStateOperator(DriverOperator):
         attempt: A prepared attempt. A refused attempt can't be committed: the task is a gate in front of
             `CheckpointOperator`.
         savepoint: URL of a savepoint's folder.
-        docs_dir: Folder for Data Docs, to which the task links; None writes none.
+        docs_dir: Folder for Data Docs, to which the task links; None writes no Data Docs.
         mode: "fast" compares files with their records, without Spark. "full" also restores the state, compares every
             entry with the recorded digests, and evaluates the pipeline's expectations.
-        full_every: A fast task is a full task at intervals that end a whole number of this span after the DAG's start
-            date.
-        expectations_every: A full task evaluates expectations only at this cadence; None for always.
+        full_every: With mode "fast", validate in mode "full" at intervals that end a whole number of `full_every` after
+            the DAG's start date; None never does.
+        expectations_every: In mode "full", evaluate expectations only at intervals that end a whole number of
+            `expectations_every` after the DAG's start date; None always does.
         pipeline_name: Name of the `Pipeline`, whose asset `cairn://<pipeline_name>` gets an event for a checkpoint that
             passed.
         **kwargs: More arguments of `DriverOperator` and Airflow's `BaseOperator`.
@@ -68,7 +69,7 @@ class ValidateStateOperator(DriverOperator):
             kwargs["outlets"] = [asset, *kwargs.get("outlets", [])]
         super().__init__(**{**THEN_VALIDATES, **kwargs})
         if sum(given is not None for given in (checkpoint, attempt, savepoint)) != 1:
-            raise ValueError(f"{self.task_id}: expected one of checkpoint, attempt and savepoint")
+            raise ValueError(f"{self.task_id}: give exactly one of checkpoint, attempt and savepoint")
         self.asset = asset
         self.checkpoint = checkpoint
         self.attempt = attempt
@@ -122,34 +123,35 @@ class ValidateStateOperator(DriverOperator):
         raise AssertionError("the constructor refuses a task without a target")
 
     def _refusal(self, result: dict[str, Any]) -> str:
-        """Return the message about a refused target: findings, affected output that is published, and what to do."""
+        """Return the error message for a refused target: findings, affected published output, and what to do."""
         findings = "\n".join(f"- {finding}" for finding in result["findings"])
         what = self._target()
-        head = f"{what} is refused: {len(result['findings'])} finding(s)\n{findings}\nData Docs: {self.docs_page}\n"
+        head = f"validation refused {what}: {len(result['findings'])} finding(s)\n{findings}\nData Docs: {self.docs_page}\n"
         if self.attempt is not None:
             return (
-                f"{head}Nothing of it is committed or published. Mend the cause, then clear this run's process task with its "
+                f"{head}The attempt is neither committed nor published. Remove the cause. Then clear this run's process task with "
                 "downstream."
             )
         if self.savepoint is not None:
-            return f"{head}Take another savepoint; this one should not be restored."
+            return f"{head}Do not restore this savepoint. Take another one."
         from state_backend.values.airflow_commands import with_command
         from state_backend.values.errors import Rerun
 
         published = "\n".join(f"- {one}" for one in result.get("published", ()))
         text = (
-            f"{head}It is quarantined: no interval starts from it any more. Output that is published already and was made with it:\n"
-            f"{published or '- none'}\nMend the cause, then clear this run's process task with its downstream, and of later runs "
-            "too, or run them again:"
+            f"{head}The checkpoint is quarantined: no interval starts from it. Published output that depends on it:\n"
+            f"{published or '- none'}\nRemove the cause. Then clear the process tasks of this run and of later runs with "
+            "downstream, or run these intervals again:"
         )
         again = result.get("rerun")
         return with_command(text, self.dag_of_pipeline, Rerun.from_json(again) if again else None)
 
 
 def _is_due(context: Any, every: timedelta) -> bool:
-    """Return True if the run's data interval is on the cadence.
+    """Return True if the run's data interval ends a whole number of `every` after the DAG's start date.
 
-    The run of a range has no data interval and fails here, so it is called only if a cadence is set.
+    Call this only if `full_every` or `expectations_every` is set: a run of `backfill_pipeline` has no data interval, so
+    it would fail here.
     """
     _, end = data_interval(context)
     return is_due(end, context["dag"].start_date, every)

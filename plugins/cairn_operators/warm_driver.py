@@ -25,6 +25,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+# Two drivers that begin within this many seconds make a host process worthwhile.
 _FOLLOWS_S = 600.0
 # Prefixes of environment variables that Python or a library reads only when it starts. Drivers that differ in one of
 # these variables need different host processes.
@@ -35,7 +36,7 @@ _READ_AT_START = (
 
 
 class WarmDriver:
-    """A driver that the host process has forked. It has the part of `subprocess.Popen` that `DriverProcess` uses."""
+    """A driver that the host process has forked. The class has those members of `Popen` that `DriverProcess` uses."""
 
     stdin = None
 
@@ -62,7 +63,10 @@ class WarmDriver:
         return code
 
     def close(self) -> None:
-        """Close the sockets. The kernel kills a driver that still runs when its lifeline closes."""
+        """Close the sockets to the host process and to the driver.
+
+        The kernel kills the driver if it still runs: the socket called lifeline is tied to the driver for this purpose.
+        """
         self._lifeline.close()
         self._connection.close()
 
@@ -72,7 +76,7 @@ class WarmDriver:
                 code = _number(self._connection)
             except OSError:
                 code = None
-            # The host process died without sending the code. The kernel has killed its drivers.
+            # Without a code, the host process has died, and the kernel has killed its drivers with SIGKILL.
             self._code = -signal.SIGKILL if code is None else code
         return self._code
 
@@ -104,10 +108,10 @@ def start_warm(
 
 
 def start_host_if_it_pays(*, cwd: Path, environment: Mapping[str, str]) -> None:
-    """Start a host process for later drivers, if this driver followed another one within ten minutes.
+    """Start a host process for later drivers, if the last two drivers on this machine began within ten minutes.
 
-    Call this after a driver was started as a normal process. No host process is started within 30 s of the one before.
-    Errors of the file system are ignored: the next driver tries again.
+    Call this after a driver was started as a normal process. The function never starts two host processes within 30 s.
+    It ignores errors of the file system, since the next driver tries again.
 
     Args:
         cwd: Working directory of the host process.
@@ -121,7 +125,8 @@ def start_host_if_it_pays(*, cwd: Path, environment: Mapping[str, str]) -> None:
         seen = folder / f"{key}.seen"
         now_s = time.time()
         with seen.open("a+") as file:
-            # The lock and the 30 s let only one task start a host process, which needs seconds for its imports.
+            # Several tasks may come here at once. The lock and the pause of 30 s let only one of them start a host
+            # process, which needs seconds for its imports.
             fcntl.flock(file, fcntl.LOCK_EX)
             file.seek(0)
             last_s, started_s = _two_times(file.read())
@@ -148,13 +153,14 @@ def start_host_if_it_pays(*, cwd: Path, environment: Mapping[str, str]) -> None:
                 stderr=log,
                 start_new_session=True,
             )
-            host.returncode = 0  # The host outlives this task; `Popen` must not warn of a running child.
+            host.returncode = 0  # The host outlives this task. With a return code, `Popen` does not warn about that.
 
 
 def _two_times(text: str) -> tuple[float, float]:
-    """Return when a driver and when a host process was last started, in seconds since the epoch.
+    """Parse the content of a `.seen` file: when a driver and when a host process was last started.
 
-    Both are 0 if the text is empty or incomplete, as after a crash or on a full disk.
+    Both times are in seconds since the epoch. They are 0 if the text is empty or incomplete, as after a crash or on a
+    full disk.
     """
     try:
         last_s, started_s = map(float, text.split())
@@ -173,12 +179,15 @@ def _folder() -> Path:
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if found.st_uid != os.getuid() or found.st_mode & 0o077 or folder.is_symlink():
-        raise PermissionError(f"{folder} is not this user's alone")
+        raise PermissionError(f"other users can access {folder}")
     return folder
 
 
 def _worker() -> int:
-    """Return the id of the Airflow process that runs this task. The host process lives until its workers end."""
+    """Return the pid of the Airflow worker that runs this task.
+
+    The host process gets this pid with each request, and ends when all workers are dead.
+    """
     return os.getppid()
 
 
@@ -227,7 +236,7 @@ def _ask(
         if not pid:
             return None
         theirs.close()
-        with contextlib.suppress(BrokenPipeError), feeding:  # A driver that has ended says why in its output.
+        with contextlib.suppress(BrokenPipeError), feeding:  # A broken pipe: the driver has ended; its output says why.
             feeding.write(private or b"")
         connection.settimeout(None)
         ours.pop_all()
@@ -235,7 +244,7 @@ def _ask(
 
 
 def _number(connection: socket.socket) -> int | None:
-    """Read a number of 4 bytes. Return None if the host process has closed the connection."""
+    """Read one number of 4 bytes from the host process; None if the host process has closed the connection."""
     data = b""
     while len(data) < 4:
         more = connection.recv(4 - len(data))

@@ -14,7 +14,7 @@ from typing import Any
 
 _CONF = {
     "label": "Spark configuration",
-    "description": 'A JSON object like {"spark.executor.memory": "4g"}. A task\'s spark_conf counts before it',
+    "description": 'A JSON object like {"spark.executor.memory": "4g"}. Settings in a task\'s spark_conf override it',
     "schema": {"type": ["string", "null"]},
 }
 _SSL = {"label": "Use TLS", "schema": {"type": ["boolean", "null"], "default": False}}

@@ -1,15 +1,15 @@
 """Pages in Airflow's UI that show the checkpoints of pipelines. They read logs and change nothing.
 
 plugin.py            registers the pages with Airflow
-routes.py            the FastAPI application
-access.py            the pipelines that a user may read
-airflow_database.py  DAGs, runs and XComs of Airflow's database
-find_pipelines.py    the pipelines of DAGs and of the setting       pure
-read_logs.py         reads logs, caches them, and times out
+routes.py            is the FastAPI application with a route for each page
+access.py            decides which pipelines a user may read
+airflow_database.py  reads DAGs, runs and XComs from Airflow's database
+find_pipelines.py    finds the pipelines in DAGs and in the setting CAIRN_UI_PIPELINES
+read_logs.py         reads and caches logs, with a limit on a page's wait
 pipeline_overview.py, checkpoint_list.py, checkpoint_detail.py, lineage.py, trends.py, trials.py
-                     contents of the pages                         pure
-trial_rows.py        rows and entries in which a trial differs, read by a process of its own
-human_units.py       sizes, durations and counts for people          pure
-render_template.py   HTML from templates
-data_docs.py, data_docs_routes.py    Data Docs in Airflow's frame
+                     compute the values of the pages
+trial_rows.py        compares rows and entries of a trial with production's, in a separate process
+human_units.py       formats sizes, durations and counts for people
+render_template.py   renders HTML from templates
+data_docs.py, data_docs_routes.py    list and serve Data Docs in Airflow's UI
 """

@@ -13,7 +13,7 @@ from cairn_ui.find_pipelines import PipelineRef
 
 
 class Rights:
-    """The rights of one user. Answers about DAGs are kept, so an object serves one request only.
+    """The rights of one user. Use an object for one request only, since it keeps the auth manager's answers.
 
     Args:
         user: Airflow's user of the request.
@@ -46,9 +46,9 @@ class Rights:
         return [ref for ref in refs if self.may_read(ref)]
 
     def may_read_docs(self, name: str, refs: Iterable[PipelineRef]) -> bool:
-        """Return True if the user may read every pipeline of this name: their Data Docs lie in one folder.
+        """Return True if the user may read all pipelines with this name, whose Data Docs share one folder.
 
-        Without a pipeline of this name the answer is False. Its DAG was deleted, so no DAG's rights can be checked.
+        The answer is False if no pipeline has this name, as after its DAG was deleted: then no right can be checked.
         """
         named = [ref for ref in refs if ref.name == name]
         return bool(named) and all(self.may_read(ref) for ref in named)

@@ -1,4 +1,4 @@
-"""Read Airflow's database: serialized DAGs, runs, and the savepoints that tasks returned. Nothing is written."""
+"""Read from Airflow's database: serialized DAGs, their schedules and runs, and results of savepoint tasks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Run:
         state: Airflow's state of the run.
         start: Start of the data interval; None if the run has no data interval.
         end: End of the data interval; None if the run has no data interval.
-        due: Time from which the run may start.
+        due: Time at which Airflow may start the run (`run_after`).
     """
 
     run_id: str
@@ -52,8 +52,8 @@ class TaskTry:
     """The last try of one task of a run.
 
     Attributes:
-        state: Airflow's state of the task; None before it is scheduled.
-        try_number: Number of the try.
+        state: Airflow's state of the task; None before Airflow has scheduled the task.
+        try_number: Number of the try, from 1.
         began: Start of the try.
         ended: End of the try.
     """
@@ -65,14 +65,18 @@ class TaskTry:
 
 
 class DagsInDatabase:
-    """A cache of the pipelines in all DAGs, except DAGs that Airflow calls stale. A changed DAG is read again."""
+    """A cache of the serialized DAGs in Airflow's database, from which it finds the pipelines.
+
+    A DAG is read again only when it has changed. DAGs that Airflow marks as stale, because their files are missing, are
+    left out.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._known: dict[str, tuple[Any, Mapping[str, Any]]] = {}
 
     def pipelines(self) -> list[PipelineRef]:
-        """Return the pipelines of all DAGs and of the setting. The caller checks the user's rights."""
+        """Return the pipelines of all DAGs and those that the setting lists. The caller checks the user's rights."""
         with self._lock:
             self._read()
             dags = [(dag_id, data) for dag_id, (_, data) in sorted(self._known.items())]
@@ -101,21 +105,24 @@ class DagsInDatabase:
 
 
 def _slim(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Keep only the tasks that the pages ask about, since a DAG may have a thousand other tasks."""
+    """Return a serialized DAG with only those tasks that may be Cairn's, to save memory.
+
+    Each of Cairn's tasks that the pages need has a template field `root` or `to`.
+    """
     tasks = data.get("dag", {}).get("tasks", [])
     ours = [t for t in tasks if {"root", "to"} & set(t.get("__var", t).get("template_fields", ()))]
     return {"dag": {"tasks": ours}}
 
 
 def configured_setting() -> str:
-    """Return the setting that lists pipelines: `CAIRN_UI_PIPELINES`, else `[cairn] ui_pipelines` of Airflow."""
+    """Return the setting that lists more pipelines: `$CAIRN_UI_PIPELINES`, else Airflow's `[cairn] ui_pipelines`."""
     import os
 
     return os.environ.get("CAIRN_UI_PIPELINES") or conf.get("cairn", "ui_pipelines", fallback="") or ""
 
 
 def schedules_of(dag_ids: Collection[str]) -> dict[str, Schedule]:
-    """Return the schedule of each DAG, from which the pages compute lateness."""
+    """Return the schedule of each DAG by its id. The pages compute from it whether a checkpoint is late."""
     found = {}
     with create_session() as session:
         last = (
@@ -157,7 +164,7 @@ def run_of(dag_id: str, run_id: str) -> Run | None:
 
 
 def tries_of(dag_id: str, run_id: str) -> dict[str, TaskTry]:
-    """Return the last try of each task of a run, by the task's id."""
+    """Return the last try of each task of a run, by task id."""
     with create_session() as session:
         tasks = session.scalars(
             select(TaskInstance).where(TaskInstance.dag_id == dag_id, TaskInstance.run_id == run_id)
@@ -174,9 +181,15 @@ def tries_of(dag_id: str, run_id: str) -> dict[str, TaskTry]:
 
 
 def last_savepoint(dag_id: str, task_id: str) -> dict[str, Any] | None:
-    """Return the result of the newest task that took a savepoint; None if Airflow's database has none.
+    """Return the newest result of a savepoint task.
 
-    It has the checkpoint's id, the savepoint's folder, its bytes, and the run's id.
+    Args:
+        dag_id: Id of the DAG.
+        task_id: Id of the DAG's savepoint task.
+
+    Returns:
+        The task's result, with the checkpoint's id and the savepoint's folder, and the id of the run. None if Airflow's
+        database has no result of the task.
     """
     with create_session() as session:
         xcom = session.execute(
@@ -192,9 +205,9 @@ def last_savepoint(dag_id: str, task_id: str) -> dict[str, Any] | None:
 
 
 def json_object(value: Any) -> dict[str, Any] | None:
-    """Parse an XCom as the database stores it: a JSON value, or a string that contains JSON.
+    """Parse the value of an XCom as the database stores it: a JSON value, or a string that contains JSON.
 
-    Airflow's own reader is not used. It creates an instance of any class that the JSON names, so the author of a task
+    Airflow's own function is not used. It creates an instance of any class that the JSON names. So the author of a task
     could run code inside the API server.
 
     Returns:
@@ -209,9 +222,9 @@ def json_object(value: Any) -> dict[str, Any] | None:
 
 
 def runs_there(dag_id: str | None, run_ids: Collection[str]) -> set[str]:
-    """Return those of the run ids that Airflow has for the DAG.
+    """Return those of the given run ids that Airflow's database has for the DAG.
 
-    Airflow's runs can be deleted, and `cairn run` makes checkpoints without a run.
+    A checkpoint's run can be missing there: a person deleted the run, or `cairn run` made the checkpoint.
     """
     if dag_id is None or not run_ids:
         return set()
@@ -223,13 +236,13 @@ def airflow_url(request_url: str) -> str:
     """Return the URL of this Airflow: `[api] base_url`, else the URL of the request.
 
     Args:
-        request_url: The URL, without a path, at which the browser asked.
+        request_url: Scheme, host and port of the browser's request.
     """
     return (conf.get("api", "base_url", fallback="") or request_url).rstrip("/")
 
 
 def ui_prefix() -> str:
-    """Return the path below which Airflow's own pages lie: empty, or for example `/airflow`."""
+    """Return the path of `[api] base_url`, with which all URLs of Airflow's pages begin: empty, or e.g. `/airflow`."""
     from urllib.parse import urlsplit
 
     return urlsplit(conf.get("api", "base_url", fallback="") or "").path.rstrip("/")
@@ -238,7 +251,7 @@ def ui_prefix() -> str:
 def open_folder(ref: PipelineRef) -> Storage:
     """Open the storage of a pipeline's folder, with the identity in the DAG's Google connection.
 
-    A temporary file with the key is read now, and is deleted when this function returns.
+    The key may be in a temporary file, which this function reads and deletes before it returns.
     """
     return open_url(ref, join_url(ref.root, ref.name))
 

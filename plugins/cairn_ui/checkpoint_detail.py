@@ -1,4 +1,7 @@
-"""The page of one checkpoint, and the comparison of two: the results of `describe` in the shape of a page. Pure."""
+"""Compute the values of two pages: one checkpoint, and the comparison of two checkpoints.
+
+Both come from `state_backend.inspection.describe`, which the command line uses too.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,9 @@ from state_backend.values.airflow_commands import backfill_command
 from state_backend.values.errors import Rerun
 from state_backend.values.records import Record, ShardManifest
 
+# Largest number of output files on a page.
 _LISTED = 200
+# Largest number of key groups on a page.
 _GROUPS = 100
 
 
@@ -37,8 +42,8 @@ class Shard:
         entries: Number of entries.
         bytes: Bytes of its files.
         files: Number of its files.
-        entries_share: Entries as a part of those of the largest shard, 0 to 1.
-        bytes_share: Bytes as a part of those of the largest shard, 0 to 1.
+        entries_share: Number of entries divided by that of the shard with most entries, 0 to 1.
+        bytes_share: Bytes divided by those of the largest shard, 0 to 1.
     """
 
     shard: int
@@ -53,12 +58,12 @@ class Shard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateVersion:
-    """One schema with which values of a state were written.
+    """One version of a state's schema.
 
     Attributes:
-        version: Number of the schema.
-        value: Fields of the value, as of `fields_of`.
-        user_key: Fields of a map's key; None for other kinds of state.
+        version: Number of the version.
+        value: Fields of the value, in the form of `fields_of`.
+        user_key: Fields of a map state's key, in the same form; None for other kinds of state.
     """
 
     version: int
@@ -74,7 +79,7 @@ class State:
         name: Name of the variable.
         kind: Kind of the state: value, list, map or timers.
         ttl_ms: Time to live in ms; None without expiry.
-        versions: Its schemas, newest last.
+        versions: Versions of the state's schema, newest last.
     """
 
     name: str
@@ -91,8 +96,8 @@ class Action:
         title: Name of the action.
         why: What the action does, and when it is useful.
         command: The command.
-        dag_id: The DAG that does the same; None without one.
-        conf: The configuration for the form of the DAG's trigger, as JSON.
+        dag_id: The DAG that does the same; None if no DAG does it.
+        conf: JSON with the parameters to trigger this DAG with; None without a DAG.
     """
 
     title: str
@@ -104,22 +109,23 @@ class Action:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detail:
-    """The page of one checkpoint.
+    """The values of the page of one checkpoint.
 
     Attributes:
-        row: The checkpoint as in the history.
-        source: Where its state came from, as of `lineage.source`.
-        reason: Why validation refused it, or the checkpoint that it descends from; None if it did not.
-        findings: What validation found.
-        shards: Its shards.
+        row: The checkpoint as a row of the history.
+        source: Where the checkpoint's state came from, from `lineage.source`.
+        reason: Why validation refused the checkpoint, or an earlier checkpoint from which it was computed; None if
+            validation refused neither.
+        findings: What validation found in the refused checkpoint.
+        shards: The checkpoint's shards.
         skew: Bytes of the largest shard divided by the mean of all shards; None with fewer than two shards.
-        states: Its state variables.
+        states: The processor's state variables.
         source_position: The source position as JSON.
-        outputs: Its output files, at most 200.
+        outputs: The output files, at most 200.
         more_outputs: Number of output files that are not in `outputs`.
-        metadata: Names and values of other fields of the record.
+        metadata: Names and values of more fields of the record.
         totals: Names and values of the record's counts.
-        actions: What can be done with it.
+        actions: Commands that make sense for this checkpoint.
     """
 
     row: Row
@@ -139,13 +145,13 @@ class Detail:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One figure in two checkpoints.
+    """One count or setting of two checkpoints.
 
     Attributes:
-        name: Name of the figure.
+        name: Name of the count or setting.
         first: Value in the first checkpoint.
         second: Value in the second checkpoint.
-        by: Second value minus first value; None if they are no numbers.
+        by: Second value minus first value; None if a value is not a number.
     """
 
     name: str
@@ -161,15 +167,17 @@ class Comparison:
     Attributes:
         first: Id of the first checkpoint.
         second: Id of the second checkpoint.
-        same_state: Their digests and the schemas of their states are equal.
-        same_code: Their code hashes are equal.
-        changes: Figures of both, those that differ first.
-        states: Names of the states that were added, removed or changed.
+        same_state: The digests and the schemas of both are equal.
+        same_code: The code hashes of both are equal.
+        changes: Counts and settings of both; the ones that differ come first.
+        states: Names of the states under "added", "removed" and "changed": only in the second checkpoint, only in the
+            first, with another schema.
         groups: Key group, entries in the first and entries in the second, for key groups that differ; None if the two
             have different numbers of key groups.
         more_groups: Number of key groups that differ and are not in `groups`.
-        files: Number and bytes of the files that both have, and that only the first or the second has.
-        command: The command that shows the same.
+        files: Number and bytes of the state files that both have ("shared"), that only the first has ("only_first") and
+            that only the second has ("only_second").
+        command: The command that compares the entries of both.
     """
 
     first: int
@@ -185,7 +193,7 @@ class Comparison:
 
 
 def manifests_of(record: Record, storage: Storage) -> list[ShardManifest]:
-    """Return the manifests of a checkpoint's shards. Those in files of their own are read.
+    """Return the manifests of a checkpoint's shards. A manifest that is not part of the record is read from its file.
 
     Raises:
         NotFound: A manifest's file was deleted.
@@ -204,7 +212,7 @@ def detail_of(
     docs: str | None,
     airflow: str | None = None,
 ) -> Detail:
-    """Return the page of one completed checkpoint.
+    """Return the values of the page of one retained checkpoint.
 
     Args:
         ref: The pipeline.
@@ -212,8 +220,8 @@ def detail_of(
         record: The checkpoint's record.
         manifests: The manifests of its shards.
         written_ms: Commit time in ms since the epoch; None if it is not known.
-        docs: Path of its page of Data Docs; None without one.
-        airflow: URL of Airflow in commands; None for the default of `cairn backfill`.
+        docs: Path of the checkpoint's newest page of Data Docs; None without a page.
+        airflow: URL of Airflow for the commands' `--airflow`; None leaves the option out.
     """
     said = describe_checkpoint(reading.log, record, manifests)
     shards = _shards(said["shards"])
@@ -252,13 +260,13 @@ def detail_of(
 
 
 def actions_of(ref: PipelineRef, log: Log, record: Record, airflow: str | None = None) -> tuple[Action, ...]:
-    """Return the commands that apply to a completed checkpoint. The page runs none of them.
+    """Return the commands that make sense for a retained checkpoint. The page only shows them.
 
     Args:
         ref: The pipeline.
         log: The pipeline's log.
         record: The checkpoint's record.
-        airflow: URL of Airflow in commands; None for the default of `cairn backfill`.
+        airflow: URL of Airflow for the commands' `--airflow`; None leaves the option out.
     """
     stale = log.retained[record.id].stale_by if record.id in log.retained else None
     unusable = stale is not None or log.quarantine_above(record.id) is not None
@@ -274,7 +282,7 @@ def _restores(ref: PipelineRef, target: str) -> Iterator[Action]:
         conf = json.dumps({"target": target})
         yield Action(
             title=f"Go back to checkpoint {target}",
-            why="The DAG lists the checkpoints that it would discard, and waits for a person if there are any.",
+            why="The DAG lists the checkpoints that it would discard. If there are any, it waits for a person to agree.",
             command=shlex.join(["airflow", "dags", "trigger", dag_id, "--conf", conf]),
             dag_id=dag_id,
             conf=conf,
@@ -283,7 +291,8 @@ def _restores(ref: PipelineRef, target: str) -> Iterator[Action]:
         words = ["cairn", "restore", "--root", ref.root, "--pipeline", ref.name, "--checkpoint", target, "--dry-run"]
         yield Action(
             title=f"Go back to checkpoint {target}",
-            why="Lists the checkpoints that it would discard. No DAG restores this pipeline: restore_pipeline makes one.",
+            why="Lists the checkpoints that it would discard; without --dry-run it restores. To restore from Airflow, add a DAG with "
+            "restore_pipeline.",
             command=shlex.join(words),
         )
 
@@ -292,7 +301,7 @@ def _savepoint(root: str, code: str, target: str) -> Action:
     words = ["cairn", "savepoint", "--root", root, "--code", code, "--checkpoint", target, "--to"]
     return Action(
         title="Keep it as a savepoint",
-        why="A copy that nothing deletes. Replace DESTINATION by the URL of a new folder.",
+        why="Copies the checkpoint into a folder that Cairn never deletes. Replace DESTINATION with the URL of a new folder.",
         command=f"{shlex.join(words)} DESTINATION",
     )
 
@@ -306,15 +315,13 @@ def _run_again(pipeline: str, dag_id: str, log: Log, record: Record, airflow: st
         interval.end - interval.start,
         record.content.pipeline_start_ms,
     )
-    why = "The next interval can't start from this checkpoint any more. "
+    why = "No interval can start from this checkpoint. "
     if again.first != interval.start:
         why += (
             "The checkpoint before this interval can't be used either, so the command begins with an earlier interval. "
         )
     return Action(
-        title="Run its interval again"
-        if again.first == interval.start
-        else "Run its interval and those before it again",
+        title="Run its interval again" if again.first == interval.start else "Run its interval and earlier ones again",
         why=f"{why}Later intervals may need a re-run too: the overview has the command for all of them.",
         command=backfill_command(dag_id, again, airflow),
     )
@@ -327,7 +334,7 @@ def comparison_of(
     second: Record,
     others: Sequence[ShardManifest],
 ) -> Comparison:
-    """Compare two completed checkpoints by their metadata. No state is read.
+    """Compare two retained checkpoints by their records and manifests. No state is read.
 
     Args:
         ref: The pipeline.
@@ -406,7 +413,7 @@ def _state(said: dict[str, Any]) -> State:
 
 
 def fields_of(schema: dict[str, Any]) -> str:
-    """Format a StructType's JSON as `name type, name type`. Nested types have Spark's short form."""
+    """Format the JSON of a Spark StructType as text such as `user string, points array<int>`."""
     return ", ".join(f"{f['name']} {_type(f['type'])}" for f in schema.get("fields", ()))
 
 

@@ -1,4 +1,4 @@
-"""The history page: checkpoints in the order of their commits, a page at a time. Pure."""
+"""Compute the values of the history page: the entries of a pipeline's log, newest first, 50 to a page."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ class Row:
 
     Attributes:
         id: Id of the entry.
-        kind: Kind of the commit, such as interval, restore or consolidate; or sweep.
-        state: State in words, as of `state_word`.
-        tone: Colour of the state.
+        kind: Kind of the commit, such as interval, restore, consolidate or forget; or sweep.
+        state: State in words, from `state_word`.
+        tone: Tone of the state's chip: good, info, warn or bad.
         interval: The interval; None for a sweep.
-        base: Id of the base; None without one.
+        base: Id of the base; None if the interval started from empty state.
         run: The run that committed; None for a sweep.
         whole: The checkpoint is retained and its record is complete.
-        in_airflow: Airflow still has the run.
+        in_airflow: Airflow's database still has the run.
         committed: Time of the commit; None if it is not known.
-        mode: Form of the checkpoint, as of `mode_of`.
+        mode: Form of the checkpoint, from `mode_of`.
         new_bytes: Bytes that the interval uploaded.
         full_bytes: Bytes of the whole state.
         files_written: Number of files that the interval uploaded.
@@ -58,8 +58,8 @@ class Row:
         seconds: Sum of the phases' durations.
         phases: Phases in the order in which they happen.
         validated: Modes of the validations that the checkpoint passed.
-        docs: Path of its newest page of Data Docs.
-        code: Name of the code.
+        docs: Path of the checkpoint's newest page of Data Docs.
+        code: The code's version, or a short form of its hash.
         code_hash: Hash of the code.
     """
 
@@ -96,8 +96,8 @@ class Page:
     Attributes:
         rows: The checkpoints, newest first.
         head: Id of the newest entry of the log.
-        newer: Value of `before` for the page with newer entries; None on the first page.
-        older: Value of `before` for the page with older entries; None on the last page.
+        newer: Value of the URL parameter `before` for the page with newer entries; None on the first page.
+        older: Value of the URL parameter `before` for the page with older entries; None on the last page.
     """
 
     rows: tuple[Row, ...]
@@ -107,11 +107,11 @@ class Page:
 
 
 def ids_of_page(head: int, before: int | None, size: int = PAGE) -> list[int]:
-    """Return the ids of a page in descending order. Ids have no gaps, so nothing is searched.
+    """Return the ids of a page in descending order. No read is needed, since the ids of log entries have no gaps.
 
     Args:
         head: Id of the newest entry of the log.
-        before: The page begins below this id; None begins with the newest.
+        before: Show only entries with smaller ids; None shows the newest.
         size: Number of ids on a page.
     """
     first = head if before is None else min(head, before - 1)
@@ -125,9 +125,9 @@ def page_of(
 
     Args:
         reading: The pipeline as it was read.
-        before: The page begins below this id; None begins with the newest.
+        before: Show only entries with smaller ids; None shows the newest.
         written_ms: Commit times in ms since the epoch, by id.
-        docs: Paths of pages of Data Docs, by id.
+        docs: Path of the newest page of Data Docs, by id.
         size: Number of entries on a page.
     """
     log = reading.log
@@ -151,7 +151,7 @@ def row_of(reading: Reading, checkpoint_id: int, written_ms: int | None = None, 
         reading: The pipeline as it was read.
         checkpoint_id: Id of the entry.
         written_ms: Commit time in ms since the epoch; None if it is not known.
-        docs: Path of its page of Data Docs; None without one.
+        docs: Path of the checkpoint's newest page of Data Docs; None without a page.
     """
     log = reading.log
     entry = log.entries[checkpoint_id]
@@ -198,7 +198,11 @@ def row_of(reading: Reading, checkpoint_id: int, written_ms: int | None = None, 
 
 
 def phases_of(durations_us: Mapping[str, int]) -> tuple[Phase, ...]:
-    """Return the phases in the order in which they happen. Their shares sum to 1."""
+    """Return an interval's phases in the order in which they happen. Their shares sum to 1.
+
+    Args:
+        durations_us: Duration of each phase in microseconds, by name.
+    """
     whole = sum(durations_us.values())
     names = sorted(durations_us, key=lambda n: (_ORDER.index(n) if n in _ORDER else len(_ORDER), n))
     return tuple(
@@ -231,12 +235,12 @@ def _has_segments(ref: ShardRef) -> bool:
 def ids_of_run(log: Log, run_id: str, interval: Interval | None) -> list[int]:
     """Return the ids of the checkpoints that a run committed, ascending.
 
-    Only retained checkpoints and commits that overlap the run's interval are searched.
+    The function searches the retained checkpoints, and all commits that overlap the run's interval.
 
     Args:
         log: The pipeline's log.
         run_id: Airflow's id of the run.
-        interval: The run's interval; None searches the retained checkpoints only.
+        interval: The run's interval; None searches only the retained checkpoints.
     """
     near = {e.id for e in log.commits_near(interval)} if interval is not None and log.head_id else set()
     found = []

@@ -1,4 +1,4 @@
-"""List pages of Data Docs by pipeline and checkpoint, from the names of files and folders. No page is opened."""
+"""List pages of Data Docs by pipeline and checkpoint. Only names of files and folders are read, not the pages."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class DocsPage:
     Attributes:
         path: Path below the folder of all Data Docs, with `/`.
         pipeline: Name of the pipeline.
-        of: The target of the validation: `checkpoint 3`, an attempt or a savepoint.
+        of: What was validated, in words: such as `checkpoint 3`, an attempt or a savepoint.
         table: The state or output that the expectations are about.
         at: Time of the validation, as Great Expectations writes it.
-        checkpoint: Id of the checkpoint; None for another target.
+        checkpoint: Id of the validated checkpoint; None if an attempt or a savepoint was validated.
     """
 
     path: str
@@ -32,11 +32,11 @@ class DocsPage:
 
 
 def pages_in(root: Path, pipeline: str | None = None) -> list[DocsPage]:
-    """Return the newest pages, at most 500, newest first.
+    """Return the newest pages of Data Docs, at most 500, newest first.
 
     Args:
         root: The folder of all Data Docs.
-        pipeline: Name of the only pipeline to list; None lists all.
+        pipeline: List only pages of the pipeline with this name; None lists pages of all pipelines.
     """
     folders = (
         [root / pipeline]
@@ -51,7 +51,7 @@ def pages_in(root: Path, pipeline: str | None = None) -> list[DocsPage]:
 
 
 def of_checkpoints(root: Path, pipeline: str) -> dict[int, str]:
-    """Return the path of each checkpoint's newest page, by the checkpoint's id.
+    """Return, for each checkpoint with Data Docs, the path of its newest page by checkpoint id.
 
     Args:
         root: The folder of all Data Docs.
@@ -72,7 +72,7 @@ def page_at(path: str) -> DocsPage | None:
 
 
 def _page(inside: Path) -> DocsPage | None:
-    # Parts of the path: pipeline / validations / pipeline / table / run / time / file.
+    # Great Expectations names a page <pipeline>/validations/<pipeline>/<table>/<run>/<time>/<file>.
     parts = inside.parts
     if len(parts) < 7 or parts[1] != "validations":
         return None

@@ -1,7 +1,7 @@
 """Serve Data Docs in Airflow's UI: files below `docs_root()`, of pipelines that the user may read.
 
-The pages run in a browser sandbox. Their content comes from data, and a script in it must not act with the user's
-session. The list of the pages is a page in the frame of the checkpoints' pages.
+The pages run in a browser sandbox, because they contain values from user data: a script in such a value must not act
+with the user's session. Only the list of the pages is not sandboxed, since Cairn's own template renders it.
 """
 
 from __future__ import annotations
@@ -51,12 +51,15 @@ def page(path: str, rights: routes.Asks) -> Response:
     """Serve a file of the Data Docs. A folder stands for its `index.html`.
 
     Raises:
-        HTTPException: 404 without such a file, 403 if the user may not read all pipelines of its name.
+        HTTPException: 404 if the file does not exist. 403 if the user may not read every pipeline that has the name of
+            the file's pipeline: these pipelines share one folder.
     """
     root = docs_root()
     file = page_in(root, path)
     if file is None:
-        raise HTTPException(404, "no such page: Data Docs are written when a full validation evaluates expectations")
+        raise HTTPException(
+            404, "This page does not exist. A full validation writes Data Docs when it evaluates expectations"
+        )
     name = file.relative_to(root.resolve()).parts[0]
     refs = routes.dags.pipelines()
     if not rights.may_read_docs(name, refs):
@@ -68,8 +71,8 @@ def page(path: str, rights: routes.Asks) -> Response:
 
 def _why_not(name: str, known: bool) -> str:
     if known:
-        return "Airflow does not let you read the DAG of this pipeline"
+        return "You may not read the DAG of this pipeline"
     return (
-        f"no DAG of Airflow has a pipeline named {name!r}, so nobody may read its Data Docs. Add the URL of the pipeline's folder to "
-        "CAIRN_UI_PIPELINES. Then users who may read Airflow's configuration may read these Data Docs"
+        f"No DAG in Airflow has a pipeline named {name!r}, so Airflow can't tell who may read its Data Docs. Add the URL of the "
+        "pipeline's folder to CAIRN_UI_PIPELINES. Then users who may read Airflow's configuration may read these Data Docs"
     )

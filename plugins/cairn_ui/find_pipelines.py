@@ -1,6 +1,6 @@
-"""Find the pipelines that serialized DAGs and a setting name. Pure; no user code is imported.
+"""Find the pipelines that serialized DAGs and a setting name. No user code is imported.
 
-An operator is recognised by its template fields, so subclasses of Cairn's operators count too.
+A task is recognised as Cairn's by its template fields. So tasks of subclasses of Cairn's operators are found too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class PipelineRef:
     Attributes:
         name: Name of the pipeline.
         root: URL of the folder that holds the pipelines.
-        dag_id: The DAG that commits the checkpoints; None if only the setting names the pipeline.
+        dag_id: The DAG that commits the checkpoints; None if only the setting CAIRN_UI_PIPELINES names the pipeline.
         gcp_conn_id: Connection with the key for a `gs://` root; None for application default credentials.
         code: The `Pipeline`, as `module:NAME`; None if it is not known.
         process: Id of the DAG's task that processes intervals; None if it has none.
@@ -49,7 +49,7 @@ class PipelineRef:
 
     @property
     def key(self) -> str:
-        """The pipeline's part of a URL. It is readable, and different for each DAG, root and name."""
+        """The text that identifies the pipeline in URLs of pages: its name and a hash of DAG, root and name."""
         text = "\n".join((self.dag_id or "", self.root, self.name))
         slug = _NOT_SLUG.sub("-", self.name).strip("-.")[:40] or "pipeline"
         return f"{slug}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
@@ -61,11 +61,11 @@ class PipelineRef:
 
     @property
     def unreadable(self) -> str | None:
-        """The reason why the pipeline's folder is not known, namely a template; None if it is known."""
+        """The reason why the pages can't read the pipeline: its root or name is a Jinja template. None otherwise."""
         if "{{" in self.root or "{{" in self.name:
             return (
-                f"The DAG says where the pipeline lies by a template ({self.folder}), which is filled in only when a task runs.\n"
-                "Name the folder in CAIRN_UI_PIPELINES, and it is shown."
+                f"The DAG gives the pipeline's folder by a template ({self.folder}), which Airflow renders only when a task runs.\n"
+                "To see this pipeline here, add the URL of its folder to CAIRN_UI_PIPELINES."
             )
         return None
 
@@ -126,7 +126,8 @@ def configured(setting: str) -> list[PipelineRef]:
 def all_pipelines(dags: Iterable[tuple[str, Mapping[str, Any]]], setting: str) -> list[PipelineRef]:
     """Return every pipeline that a DAG commits or the setting names, each once, ordered by name.
 
-    A pipeline that both name belongs to the DAG, so the rights on the DAG decide who may read it.
+    If a DAG and the setting name the same pipeline, the result has it once, with the DAG. So only users who may read
+    the DAG may read the pipeline.
 
     Args:
         dags: Id and serialized form of each DAG.

@@ -1,4 +1,4 @@
-"""Format sizes, durations and counts for people. Pure."""
+"""Format sizes, durations and counts for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The lineage page: a graph of checkpoints and their bases, drawn row by row, newest first. Pure."""
+"""Compute the values of the lineage page: a graph of checkpoints and their bases.
+
+The graph looks like that of `git log --graph`: one checkpoint per row, newest first, in lanes side by side.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,13 @@ PAGE = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A line through one row of the drawing.
+    """A line through one row of the graph.
 
     Attributes:
-        x1: Lane at the upper end.
-        y1: Height of the upper end: 0 is the row's top, 1 its bottom.
-        x2: Lane at the lower end.
-        y2: Height of the lower end.
+        x1: Lane of the upper end, from 0.
+        y1: Height of the upper end within the row: 0 is the row's top, 1 its bottom.
+        x2: Lane of the lower end.
+        y2: Height of the lower end within the row.
     """
 
     x1: int
@@ -33,12 +36,12 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """The place of one checkpoint in the drawing.
+    """The place of one checkpoint in the graph.
 
     Attributes:
         id: Id of the checkpoint.
         lane: Lane of the checkpoint, from 0.
-        lines: All lines through its row.
+        lines: All lines through the checkpoint's row, including lines between other checkpoints.
     """
 
     id: int
@@ -48,12 +51,12 @@ class Placed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One row of the drawing.
+    """One row of the graph.
 
     Attributes:
-        placed: Lane and lines.
-        row: The checkpoint.
-        source: Where its state came from, as of `source`; None for a normal interval.
+        placed: Lane and lines of the row.
+        row: The checkpoint as a row of the history.
+        source: Where the checkpoint's state came from, from `source`; None for a normal interval.
     """
 
     placed: Placed
@@ -68,8 +71,8 @@ class Graph:
     Attributes:
         nodes: The rows, newest first.
         lanes: Number of lanes side by side.
-        newer: Value of `before` for the page with newer checkpoints; None on the first page.
-        older: Value of `before` for the page with older checkpoints; None on the last page.
+        newer: Value of the URL parameter `before` for the page with newer checkpoints; None on the first page.
+        older: Value of the URL parameter `before` for the page with older checkpoints; None on the last page.
     """
 
     nodes: tuple[Node, ...]
@@ -79,17 +82,17 @@ class Graph:
 
 
 def place(edges: Iterable[tuple[int, int | None]]) -> tuple[tuple[Placed, ...], int]:
-    """Put checkpoints into lanes, so that each checkpoint stands above its base.
+    """Assign a lane (a column of the graph) to each checkpoint, and draw a line from each checkpoint down to its base.
 
-    A lane is used again when its line has ended.
+    A checkpoint without a line from above gets the first free lane. A lane is free if no line runs through it.
 
     Args:
-        edges: The id of each checkpoint and of its base, newest first.
+        edges: The id of each checkpoint and the id of its base or None, newest checkpoint first.
 
     Returns:
         The places in the same order, and the number of lanes.
     """
-    lanes: list[int | None] = []  # For each lane, the id of the base that its line leads to.
+    lanes: list[int | None] = []  # For each lane, the id of the base that its line leads to; None for a free lane.
     placed, widest = [], 0
     for node, base in edges:
         here = [n for n, wanted in enumerate(lanes) if wanted == node]
@@ -119,12 +122,15 @@ def _free(lanes: list[int | None]) -> int:
 
 
 def graph_of(reading: Reading, before: int | None, size: int = PAGE) -> Graph:
-    """Return one page of the lineage. Sweeps are left out, since they are no checkpoints.
+    """Return one page of the lineage graph.
+
+    The page leaves out sweeps, whose records are in the log too but hold no checkpoint. So it may have fewer rows than
+    `size`.
 
     Args:
         reading: The pipeline as it was read.
-        before: The page begins below this id; None begins with the newest.
-        size: Number of log entries on a page.
+        before: Show only entries with smaller ids; None shows the newest.
+        size: Number of log entries that a page covers, including sweeps.
     """
     log = reading.log
     ids = ids_of_page(log.head_id, before, size)
@@ -137,9 +143,9 @@ def graph_of(reading: Reading, before: int | None, size: int = PAGE) -> Graph:
 
 
 def source(log: Log, checkpoint_id: int) -> str | None:
-    """Return in words where the state of a checkpoint came from, such as a savepoint or an equal earlier result.
+    """Return where a checkpoint's state came from, as text such as "went back to checkpoint 3".
 
-    The result is None for an interval that was processed and gave a new result.
+    The result is None for a checkpoint that an interval computed, unless it equals an earlier result of the interval.
     """
     entry = log.entries[checkpoint_id]
     if not isinstance(entry, Record):

@@ -1,4 +1,4 @@
-"""The list of pipelines and the overview of one: its health, and what its next interval would do now. Pure."""
+"""Compute the values of two pages: the list of pipelines, and the overview of one pipeline."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from state_backend.values.intervals import Interval
 from state_backend.values.records import Record, SweepRecord
 
 Tone = Literal["good", "info", "warn", "bad"]
+# A pipeline is late if an interval has no checkpoint this long after its run was due.
 GRACE = timedelta(minutes=10)
-"""A run that was due this long ago, and has no checkpoint, is late."""
 _REFUSALS = 3
 _COUNTED = ("completed", "stale", "replaced", "quarantined", "descends", "dropped")
 
@@ -30,7 +30,7 @@ class Schedule:
 
     Attributes:
         paused: The DAG is paused.
-        asked_end: Latest end of a data interval that has a run in any state; None without runs.
+        asked_end: The latest end of a data interval among the DAG's runs, in whatever state; None without runs.
         next_due: When Airflow should create the next run; None if the schedule has no further run.
         running: Number of runs that have not ended.
     """
@@ -43,12 +43,12 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chip:
-    """A short text with a colour.
+    """A coloured label on a page.
 
     Attributes:
-        tone: The colour's meaning.
-        text: The text.
-        title: The full explanation.
+        tone: What the label's colour means: good, info, warn or bad.
+        text: Text of the label.
+        title: Explanation, shown as a tooltip; empty for no tooltip.
     """
 
     tone: Tone
@@ -62,16 +62,17 @@ class OverviewRow:
 
     Attributes:
         ref: The pipeline.
-        problem: Why it could not be read now; None if it could.
-        read: Time of the newest reading; None if it was never read.
-        last_id: Id of the checkpoint that `furthest` returns; None without checkpoints. The next fields describe it.
-        interval: Its interval.
-        committed: Time of its commit; None if it is not known.
-        age: Time since its commit, in words.
-        due: Lateness; None if Airflow has no schedule.
-        state_bytes: Bytes of its state.
-        keys: Number of its keys; None if they are not counted.
-        health: Problems, worst first.
+        problem: Why the pipeline could not be read now; None if the read succeeded.
+        read: Time of the newest successful read; None if the pipeline was never read.
+        last_id: Id of the checkpoint that `furthest` returns, called the last checkpoint here; None without
+            checkpoints.
+        interval: Interval of the last checkpoint.
+        committed: Time at which the last checkpoint was committed; None if it is not known.
+        age: Time since the last checkpoint was committed, in words.
+        due: Whether the last checkpoint is on time; None if Airflow has no schedule.
+        state_bytes: Bytes of the last checkpoint's state.
+        keys: Number of keys in the last checkpoint; None if they are not counted.
+        health: Problems of the pipeline, worst first.
         stored: Size of the pipeline's folder; None before the first count.
     """
 
@@ -91,14 +92,14 @@ class OverviewRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pointer:
-    """A checkpoint that the overview names.
+    """A card of the overview that names one checkpoint.
 
     Attributes:
-        title: The role of the checkpoint, such as "Latest validated".
-        checkpoint: Id of the checkpoint; None if no checkpoint has this role.
-        interval: Its interval; None if it is not known.
-        note: A remark about it.
-        nothing: Text for the case that no checkpoint has this role.
+        title: Title of the card, such as "Latest validated".
+        checkpoint: Id of the checkpoint; None if there is no such checkpoint.
+        interval: The checkpoint's interval; None if it is not known.
+        note: A remark about the checkpoint, such as when it was committed.
+        nothing: Text of the card if `checkpoint` is None.
     """
 
     title: str
@@ -116,7 +117,7 @@ class Refusal:
         id: Id of the checkpoint.
         reason: Why validation refused it.
         findings: What validation found.
-        docs: Path of its page of Data Docs; None without one.
+        docs: Path of the checkpoint's newest page of Data Docs; None without a page.
     """
 
     id: int
@@ -127,14 +128,14 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Next:
-    """What the next interval would do if it ran now.
+    """Whether the pipeline's next interval can start now.
 
     Attributes:
         interval: The next interval; None before the first checkpoint.
-        base: Id of the checkpoint that it would start from; None if it can't start.
-        headline: First line of the reason why it can't start; None if it can.
+        base: Id of the checkpoint that the interval would start from; None for empty state, or if it can't start.
+        headline: First line of the reason why the interval can't start; None if it can.
         rest: The other lines of the reason.
-        command: The command that repairs this; None without one.
+        command: Command after which the interval can start; None if no command helps.
     """
 
     interval: Interval | None
@@ -146,15 +147,15 @@ class Next:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """The first page of a pipeline.
+    """The values of a pipeline's overview page.
 
     Attributes:
-        next: What the next interval would do now.
+        next: Whether the next interval can start now.
         pointers: The latest completed, validated and restored checkpoint, and the last savepoint.
-        counts: Number of checkpoints by state.
-        health: Problems, worst first.
-        due: Lateness; None if Airflow has no schedule.
-        unpublished: Intervals whose output no sink call has published, with the checkpoint's id.
+        counts: Number of checkpoints in each state.
+        health: Problems of the pipeline, worst first.
+        due: Whether the newest checkpoint is on time; None if Airflow has no schedule.
+        unpublished: Intervals whose output the sink has not taken, each with the checkpoint's id.
         quarantined: The newest quarantined checkpoints.
         more_quarantined: Number of quarantined checkpoints that are not in `quarantined`.
     """
@@ -170,10 +171,10 @@ class Overview:
 
 
 def lateness(furthest: datetime | None, schedule: Schedule | None, now: datetime) -> Chip | None:
-    """Return a chip that says if the newest checkpoint is as new as the schedule asks for; None without a schedule.
+    """Return a chip such as "on time" or "late by 3 h"; None without a schedule.
 
     Args:
-        furthest: End of the newest checkpoint's interval; None without checkpoints.
+        furthest: End of the interval of the checkpoint that `furthest` returns; None without checkpoints.
         schedule: The DAG's schedule; None if Airflow has none.
         now: The time of the page.
     """
@@ -181,55 +182,69 @@ def lateness(furthest: datetime | None, schedule: Schedule | None, now: datetime
         return None
     behind = schedule.asked_end if furthest is None or (schedule.asked_end or now) > furthest else None
     if schedule.running and behind is not None:
-        return Chip(tone="info", text="running", title=f"{plural(schedule.running, 'run')} under way")
+        return Chip(tone="info", text="running", title=f"{plural(schedule.running, 'run')} in progress")
     if schedule.paused:
-        return Chip(tone="warn", text="paused", title="The DAG is paused: no run is made")
+        return Chip(tone="warn", text="paused", title="The DAG is paused: Airflow creates no runs")
     if behind is not None and now - behind > GRACE:
         late = span((now - behind).total_seconds())
-        return Chip(tone="bad", text=f"late by {late}", title="A run was due, and its interval has no checkpoint")
+        return Chip(tone="bad", text=f"late by {late}", title="A run was due, but its interval has no checkpoint")
     if schedule.next_due is not None and now - schedule.next_due > GRACE:
         late = span((now - schedule.next_due).total_seconds())
         return Chip(
             tone="bad",
             text=f"late by {late}",
-            title="A run is due, and Airflow has not made it: does the scheduler run?",
+            title="A run is due, but Airflow has not created it. Check that the scheduler is running",
         )
     if schedule.next_due is None:
-        return Chip(tone="info", text="nothing due", title="The schedule has no further run")
-    return Chip(tone="good", text="on time", title="Every interval that was due has its checkpoint")
+        return Chip(tone="info", text="no run due", title="The schedule has no more runs")
+    return Chip(tone="good", text="on time", title="Each interval that was due has a checkpoint")
 
 
 def health_of(reading: Reading) -> tuple[Chip, ...]:
-    """Return the problems of a pipeline, worst first. Without problems the only chip is `sound`.
+    """Return the problems of a pipeline, worst first. Without problems the only chip is `no problems`.
 
     A pipeline without any commit and without problems has no chip.
     """
     status, log = reading.status, reading.log
     found = []
     if status.problem is not None:
-        found.append(Chip(tone="bad", text="next can't start", title=status.problem))
+        found.append(Chip(tone="bad", text="next interval can't start", title=status.problem))
     if status.quarantined:
         ids = ", ".join(str(n) for n, _ in status.quarantined)
-        found.append(Chip(tone="bad", text=f"{len(status.quarantined)} quarantined", title=f"Validation refused {ids}"))
+        found.append(
+            Chip(
+                tone="bad",
+                text=f"{len(status.quarantined)} quarantined",
+                title=f"Validation refused these checkpoints: {ids}",
+            )
+        )
     if status.unpublished:
-        title = "Their output is committed, but the sink hook has not run"
+        title = "The output of these intervals is committed, but the sink has not taken it"
         found.append(Chip(tone="warn", text=f"{len(status.unpublished)} unpublished", title=title))
     if stale := unrepaired(reading):
-        title = "Made from state that changed later, and not made again: " + ", ".join(
-            f"{n} by {by}" for n, by in stale
+        title = (
+            "Computed from state that has changed since. Run the intervals of these checkpoints again: "
+            + ", ".join(f"{n} (changed by {by})" for n, by in stale)
         )
         found.append(Chip(tone="warn", text=f"{len(stale)} stale", title=title))
     since = unvalidated_since(reading)
     if since is not None and since[0]:
-        title = "No checkpoint was validated yet" if since[1] is None else f"Checkpoint {since[1]} was validated last"
+        title = (
+            "No retained checkpoint was validated"
+            if since[1] is None
+            else f"The last validated checkpoint is {since[1]}"
+        )
         found.append(Chip(tone="info", text=f"{since[0]} not validated", title=title))
     if not found and log.head_id:
-        found.append(Chip(tone="good", text="sound"))
+        found.append(Chip(tone="good", text="no problems"))
     return tuple(found)
 
 
 def unrepaired(reading: Reading) -> list[tuple[int, int]]:
-    """Return each stale checkpoint whose interval has no newer usable checkpoint, and the id that made it stale."""
+    """Return the stale checkpoints whose intervals have not run again since, each with the id that made it stale.
+
+    An interval counts as run again if it has a newer checkpoint that is neither stale nor quarantined.
+    """
     log = reading.log
     usable = [c for c in log.completed() if log.retained[c.id].stale_by is None and log.quarantine_above(c.id) is None]
     newest = {c.content.interval: c.id for c in usable}
@@ -238,9 +253,10 @@ def unrepaired(reading: Reading) -> list[tuple[int, int]]:
 
 
 def unvalidated_since(reading: Reading) -> tuple[int, int | None] | None:
-    """Return how many checkpoints are newer than the last validated one, and the id of the validated one.
+    """Return how many retained checkpoints are newer than the last validated checkpoint, and the id of that one.
 
-    The id is None if no retained checkpoint was validated. The whole result is None without retained checkpoints.
+    If no retained checkpoint was validated, all of them count and the id is None. Without retained checkpoints, the
+    whole result is None.
     """
     done = reading.log.completed()
     if not done:
@@ -261,7 +277,7 @@ def overview_row(
 
     Args:
         ref: The pipeline.
-        look: The answer of the log reader.
+        look: What the log reader returned for the pipeline.
         schedule: The DAG's schedule; None if Airflow has none.
         stored: Size of the pipeline's folder; None if it is not known.
         written_ms: Commit time of the pipeline's newest checkpoint, in ms since the epoch; None if it is not known.
@@ -290,29 +306,32 @@ def overview_row(
 
 
 def worst_first(rows: list[OverviewRow]) -> list[OverviewRow]:
-    """Sort pipelines by urgency, then by name: unreadable ones first, then those with errors, then with warnings."""
+    """Sort pipelines by the severity of their problems, then by name.
+
+    First come pipelines that can't be read, then pipelines with a chip of tone bad, then with a chip of tone warn.
+    """
 
     def rank(row: OverviewRow) -> int:
         tones = {c.tone for c in (*row.health, *((row.due,) if row.due is not None else ()))}
         if row.problem is not None and row.read is None:
-            return 2 if row.ref.unreadable else 0  # A template in the DAG hides this folder, which is no failure.
+            return 2 if row.ref.unreadable else 0  # A root that is a Jinja template can't be read, but nothing failed.
         return 1 if "bad" in tones else 2 if "warn" in tones or row.problem is not None else 3
 
     return sorted(rows, key=lambda row: (rank(row), row.ref.name))
 
 
 def keys_of(record: Record) -> int | None:
-    """Return the number of keys with state; None without a value state, since only value states are counted."""
+    """Return the number of keys with a value state; None if the processor declares no value state."""
     return record.content.totals.keys if any(s.kind == "value" for s in record.content.states) else None
 
 
 def next_of(ref: PipelineRef, reading: Reading, airflow: str | None = None) -> Next:
-    """Return what the next interval would start from now, or why it can't start and the command that repairs this.
+    """Return whether the next interval can start now, and if not, the reason and the command that helps.
 
     Args:
         ref: The pipeline.
         reading: The pipeline as it was read.
-        airflow: URL of Airflow in the command; None for the default of `cairn backfill`.
+        airflow: URL of Airflow for the command's `--airflow`; None leaves the option out.
     """
     status = reading.status
     headline, _, rest = (status.problem or "").partition("\n")
@@ -332,17 +351,17 @@ def overview(
     now: datetime,
     airflow: str | None = None,
 ) -> Overview:
-    """Return the first page of a pipeline.
+    """Return the values of a pipeline's overview page.
 
     Args:
         ref: The pipeline.
         reading: The pipeline as it was read.
         schedule: The DAG's schedule; None if Airflow has none.
-        savepoint: Result of the task that took the last savepoint; None without one.
-        written_ms: Commit times of the checkpoints that the page names, in ms since the epoch, by id.
-        docs: Paths of pages of Data Docs, by the checkpoint's id.
+        savepoint: Result of the task that took the last savepoint; None if Airflow has no such result.
+        written_ms: Commit times in ms since the epoch, by checkpoint id.
+        docs: Path of the newest page of Data Docs, by checkpoint id.
         now: The time of the page.
-        airflow: URL of Airflow in commands; None for the default of `cairn backfill`.
+        airflow: URL of Airflow for the commands' `--airflow`; None leaves the option out.
     """
     log, newest = reading.log, furthest(reading)
     done = {c.id: c for c in log.completed()}
@@ -356,18 +375,18 @@ def overview(
         return f"committed {ago} ago"
 
     pointers = [
-        _pointer("Latest completed", newest, committed(newest.id) if newest else "", "Nothing was committed yet"),
+        _pointer("Latest completed", newest, committed(newest.id) if newest else "", "No checkpoint was committed yet"),
         _pointer(
             "Latest validated",
             done.get(validated) if validated else None,
             " and ".join(sorted(reading.validated[validated])) + " validation" if validated else "",
-            "None of the retained checkpoints was validated",
+            "No retained checkpoint was validated",
         ),
         _pointer(
             "Last restored",
             done.get(restored) if restored else None,
             _restored_from(done[restored]) if restored else "",
-            "None of the retained checkpoints is a restored one",
+            "No retained checkpoint comes from a restore",
         ),
         _savepoint(savepoint, done),
     ]
@@ -387,12 +406,18 @@ def overview(
 
 
 def furthest(reading: Reading) -> Record | None:
-    """Return the checkpoint that lateness is measured by: the latest usable one, else the newest. None without any."""
+    """Return the checkpoint whose age and lateness pages show; None without checkpoints.
+
+    It is the latest usable checkpoint, or `reading.newest` if no checkpoint is usable.
+    """
     return latest_usable(reading) or reading.newest
 
 
 def latest_usable(reading: Reading) -> Record | None:
-    """Return the usable checkpoint whose interval ends last; None if no interval may start from any checkpoint."""
+    """Return the usable checkpoint whose interval ends last; None if no checkpoint is usable.
+
+    A usable checkpoint is one that an interval may start from: it is not stale, replaced, quarantined or dropped.
+    """
     log = reading.log
     prefetch(log, [*log.retained])
     usable = [c for c in log.completed() if first_word(log, c.id) == "completed"]
@@ -415,7 +440,7 @@ def _restored_from(record: Record) -> str:
 def _savepoint(savepoint: Mapping[str, Any] | None, done: Mapping[int, Record]) -> Pointer:
     title = "Last savepoint"
     if not savepoint or not isinstance(savepoint.get("checkpoint"), int):
-        nothing = "No task of the DAG has taken one that Airflow remembers"
+        nothing = "Airflow's database has no savepoint of this DAG"
         return Pointer(title=title, checkpoint=None, interval=None, note="", nothing=nothing)
     taken = savepoint["checkpoint"]
     record = done.get(taken)
@@ -426,7 +451,8 @@ def _savepoint(savepoint: Mapping[str, Any] | None, done: Mapping[int, Record]) 
 def counts_of(log: Log) -> tuple[tuple[str, int], ...]:
     """Return the number of checkpoints in each state that occurs.
 
-    Dropped checkpoints and sweeps are counted together, since none of their records is read.
+    The count of `dropped` includes sweeps: to tell sweeps from dropped checkpoints, all old records would have to be
+    read.
     """
     prefetch(log, [*log.retained])
     known = sorted({*log.retained, *(n for n in log.quarantined if n <= log.head_id)})
@@ -436,7 +462,10 @@ def counts_of(log: Log) -> tuple[tuple[str, int], ...]:
 
 
 def prefetch(log: Log, ids: list[int]) -> None:
-    """Load all that `state_of` needs about these log entries, with many requests at a time."""
+    """Load what `state_of` needs about the given log entries, with many requests at the same time.
+
+    Without this call, `state_of` would send the requests one after the other.
+    """
     log.entries.load(ids)
     intervals = [i for n in ids if (i := _interval(log, n)) is not None]
     if intervals:
@@ -450,18 +479,18 @@ def _interval(log: Log, checkpoint_id: int) -> Interval | None:
 
 
 def state_word(log: Log, checkpoint_id: int) -> str:
-    """Return the state of a log entry in words, as `state_of` does, and `sweep` for a sweep."""
+    """Return the state of a log entry in words, such as `completed` or `stale by 12`; `sweep` for a sweep."""
     entry = log.entries[checkpoint_id]
     return "sweep" if isinstance(entry, SweepRecord) else state_of(log, entry)
 
 
 def first_word(log: Log, checkpoint_id: int) -> str:
-    """Return the state of a log entry as one word: `stale` for `stale by 12`."""
+    """Return the first word of `state_word`, such as `stale` for `stale by 12`."""
     return state_word(log, checkpoint_id).partition(" ")[0]
 
 
 def tone_of(word: str) -> Tone:
-    """Return the colour in which a state is shown."""
+    """Return the tone, and so the colour, of a chip that shows a state such as `stale by 12`."""
     first = word.partition(" ")[0]
     if first in ("quarantined", "descends"):
         return "bad"
@@ -471,7 +500,7 @@ def tone_of(word: str) -> Tone:
 
 
 def source_of(log: Log, checkpoint_id: int) -> tuple[str, int | None]:
-    """Return the kind of a log entry and the id of its base; None for an entry without a base."""
+    """Return the kind of a log entry, such as interval or sweep, and the id of its base or None."""
     entry = log.entries[checkpoint_id]
     if isinstance(entry, SweepRecord):
         return "sweep", None

@@ -1,7 +1,7 @@
 """Register Cairn's pages with Airflow: checkpoints under Browse and as tabs of a DAG, a run and a task, and Data Docs.
 
-Every process of Airflow loads plugins, also each task, but only the API server serves pages. So the code of the pages
-is imported with the first request.
+Every process of Airflow loads plugins, even each task, but only the API server serves pages. So this module imports the
+code of the pages only when the first request arrives.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CHECKPOINTS, _DOCS = "/cairn/checkpoints", "/cairn/docs"
 
 
 class Mounted:
-    """An ASGI application that is imported with its first request.
+    """An ASGI application whose module is imported when the first request arrives.
 
     Args:
         module: Name of a module with the application `app`.
@@ -37,8 +37,8 @@ class Mounted:
         await module.app(scope, receive, send)
 
 
-# Modules that the tasks of every run import, for half a second of CPU per run. None of them is a pipeline's module,
-# opens a connection or starts a thread.
+# Modules that Cairn's tasks import in every run, which costs half a second of CPU per run. The scheduler can import
+# these modules before it forks workers: none of them opens a connection, starts a thread, or belongs to a pipeline.
 _NEEDED_BY_TASKS = (
     "cairn_operators.airflow_runs",
     "cairn_operators.predecessor",
@@ -52,9 +52,10 @@ _NEEDED_BY_TASKS = (
 
 
 class Preload:
-    """A listener that imports the modules of Cairn's tasks in the scheduler, before LocalExecutor forks its workers.
+    """A listener that imports `_NEEDED_BY_TASKS` in the scheduler, before LocalExecutor forks its workers.
 
-    Changed code of these modules is read when the scheduler is restarted, like Airflow's own code.
+    The workers then need not import the modules for each task. After a change of the modules' code, restart the
+    scheduler.
     """
 
     @hookimpl  # type: ignore[untyped-decorator]
@@ -78,7 +79,7 @@ def _view(destination: str, path: str) -> dict[str, str]:
 
 
 class CairnCheckpointsPlugin(AirflowPlugin):  # type: ignore[misc]  # Airflow is not type-checked here
-    """The plugin with the pages about checkpoints. They only read."""
+    """The plugin that adds the pages about checkpoints to Airflow's UI."""
 
     name = "cairn_checkpoints"
     listeners = [Preload()]  # noqa: RUF012

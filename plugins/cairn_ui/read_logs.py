@@ -1,7 +1,8 @@
 """Read and cache the logs of pipelines for pages, with a limit on the time that a page waits.
 
-Every read runs in a thread of its own. A page waits for the thread for a limited time. The read goes on after that, and
-the next page gets its result. A root that never answers costs one thread per pipeline, not one per page.
+Every read runs in its own thread, and a page waits for the thread only a limited time. The read continues after that,
+and the next page of the pipeline gets its result. While a read is running, no second thread begins the same read. So a
+storage that never answers costs one thread per pipeline and kind of read.
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ from state_backend.values.records import Record
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
+# A reading that is younger than this is not read again, so that one page reads a log only once.
 FRESH_S = 2.0
-"""What was read less than this ago is shown as it is: a page and its parts read once."""
+# Longest wait of a page for one read.
 WAIT_S = 5.0
-"""How long one page waits for one root."""
+# Seconds after which the size of a pipeline's folder is counted again. A count lists the whole folder.
 COUNT_AGAIN_S = 600.0
-"""A pipeline's bytes on the storage are counted again after this, by a listing of its whole folder."""
 
 
 class NotAnswered(Exception):
-    """The error that the storage did not answer within the time that a page waits."""
+    """The error that a read did not end within the time that a page waits."""
 
 
 @dataclass
 class _Call(Generic[T]):
-    """One read in a thread. `done` is set as soon as `result` or `error` is set."""
+    """One read that runs in a thread. When it ends, the thread stores `result` or `error` and then sets `done`."""
 
     done: threading.Event = field(default_factory=threading.Event)
     result: T | None = None
@@ -49,7 +50,7 @@ class _Call(Generic[T]):
 
 
 class Reader:
-    """A cache of all pipelines that this process has read. Safe to use from several threads."""
+    """A reader and cache of pipelines' logs. Several threads may use it at once."""
 
     def __init__(self, opened: Callable[[PipelineRef], Storage], *, clock: Callable[[], float] = time.time) -> None:
         """Create an empty cache.
@@ -68,9 +69,9 @@ class Reader:
         self._stored: dict[str, Stored] = {}
 
     def look(self, ref: PipelineRef, wait_s: float = WAIT_S) -> Look:
-        """Return the pipeline as it is now, or its last reading and a problem if the storage does not answer in time.
+        """Read a pipeline, unless its last reading is younger than `FRESH_S`.
 
-        A reading that is less than `FRESH_S` old is returned without a read.
+        If the read fails or takes too long, the result has the last reading and the problem.
 
         Args:
             ref: The pipeline.
@@ -86,15 +87,17 @@ class Reader:
         except (CairnError, NotAnswered) as error:
             return Look(reading=known, problem=str(error))
         except Exception as error:
-            _log.exception("%s can't be shown", ref.folder)
-            return Look(reading=known, problem=f"{type(error).__name__}: {error}\nThe API server's log has more.")
+            _log.exception("pipeline %s can't be read for a page", ref.folder)
+            return Look(
+                reading=known, problem=f"{type(error).__name__}: {error}\nThe API server's log has the details."
+            )
 
     def look_at_all(self, refs: Collection[PipelineRef], wait_s: float = WAIT_S / 2) -> dict[str, Look]:
-        """Return all pipelines as they are now, by key. They are read at the same time.
+        """Read several pipelines at the same time, as `look` does, and return the results by `PipelineRef.key`.
 
         Args:
             refs: The pipelines.
-            wait_s: Longest wait for all of them together, in seconds.
+            wait_s: Longest wait for all pipelines together, in seconds.
         """
         until_s = time.monotonic() + wait_s
         for ref in refs:
@@ -104,12 +107,13 @@ class Reader:
         return {ref.key: self.look(ref, max(0.0, until_s - time.monotonic())) for ref in refs}
 
     def ask(self, ref: PipelineRef, what: str, work: Callable[[Storage], T], wait_s: float = WAIT_S) -> T:
-        """Return the result of `work`, which reads the pipeline's folder in a thread.
+        """Run `work` in a thread, and return its result.
 
         Args:
             ref: The pipeline.
-            what: Name of the question. While a question runs, another one with the same name waits for the same result.
-            work: Reads the storage of the pipeline's folder.
+            what: Name of the work. If work of this name is already running for the pipeline, the call waits for that
+                result and does not start `work`.
+            work: A function that reads the storage of the pipeline's folder.
             wait_s: Longest wait in seconds.
 
         Raises:
@@ -119,7 +123,9 @@ class Reader:
         return self._run(ref, what, lambda: work(self._storage(ref)), wait_s)
 
     def written(self, ref: PipelineRef, log: Log, ids: Collection[int]) -> dict[int, int]:
-        """Return when records were written, in ms since the epoch, by id. Tombstones and sweeps are left out.
+        """Return when the storage wrote the given records, in ms since the epoch, by id.
+
+        Sweeps are left out, and tombstones too: retention wrote the file of a tombstone long after the commit.
 
         Raises:
             NotAnswered: The storage did not answer in time.
@@ -135,9 +141,9 @@ class Reader:
         return {n: known[n] for n in ids if n in known}
 
     def stored(self, ref: PipelineRef) -> Stored | None:
-        """Return the size of the pipeline's folder as it was last counted; None before the first count.
+        """Return the size of the pipeline's folder by the last count; None before the first count.
 
-        This never waits. A count that is older than `COUNT_AGAIN_S` is repeated in a thread.
+        The call never waits. If the last count is older than `COUNT_AGAIN_S`, a thread begins to count again.
         """
         known = self._stored.get(ref.key)
         if ref.unreadable is None and (known is None or self._clock() - known.counted_s > COUNT_AGAIN_S):
@@ -150,8 +156,8 @@ class Reader:
         call = self._begin(ref, what, work)
         if not call.done.wait(wait_s):
             raise NotAnswered(
-                f"{ref.folder} has not answered within {wait_s:.1f} s.\n"
-                "Is the storage reachable from the API server? The read goes on; this page asks again by itself."
+                f"{ref.folder} did not answer within {wait_s:.1f} s.\n"
+                "Check that the API server can reach the storage. The read goes on, and this page refreshes by itself."
             )
         if call.error is not None:
             raise call.error
@@ -173,11 +179,11 @@ class Reader:
                 del self._calls[(ref.key, what)]
             call.done.set()
 
-        # A daemon thread, since a storage that never answers must not keep the API server from ending.
+        # The thread is a daemon, so that the API server can end even if the storage never answers.
         threading.Thread(target=run, name=f"cairn-ui {ref.name} {what}", daemon=True).start()
         return call
 
-    # --- in those threads ----------------------------------------------------------------------------------------------------
+    # --- code that runs in the threads ----------------------------------------------------------------------------------------------------
 
     def _storage(self, ref: PipelineRef) -> Storage:
         storage = self._storages.get(ref.key)
@@ -191,7 +197,7 @@ class Reader:
         known = before.log if before is not None and _is_there(storage, before.log) else None
         log = read_log(storage, known)
         if known is not None and (log.head_id, log.quarantined) == (known.head_id, known.quarantined):
-            log = known  # Nothing is new, and `known` has earlier records in memory.
+            log = known  # The log has not changed. `known` already has earlier records in memory.
         validated: dict[int, set[str]] = {}
         for info in storage.list(paths.VALIDATED):
             if (found := paths.validated_id(info.path)) is not None:
@@ -208,16 +214,17 @@ class Reader:
 
     def _count(self, ref: PipelineRef) -> None:
         total = files = 0
-        with contextlib.suppress(CairnError):  # The page's own reads show the problem.
+        with contextlib.suppress(CairnError):  # The read of the log fails too, and the page shows that error.
             for info in self._storage(ref).list(""):
                 total, files = total + info.size_bytes, files + 1
             self._stored[ref.key] = Stored(total=total, files=files, counted_s=self._clock())
 
 
 def _is_there(storage: Storage, log: Log) -> bool:
-    """Return True if the log that was read is still the storage's log.
+    """Return True if the storage still has the log that was read before.
 
-    In a folder that was emptied and filled again, the record with the newest known id differs.
+    If a person deleted the pipeline's folder and began the pipeline again, the newest record that was read is missing
+    or has another content.
     """
     if not log.head_id:
         return False

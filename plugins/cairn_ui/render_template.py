@@ -1,4 +1,4 @@
-"""Render pages from the folder `templates`, the only place for HTML. Templates escape every value."""
+"""Render pages from the HTML files in the folder `templates`. Every value is escaped."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HEADERS = {
 
 @cache
 def environment() -> Environment:
-    """Return Jinja's environment with the filters of the templates. A missing value raises an error."""
+    """Return Jinja's environment with the templates' filters. If a template uses a missing name, rendering fails."""
     found = Environment(
         loader=FileSystemLoader(_HERE / "templates"),
         autoescape=True,
@@ -66,12 +66,12 @@ def _iso(instant: datetime) -> str:
 
 
 def _utc(instant: datetime) -> str:
-    """Format a time in UTC. The page's script replaces it by the time in the time zone of Airflow's UI."""
+    """Format a time in UTC. In the browser, the page's script converts it to the time zone of Airflow's UI."""
     at = instant.astimezone(UTC)
     return f"{at:%Y-%m-%d %H:%M} UTC" if not at.second else f"{at:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _version() -> str:
-    """Return a hash of the static files. It is part of their URLs, so that a browser loads changed files."""
+    """Return a hash of the static files. The hash is part of their URLs, so a browser loads changed files again."""
     data = b"".join(path.read_bytes() for path in sorted(STATIC.iterdir()))
     return hashlib.sha256(data).hexdigest()[:12]

@@ -1,11 +1,15 @@
-"""Routes of the pages: check the user's rights, read, build the page's values, render. They write nothing.
+"""The FastAPI application with the pages about checkpoints. It writes nothing to the storage or to Airflow's database.
 
-/                                   the pipelines that the user may read
-/dag/<dag>                          the pipelines of a DAG; of a single pipeline its overview
-/run/<dag>/<run>, /task/<dag>/<task>/<run>      what a run restored and committed
-/p/<key>/…                          overview, history, lineage, trends, compare, trials, trials/<name>,
-                                    trials/<name>/rows, checkpoint/<id>, docs/<path> of one pipeline
-/static/<file>
+Each route checks the user's rights, reads logs, builds the page's values and renders a template.
+
+    /                              all pipelines that the user may read
+    /dag/<dag>                     the pipelines of a DAG; if the DAG has one pipeline, its overview
+    /run/<dag>/<run>               the checkpoints that a run restored and committed
+    /task/<dag>/<task>/<run>       the same, as a tab of a task instance
+    /p/<key>/…                     pages of the pipeline with this `PipelineRef.key`: overview, history, lineage,
+                                   trends, compare, trials, trials/<name>, trials/<name>/rows, checkpoint/<id>,
+                                   docs/<path>
+    /static/<file>                 the style sheet and the script
 """
 
 from __future__ import annotations
@@ -52,12 +56,12 @@ reader = Reader(airflow_side.open_folder)
 dags = airflow_side.DagsInDatabase()
 comparisons = trial_rows.Comparisons()
 
-# Static files hold no data and need no user. All other routes ask for the user first.
+# Static files hold no data, so anyone may read them. All other routes need a logged-in user.
 app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
 
 
 def rights_of(user: Annotated[Any, Depends(get_user)]) -> Rights:
-    """Return the rights of the user of the request. `get_user` answers 401 without a user."""
+    """Return the rights of the logged-in user. Without a user, `get_user` answers with status 401."""
     return Rights(user)
 
 
@@ -83,7 +87,7 @@ def static(name: str) -> Response:
     """Serve a style sheet or a script."""
     file = STATIC / name
     if "/" in name or file.suffix not in CONTENT_TYPES or not file.is_file():
-        raise HTTPException(404, "no such file")
+        raise HTTPException(404, "This file does not exist")
     kept = {"Cache-Control": "public, max-age=86400", "X-Content-Type-Options": "nosniff"}
     return FileResponse(file, media_type=CONTENT_TYPES[file.suffix], headers=kept)
 
@@ -99,7 +103,7 @@ def pipelines(request: Request, rights: Asks) -> Response:
 
 @app.get("/dag/{dag_id}", **_PAGE)
 def of_dag(request: Request, rights: Asks, dag_id: str) -> Response:
-    """Show the pipelines that a DAG commits or restores. A single pipeline is shown by its overview."""
+    """Show the pipelines that a DAG commits or restores. If there is only one, redirect to its overview."""
     refs = [r for r in rights.readable(dags.pipelines()) if dag_id == r.dag_id or dag_id in r.restore_dags]
     if len(refs) == 1:
         return RedirectResponse(f"{_base(request)}/p/{quote(refs[0].key)}/", headers=HEADERS)
@@ -126,7 +130,7 @@ def _row(
     stored = reader.stored(ref)
     if look.reading is None:
         return pipeline_overview.overview_row(ref, look, schedule, stored, written, now)
-    try:  # The state of a checkpoint may need reads of earlier records.
+    try:  # The row may need reads of earlier records, so they run in a thread with a time limit.
         return _asked(
             ref, "overview row", lambda _: pipeline_overview.overview_row(ref, look, schedule, stored, written, now)
         )
@@ -168,8 +172,8 @@ def of_history(request: Request, rights: Asks, key: str, before: Annotated[int |
     Args:
         request: The request.
         rights: Rights of the user.
-        key: The pipeline's part of the URL.
-        before: The page begins below this id; None begins with the newest.
+        key: The pipeline's key (`PipelineRef.key`).
+        before: Show only entries with smaller ids; None shows the newest.
     """
     ref, look = _look(rights, key)
 
@@ -194,8 +198,8 @@ def of_lineage(request: Request, rights: Asks, key: str, before: Annotated[int |
     Args:
         request: The request.
         rights: Rights of the user.
-        key: The pipeline's part of the URL.
-        before: The page begins below this id; None begins with the newest.
+        key: The pipeline's key (`PipelineRef.key`).
+        before: Show only entries with smaller ids; None shows the newest.
     """
     ref, look = _look(rights, key)
     return _of_pipeline(
@@ -220,7 +224,7 @@ def of_trends(
     Args:
         request: The request.
         rights: Rights of the user.
-        key: The pipeline's part of the URL.
+        key: The pipeline's key (`PipelineRef.key`).
         first: Lowest id to draw; None for no limit.
         last: Highest id to draw; None for no limit.
     """
@@ -238,12 +242,12 @@ def of_trends(
 
 @app.get("/p/{key}/checkpoint/{number}", **_PAGE)
 def of_checkpoint(request: Request, rights: Asks, key: str, number: int) -> Response:
-    """Show one checkpoint. A dropped checkpoint or a sweep has only the fields of the history."""
+    """Show one checkpoint. Of a dropped checkpoint or a sweep, show only what its row in the history shows."""
     ref, look = _look(rights, key)
 
     def view(reading: Reading) -> Any:
         if not 1 <= number <= reading.log.head_id:
-            raise HTTPException(404, f"there is no checkpoint {number}; the newest one is {reading.log.head_id}")
+            raise HTTPException(404, f"Checkpoint {number} does not exist; the newest one is {reading.log.head_id}")
 
         def read(storage: Storage) -> Any:
             reading.log.entry(number)
@@ -278,7 +282,7 @@ def compare(
         pair = [reading.log.entry(n) if n in reading.log.retained else None for n in (first, second)]
         if not all(isinstance(record, Record) for record in pair):
             gone = ", ".join(str(n) for n, r in zip((first, second), pair, strict=True) if not isinstance(r, Record))
-            raise HTTPException(404, f"retention does not keep checkpoint {gone}: only what is kept can be compared")
+            raise HTTPException(404, f"Checkpoint {gone} is not retained. Only retained checkpoints can be compared")
         one, other = pair
 
         def read(storage: Storage) -> Any:
@@ -297,7 +301,7 @@ def compare(
 
 @app.get("/p/{key}/trials", **_PAGE)
 def of_trials(request: Request, rights: Asks, key: str) -> Response:
-    """Show the trials of the pipeline: other code that runs beside production."""
+    """Show the list of the pipeline's trials."""
     ref, look = _look(rights, key)
 
     def read(_: Storage) -> list[trials.TrialRow]:
@@ -308,7 +312,7 @@ def of_trials(request: Request, rights: Asks, key: str) -> Response:
 
 @app.get("/p/{key}/trials/{name}", **_PAGE)
 def of_trial(request: Request, rights: Asks, key: str, name: str) -> Response:
-    """Show one trial beside production, interval by interval."""
+    """Show, for each interval of a trial, whether its result equals production's."""
     ref, look = _look(rights, key)
 
     def view(reading: Reading) -> trials.TrialPage:
@@ -332,10 +336,10 @@ def of_trial_rows(
     Args:
         request: The request.
         rights: Rights of the user.
-        key: The pipeline's part of the URL.
+        key: The pipeline's key (`PipelineRef.key`).
         name: Name of the trial.
         start: Start of the interval.
-        by: Columns that identify a row, separated by commas; empty compares whole rows.
+        by: Columns that identify an output row, separated by commas; empty compares whole rows.
     """
     ref, look = _look(rights, key)
     columns = [column for column in map(str.strip, by.split(",")) if column]
@@ -344,7 +348,9 @@ def of_trial_rows(
         trial, every = _tried(ref, reading, name)
         found = next((one for one in every if one.interval.start == start), None)
         if found is None or found.old is None or found.new is None:
-            raise HTTPException(404, "the trial and production have no interval in common that starts then")
+            raise HTTPException(
+                404, "The trial and production do not both have a result of the interval that starts at this time"
+            )
         words = trial_rows.command_of(ref, name, start, columns)
         asked, compared = comparisons.known(ref, name, found, columns)
         pending = None
@@ -352,9 +358,9 @@ def of_trial_rows(
             try:
                 compared = _asked(ref, f"rows {asked}", lambda _: _compare(ref, asked, words))
             except NotAnswered:
-                pending = "The rows are being read; this page asks again by itself."
+                pending = "The comparison is running. This page refreshes by itself."
             except trial_rows.Busy:
-                pending = "Another comparison is under way, and there is one at a time; this page asks again by itself."
+                pending = "Another comparison is running, and only one runs at a time. This page refreshes by itself."
         row = trials.interval_row(found)
         said = compared.found if compared is not None else None
         return trials.RowsPage(
@@ -380,11 +386,11 @@ def _compare(ref: PipelineRef, asked: tuple[Any, ...], words: list[str]) -> tria
 
 @app.get("/p/{key}/docs/{path:path}", **_PAGE)
 def of_docs(request: Request, rights: Asks, key: str, path: str) -> Response:
-    """Show a page of Data Docs in the frame of its pipeline."""
+    """Show a page of Data Docs below the heading and the tabs of its pipeline."""
     ref = _ref(rights, key)
     page = docs.page_at(path) if rights.may_read_docs(ref.name, dags.pipelines()) else None
     if page is None or page.pipeline != ref.name or page_in(docs_root(), path) is None:
-        raise HTTPException(404, "no such page of Data Docs")
+        raise HTTPException(404, "This page of Data Docs does not exist")
     return _of_pipeline(request, ref, Look(reading=None), "docs.html", page=page, docs_prefix=DOCS_PREFIX)
 
 
@@ -393,22 +399,22 @@ def of_docs(request: Request, rights: Asks, key: str, path: str) -> Response:
 
 @app.get("/run/{dag_id}/{run_id:path}", **_PAGE)
 def of_run(request: Request, rights: Asks, dag_id: str, run_id: str) -> Response:
-    """Show what a run of a DAG restored and committed."""
+    """Show the checkpoints that a run of a DAG restored and committed."""
     return _run(request, rights, dag_id, run_id, None)
 
 
 @app.get("/task/{dag_id}/{task_id}/{run_id:path}", **_PAGE)
 def of_task(request: Request, rights: Asks, dag_id: str, task_id: str, run_id: str) -> Response:
-    """Show what the run of a task instance restored and committed, as a tab of the task instance."""
+    """Show the checkpoints that the run of a task instance restored and committed, as a tab of the task instance."""
     return _run(request, rights, dag_id, run_id, task_id)
 
 
 def _run(request: Request, rights: Rights, dag_id: str, run_id: str, task_id: str | None) -> Response:
     if not rights.may_read_dag(dag_id):
-        raise HTTPException(403, "Airflow does not let you read this DAG")
+        raise HTTPException(403, "You may not read this DAG")
     run = airflow_side.run_of(dag_id, run_id)
     if run is None:
-        raise HTTPException(404, "Airflow has no such run")
+        raise HTTPException(404, "Airflow has no such run of this DAG")
     refs = [r for r in dags.pipelines() if dag_id == r.dag_id or dag_id in r.restore_dags]
     refs = rights.readable(refs)
     looks = reader.look_at_all(refs)
@@ -454,7 +460,12 @@ def _commits_of(reading: Reading, run_id: str, interval: Interval | None) -> lis
 
 
 def _would(log: Log, name: str, interval: Interval) -> dict[str, Any]:
-    """Return the base that the interval would start from now, or the reason why it can't start."""
+    """Return what would happen if the interval ran now.
+
+    Returns:
+        A dict with `base` (id of the checkpoint that the interval would start from; None for empty state) and `problem`
+        (the reason why the interval can't start; None if it can).
+    """
     done = log.completed()
     if not done:
         return {"base": None, "problem": None}
@@ -472,12 +483,12 @@ def _ref(rights: Rights, key: str) -> PipelineRef:
     """Return the pipeline with this key.
 
     Raises:
-        HTTPException: 404 if there is no such pipeline, or if the user may not read it. The two cases have one answer,
-            so it does not reveal that a pipeline exists.
+        HTTPException: 404 if there is no such pipeline, or if the user may not read it. Both cases get the same answer,
+            so a user can't find out which pipelines exist.
     """
     ref = next((r for r in dags.pipelines() if r.key == key), None)
     if ref is None or not rights.may_read(ref):
-        raise HTTPException(404, "no such pipeline, or its DAG is not yours to read")
+        raise HTTPException(404, "This pipeline does not exist, or you may not read its DAG")
     return ref
 
 
@@ -495,10 +506,10 @@ def _trials(ref: PipelineRef) -> list[Trial]:
 
 
 def _tried(ref: PipelineRef, reading: Reading, name: str) -> tuple[Trial, list[IntervalDifference]]:
-    """Return a trial, and how its result of each interval compares with production's.
+    """Return a trial's record, and for each of its intervals the difference from production.
 
     Raises:
-        HTTPException: 404 without such a trial.
+        HTTPException: 404 if the pipeline has no trial of this name.
     """
 
     def read(_: Storage) -> tuple[Trial, list[IntervalDifference]] | None:
@@ -510,7 +521,7 @@ def _tried(ref: PipelineRef, reading: Reading, name: str) -> tuple[Trial, list[I
 
     found = _asked(ref, f"trial {name}", read)
     if found is None:
-        raise HTTPException(404, "there is no such trial; it may have been removed")
+        raise HTTPException(404, "This trial does not exist. It may have been removed")
     return found
 
 
@@ -519,9 +530,9 @@ def _asked(ref: PipelineRef, what: str, work: Callable[[Storage], T]) -> T:
 
 
 def _written(ref: PipelineRef, log: Log, ids: Collection[int]) -> dict[int, int]:
-    """Return commit times by checkpoint, in ms since the epoch. Return none if the storage does not answer.
+    """Return commit times in ms since the epoch, by checkpoint id.
 
-    The page shows everything else in that case.
+    If the storage fails or does not answer in time, the result is empty. The page then shows everything but the times.
     """
     try:
         return reader.written(ref, log, ids)
@@ -539,7 +550,18 @@ def _of_pipeline(
     schedule: pipeline_overview.Schedule | None = None,
     **values: Any,
 ) -> Response:
-    """Render a page of one pipeline. If the pipeline can't be read, the page shows the problem."""
+    """Render a page of one pipeline.
+
+    Args:
+        request: The request.
+        ref: The pipeline.
+        look: What the log reader returned for the pipeline.
+        template: Name of the template's file.
+        make: Builds the template's value `view` from the reading. If it raises, the page shows the error instead. None
+            for a page that needs no reading.
+        schedule: The schedule of the pipeline's DAG; None reads it from Airflow's database.
+        **values: More names that the template uses.
+    """
     view, problem = None, look.problem
     if make is not None and look.reading is not None:
         try:
@@ -572,7 +594,10 @@ def _page(request: Request, template: str, **values: Any) -> Response:
 
 
 def _with_runs(ref: PipelineRef, rows: Sequence[history.Row]) -> tuple[history.Row, ...]:
-    """Mark the rows whose run Airflow still has. Only these get a link: the link of a deleted run shows an error."""
+    """Set `in_airflow` on the rows whose run Airflow still has.
+
+    Only these rows link to their run, since a link to a deleted run would show an error.
+    """
     there = airflow_side.runs_there(ref.dag_id, {row.run.run_id for row in rows if row.run is not None})
     return tuple(replace(row, in_airflow=row.run is not None and row.run.run_id in there) for row in rows)
 
@@ -582,5 +607,5 @@ def _airflow(request: Request) -> str:
 
 
 def _base(request: Request) -> str:
-    """Return the path at which this application is mounted, also behind a proxy."""
+    """Return the path at which Airflow serves this application, including the prefix of a proxy."""
     return str(request.scope.get("root_path", "")).rstrip("/")

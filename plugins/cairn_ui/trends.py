@@ -1,4 +1,7 @@
-"""The trends page: series over a pipeline's intervals, as charts. Pure; a template writes the SVG."""
+"""Compute the values of the trends page: charts of sizes, durations and counts over a pipeline's intervals.
+
+This module computes coordinates and labels. A template writes them as SVG.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +17,18 @@ from cairn_ui.values import Reading
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Record
 
+# Size of a chart in SVG units, and the margins around its plot. The left and the bottom margin hold the axes' labels.
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 640, 200, 70, 10, 24
-"""Of a chart's drawing; the plot leaves room at the left and at the bottom for the axes."""
+# Largest number of checkpoints in a chart.
 _MOST_POINTS = 600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """One series of a chart.
+    """One line of a chart, as values.
 
     Attributes:
-        name: Name of the series.
+        name: Name of the series, such as "input" in the chart of rows.
         values: One value for each checkpoint; None if the checkpoint has no value.
     """
 
@@ -34,11 +38,11 @@ class Series:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
-    """A mark at an axis.
+    """A mark at the vertical axis of a chart.
 
     Attributes:
-        at: Position in the drawing.
-        text: Label.
+        at: The mark's y coordinate in SVG units.
+        text: Label of the mark.
     """
 
     at: float
@@ -47,12 +51,12 @@ class Tick:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """A series in the drawing.
+    """One line of a chart, as it is drawn.
 
     Attributes:
         name: Name of the series.
-        path: An SVG path, with gaps where values are missing.
-        dots: x and y of each value.
+        path: SVG path of the line, with gaps where values are missing.
+        dots: The x and y coordinates of each value, in SVG units.
     """
 
     name: str
@@ -62,14 +66,14 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spot:
-    """The vertical strip of the drawing that belongs to one checkpoint.
+    """The vertical strip of a chart that belongs to one checkpoint. Coordinates are in SVG units.
 
     Attributes:
         id: Id of the checkpoint.
-        x: Middle of the strip.
+        x: The x coordinate of the checkpoint's values.
         left: Left edge of the strip.
         width: Width of the strip.
-        text: Text that the page shows when the pointer is over the strip.
+        text: Tooltip of the strip: the checkpoint and its values.
     """
 
     id: int
@@ -84,11 +88,11 @@ class Chart:
     """One chart.
 
     Attributes:
-        key: Name of the chart in the page.
+        key: Short name of the chart, for the HTML attribute `data-chart`.
         title: Title of the chart.
-        drawn: The series.
+        drawn: The lines of the chart.
         ticks: Marks at the vertical axis.
-        spots: One strip for each checkpoint.
+        spots: A strip for each checkpoint, which shows a tooltip.
         legend: Name and newest value of each series, as text.
         logarithmic: The vertical axis is logarithmic.
         first: Label at the left end of the horizontal axis.
@@ -115,8 +119,8 @@ class Trends:
         points: Id and interval of each checkpoint.
         heading: Heading of the table.
         table: The same values as text, one line for each checkpoint, for users who can't read charts.
-        left_out: Number of retained checkpoints that are not drawn, because there are more than 600.
-        dropped: Number of log entries that are not retained and so have no values.
+        left_out: Number of older retained checkpoints that the charts leave out, since they show at most 600.
+        dropped: Number of log entries without values, because their checkpoints were dropped or they are sweeps.
     """
 
     charts: tuple[Chart, ...]
@@ -128,7 +132,7 @@ class Trends:
 
 
 def trends_of(reading: Reading, first: int | None = None, last: int | None = None) -> Trends:
-    """Return the charts of the retained checkpoints, in the order of their intervals.
+    """Return the charts of a pipeline's retained checkpoints, in the order of their intervals.
 
     Args:
         reading: The pipeline as it was read.
@@ -172,7 +176,7 @@ def _charts(records: Sequence[Record]) -> list[tuple[str, str, list[Series], Wor
     return [
         (
             "bytes",
-            "New against full bytes",
+            "Bytes: new and full",
             [
                 series("full", [t.state_bytes for t in totals]),
                 series("new", [t.uploaded_bytes for t in totals]),
@@ -182,12 +186,12 @@ def _charts(records: Sequence[Record]) -> list[tuple[str, str, list[Series], Wor
         ),
         (
             "duration",
-            "Duration by phase, of the slowest shard",
+            "Duration of each phase in the slowest shard",
             [series(name, [point.get(name) for point in phases]) for name in names],
             span,
             "linear",
         ),
-        ("files", "Live files", [series("files", [t.state_files for t in totals])], _whole, "linear"),
+        ("files", "State files", [series("files", [t.state_files for t in totals])], _whole, "linear"),
         ("keys", "Keys", [series("keys", [keys_of(c) for c in records])], _whole, "linear"),
         (
             "rows",
@@ -202,7 +206,7 @@ def _charts(records: Sequence[Record]) -> list[tuple[str, str, list[Series], Wor
         ),
         (
             "restore",
-            "Restore: time",
+            "Time to restore",
             [series("restore", [point.get("restore") for point in phases])],
             span,
             "linear",
@@ -213,15 +217,15 @@ def _charts(records: Sequence[Record]) -> list[tuple[str, str, list[Series], Wor
 def chart_of(
     key: str, title: str, records: Sequence[Record], series: Sequence[Series], words: Words, scale: Scale
 ) -> Chart:
-    """Compute one chart.
+    """Return one chart, with the coordinates of its lines, marks and strips.
 
     Args:
-        key: Name of the chart in the page.
+        key: Short name of the chart, for the HTML attribute `data-chart`.
         title: Title of the chart.
         records: The checkpoints, oldest first.
         series: The series, with one value for each checkpoint.
-        words: Formats a value.
-        scale: Scale of the vertical axis.
+        words: Function that formats a value as text, such as `1.5 KiB`.
+        scale: Scale of the vertical axis: "linear" or "log".
     """
     every = [v for s in series for v in s.values if v is not None]
     height = _heights(every, scale)
@@ -272,10 +276,10 @@ def _drawn(series: Series, xs: Sequence[float], height: Callable[[float], float]
 
 
 def _heights(values: Sequence[float], scale: Scale) -> Callable[[float], float]:
-    """Return a function from a value to its y in the drawing.
+    """Return a function that converts a value to its y coordinate in the chart.
 
-    The bottom is 0 on a linear scale. On a logarithmic scale it is the highest power of two that is not above the least
-    value.
+    The bottom of a linear scale is 0. The bottom of a logarithmic scale is a power of two: the greatest one that is not
+    above the smallest positive value, but at least 1.
     """
     floor, room = HEIGHT - BOTTOM, HEIGHT - BOTTOM - TOP
     if scale == "log":
@@ -300,7 +304,7 @@ def _powers(values: Sequence[float]) -> tuple[int, int]:
 
 
 def _linear_ticks(values: Sequence[float]) -> list[float]:
-    """Return three to six round numbers from 0 upwards. The last one is at least the highest value."""
+    """Return the values of the marks at a linear axis: round numbers from 0 to at least the highest value."""
     most = max(values, default=0) or 1.0
     magnitude = 10 ** math.floor(math.log10(most / 4))
     step = next(m * magnitude for m in (1, 2, 2.5, 5, 10) if m * magnitude * 5 >= most)

@@ -1,10 +1,10 @@
-"""Compare the rows and entries of one interval of a trial with production's, in a process of its own.
+"""Compare the rows and entries of one interval of a trial with production's, for a page.
 
-The process runs `cairn compare`. Its memory and time are limited, and the API server opens no store.
+The comparison runs as a separate process, `cairn compare`, so the API server itself opens no RocksDB store.
 
-    plan        a comparison that is too large by the records alone does not begin
-    run         one comparison at a time; a process that exceeds its time, memory or answer is ended
-    keep        results, by the digests and checksums of both sides: the same question reads nothing again
+1. If the records show that output or state is too large, the process is not started.
+2. Only one process runs at a time. It is ended if it exceeds a limit of time, memory or size of its answer.
+3. Results are kept in memory, by the digests and checksums of both sides. So the same comparison does not run twice.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from state_backend.adapters.die_with_parent import die_with_parent
 from state_backend.inspection.compare_logs import IntervalDifference, Made
 from state_backend.values.intervals import format_instant
 
+# Number of rows and entries that a page shows for each kind of difference.
 EXAMPLES = 5
 _OUT_OF_MEMORY = (
     "MemoryError",
@@ -39,9 +40,11 @@ _OUT_OF_MEMORY = (
     "Cannot allocate",
     "start new thread",
 )
+# Largest number of results that are kept.
 _KEPT = 64
+# Seconds for which a failure is kept, such as that of a storage that does not answer. After that the comparison may run
+# again.
 _ASKED_AGAIN_S = 60.0
-"""A failure that may mend, such as a storage that does not answer, is shown this long before it is tried again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +52,12 @@ class Limits:
     """The limits of one comparison.
 
     Attributes:
-        rows: Rows of both sides together.
-        entries: Entries of both sides' states together.
-        output_bytes: Bytes of both sides' output files together.
-        seconds: Time of the process.
-        memory_bytes: Memory for the data of the process (RLIMIT_DATA).
-        said_bytes: Size of the answer.
+        rows: Largest number of output rows, of production and trial together.
+        entries: Largest number of entries in the states, of production and trial together.
+        output_bytes: Largest size of the output files, of production and trial together.
+        seconds: Longest time that the process may run.
+        memory_bytes: Largest memory for the process's data (RLIMIT_DATA).
+        said_bytes: Largest size of the answer that the process prints.
     """
 
     rows: int = 1_000_000
@@ -70,10 +73,10 @@ class Compared:
     """The result of one comparison.
 
     Attributes:
-        found: The answer of `cairn compare --json`; None without a result.
-        problem: Why there is no result.
-        too_much: A limit was exceeded, so the comparison belongs on the command line.
-        seconds: Duration of the process.
+        found: The answer of `cairn compare --json`; None if the comparison failed.
+        problem: Why the comparison failed; None if it did not fail.
+        too_much: True if it failed because of a limit in `Limits`. The command line has no such limits.
+        seconds: How long the process ran.
     """
 
     found: Mapping[str, Any] | None
@@ -87,43 +90,46 @@ class Busy(Exception):
 
 
 def command_of(ref: PipelineRef, trial: str, start: Any, key: Sequence[str]) -> list[str]:
-    """Return the words of the command that compares one interval, as a person types it.
+    """Return the words of the `cairn compare` command that compares one interval, as a person would type it.
 
     Args:
         ref: The pipeline.
         trial: Name of the trial.
         start: Start of the interval.
-        key: Columns that identify a row.
+        key: Columns that identify an output row; empty compares whole rows.
     """
     words = ["cairn", "compare", trial, "--root", ref.root, "--pipeline", ref.name, "--interval", format_instant(start)]
     return words + [word for name in key for word in ("--key", name)]
 
 
 def too_much(found: IntervalDifference, limits: Limits) -> str | None:
-    """Return why an interval exceeds the limits, by its records alone; None if it does not. Pure.
+    """Return why the comparison of an interval would exceed the limits; None if it would not.
 
-    Only output and states that differ by checksum or digest count.
+    The numbers of rows, bytes and entries come from the records. Output and state that are the same in production and
+    trial, by checksum or digest, do not count.
     """
     sides = [made for made in (found.old, found.new) if made is not None]
     files = [f for made in sides for f in made.outputs if (found.late if f.late else found.output) == "other"]
     rows, written = sum(f.rows for f in files), sum(f.handle.size_bytes for f in files)
     if rows > limits.rows:
-        return f"both outputs together have {count(rows)} rows, and a page reads {count(limits.rows)} at most"
+        return (
+            f"the outputs of production and trial have {count(rows)} rows; a page compares at most {count(limits.rows)}"
+        )
     if written > limits.output_bytes:
-        return f"both outputs together have {size(written)}, and a page reads {size(limits.output_bytes)} at most"
+        return f"the outputs of production and trial have {size(written)}; a page compares at most {size(limits.output_bytes)}"
     entries = sum(made.content.totals.entries for made in sides if made.content is not None)
     if found.state == "other" and entries > limits.entries:
-        return f"both states together have {count(entries)} entries, and a page reads {count(limits.entries)} at most"
+        return f"the states of production and trial have {count(entries)} entries; a page compares at most {count(limits.entries)}"
     return None
 
 
 class Comparisons:
-    """A cache of the comparisons of this process, which runs one comparison at a time. Safe for several threads.
+    """A cache of comparisons, which runs at most one comparison at a time. Several threads may use it at once.
 
     Args:
-        limits: Limits of each comparison; None for the defaults.
-        run: Runs the command; None for `run_limited`.
-        clock: Returns seconds.
+        limits: Limits of each comparison; None for the defaults of `Limits`.
+        run: Function that runs the command; None for `run_limited`.
+        clock: Function that returns the time in seconds.
     """
 
     def __init__(
@@ -142,15 +148,17 @@ class Comparisons:
     def known(
         self, ref: PipelineRef, trial: str, found: IntervalDifference, key: Sequence[str]
     ) -> tuple[tuple[Any, ...], Compared | None]:
-        """Return the key of a question in the cache, and its answer.
+        """Look up the comparison of one interval in the cache.
 
-        The answer is None if the comparison has to run. A failure is forgotten after 60 s, unless a limit was exceeded.
+        Returns:
+            The cache's key of the comparison, for `compare`; and its result, or None if the comparison has to run. A
+            failed comparison may run again after 60 s, unless it exceeded a limit.
 
         Args:
             ref: The pipeline.
             trial: Name of the trial.
-            found: How the interval's results compare by digests and checksums.
-            key: Columns that identify a row.
+            found: The difference between production and trial in the interval, by digests and checksums.
+            key: Columns that identify an output row; empty compares whole rows.
         """
         asked = (ref.folder, trial, found.interval, tuple(key), _mark(found.old), _mark(found.new))
         why = too_much(found, self.limits)
@@ -168,7 +176,7 @@ class Comparisons:
         """Run the command of a comparison, and keep its result.
 
         Args:
-            asked: The key of the question, from `known`.
+            asked: The cache's key of the comparison, from `known`.
             words: The command.
             environment: Variables to add to the environment of the process.
 
@@ -195,7 +203,7 @@ def _mark(made: Made | None) -> tuple[Any, ...] | None:
 
 
 def run_limited(words: Sequence[str], environment: Mapping[str, str], limits: Limits) -> Compared:
-    """Run a `cairn` command with `--json` in a process that keeps within the limits.
+    """Run a `cairn` command with `--json` in a process whose time, memory and output are limited.
 
     Args:
         words: The command.
@@ -204,10 +212,11 @@ def run_limited(words: Sequence[str], environment: Mapping[str, str], limits: Li
     """
     root, began_s = repo_root(), time.monotonic()
     path = os.pathsep.join(filter(None, [str(root / "jobs"), str(root), os.environ.get("PYTHONPATH")]))
-    # Each library gets one thread and the common heap. Otherwise reserved but unused memory would count against the
-    # limit.
+    # Each library gets one thread and uses the common heap. Otherwise memory that libraries reserve without using it
+    # would count against the memory limit.
     slim = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"}
-    # The output goes to files. A pipe would bring all of it into this process, however much it is.
+    # The process writes its output to files, of which only `said_bytes` are read. With pipes, the API server would have
+    # to read all output, however large.
     with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
             [sys.executable, "-m", "cairn.command.cli", *words[1:], "--limit", str(EXAMPLES), "--json"],
@@ -224,7 +233,9 @@ def run_limited(words: Sequence[str], environment: Mapping[str, str], limits: Li
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-            return Compared(found=None, problem=f"it took longer than {span(limits.seconds)}", too_much=True)
+            return Compared(
+                found=None, problem=f"the comparison took longer than {span(limits.seconds)}", too_much=True
+            )
         texts = []
         for file in (said, errors):
             file.seek(0)
@@ -233,13 +244,13 @@ def run_limited(words: Sequence[str], environment: Mapping[str, str], limits: Li
 
 
 def answer_of(code: int, said: bytes, errors: str, took_s: float, limits: Limits) -> Compared:
-    """Return the result of a process that has ended. Pure.
+    """Return the result of a `cairn compare` process that has ended.
 
     Args:
         code: Exit code of the process; negative for the signal that killed it.
-        said: Beginning of its output: at most one byte more than the limit.
-        errors: Its error output.
-        took_s: Its duration in seconds.
+        said: Beginning of the process's output: at most `said_bytes` of the limits and one byte more.
+        errors: Beginning of the process's error output.
+        took_s: Duration of the process in seconds.
         limits: The limits.
     """
     if code == 0 and len(said) <= limits.said_bytes:
@@ -248,9 +259,11 @@ def answer_of(code: int, said: bytes, errors: str, took_s: float, limits: Limits
         problem = f"the examples take more than {size(limits.said_bytes)}"
         return Compared(found=None, problem=problem, too_much=True)
     if code < 0 or any(words in errors for words in _OUT_OF_MEMORY):
-        # Native code ends the process when the memory limit refuses an allocation.
-        return Compared(found=None, problem=f"it needed more than {size(limits.memory_bytes)} of memory", too_much=True)
-    return Compared(found=None, problem=errors.strip()[-2000:] or f"the command ended with code {code}")
+        # A signal is treated as lack of memory: native code ends the process if it gets no memory within the limit.
+        return Compared(
+            found=None, problem=f"the comparison needed more than {size(limits.memory_bytes)} of memory", too_much=True
+        )
+    return Compared(found=None, problem=errors.strip()[-2000:] or f"the comparison ended with exit code {code}")
 
 
 def _limited(memory_bytes: int) -> Callable[[], None]:

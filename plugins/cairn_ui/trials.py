@@ -1,6 +1,7 @@
-"""The pages about trials: the list, one trial beside production, and the rows that differ in one interval. Pure.
+"""Compute the values of the pages about trials.
 
-The first two pages come from the logs alone.
+The list of trials and the page of one trial need only records. The page with the rows and entries that differ in one
+interval shows the answer of `cairn compare`.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ class TrialRow:
         code: The `Pipeline` with the other code, as `module:NAME`.
         version: Version of the code; None without one.
         span: From the start of the first interval to the end of the last.
-        base: Id of production's checkpoint that the trial began from; None for another start.
-        began: The other start in words; empty with a `base`.
+        base: Id of production's checkpoint from which the trial began; None if it began from empty state or a
+            savepoint.
+        began: "empty state" or the savepoint from which the trial began; empty if `base` is not None.
         ends: Time after which a sweep removes the trial.
-        over: That time has passed.
+        over: True if the time `ends` has passed.
     """
 
     name: str
@@ -57,8 +59,8 @@ class Side:
         checkpoint: Id of the checkpoint.
         rows: Number of output rows.
         late_rows: Number of late rows.
-        seconds: Duration of the interval; None if the record is a tombstone.
-        uploaded_bytes: Uploaded bytes; None if the record is a tombstone.
+        seconds: Time that the interval took to compute; None if the record is a tombstone.
+        uploaded_bytes: Bytes that the interval uploaded; None if the record is a tombstone.
     """
 
     checkpoint: int
@@ -70,11 +72,11 @@ class Side:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The comparison of one thing, such as the state.
+    """Whether production and the trial have the same state, output or late rows in one interval.
 
     Attributes:
-        text: The result in words.
-        tone: Name of the colour.
+        text: The answer in words, such as "the same".
+        tone: Tone of the text's chip: good, warn or quiet.
     """
 
     text: str
@@ -87,8 +89,8 @@ class IntervalRow:
 
     Attributes:
         interval: The interval.
-        old: Production's result; None without one.
-        new: The trial's result; None without one.
+        old: Production's result; None if production has no result of the interval.
+        new: The trial's result; None if the trial has no result of the interval.
         state: Comparison of the states.
         output: Comparison of the outputs.
         late: Comparison of the late rows.
@@ -112,10 +114,10 @@ class TrialPage:
 
     Attributes:
         trial: The trial.
-        headline: The result in one line.
-        tone: Colour of the headline.
-        rows: The intervals.
-        commands: The purpose of each command, and the command.
+        headline: The result of the whole trial in one line.
+        tone: Tone of the headline's chip: good or warn.
+        rows: The intervals, each with its comparison.
+        commands: Commands for the trial, each with a text that says what the command does.
     """
 
     trial: TrialRow
@@ -144,13 +146,13 @@ class ColumnRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """One row or entry that differs.
+    """One output row or state entry that differs.
 
     Attributes:
-        change: The kind of difference in words.
-        tone: Colour of the kind.
+        change: The kind of difference in words, such as "only in production".
+        tone: Tone of the chip that shows `change`: info, warn or bad.
         what: The key of the row or entry, or the whole row.
-        values: Name, value before and value after of each part that differs.
+        values: Name, production's value and the trial's value of each column or field that differs.
     """
 
     change: str
@@ -166,7 +168,7 @@ class Part:
     Attributes:
         title: Name of the part.
         counts: Number of differences by kind, in words.
-        notes: Remarks, such as the columns that only one side has.
+        notes: Remarks, such as the columns that only production or only the trial has.
         columns: Columns or fields that differ.
         examples: Some rows or entries that differ.
     """
@@ -187,11 +189,11 @@ class RowsPage:
         row: The interval.
         key: The columns that identify a row, as the user typed them.
         command: The command that shows the same.
-        parts: The differences; None if they were not read.
-        notes: Remarks that belong to no part.
-        problem: Why nothing was read; None without a problem.
+        parts: The differences in output, late rows and each state; None if the comparison has no result yet.
+        notes: Remarks about differences that `parts` does not show.
+        problem: Why the comparison failed; None if it did not fail.
         too_much: The comparison exceeds a limit of the page.
-        pending: A text if the comparison is still running; None otherwise.
+        pending: Text for the user while the comparison is running or has to wait; None otherwise.
         seconds: Duration of the comparison.
     """
 
@@ -208,23 +210,32 @@ class RowsPage:
 
 
 def parts_of(found: Mapping[str, Any]) -> tuple[Part, ...]:
-    """Return the parts of a page from the answer of `describe_comparison` for one interval."""
+    """Return the differences in output, late rows and each state.
+
+    Args:
+        found: The answer of `cairn compare --json` for one interval.
+    """
     parts = [_rows_part("Output", rows) for rows in found["outputs"]]
     parts += [_rows_part("Late rows", rows) for rows in found["late"]]
     return tuple(parts + [_state_part(state) for state in found["states"]])
 
 
 def notes_of(row: IntervalRow, found: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return remarks about a difference that no part shows.
+    """Return remarks about differences that `parts_of` can't show.
 
-    These are a state that retention has dropped, and an output with the same rows in other files.
+    A state can differ although retention has dropped it, so that its entries can't be read. An output can differ by its
+    checksum although its rows are the same, in other files.
+
+    Args:
+        row: The interval, compared by digests and checksums.
+        found: The answer of `cairn compare --json` for the interval.
     """
     notes = []
     if row.state.text == _WORDS["other"][0] and found["states_at"] is None:
-        notes.append("The states differ, and retention has dropped one of them: their entries can't be read any more.")
+        notes.append("The states differ, but retention has dropped one of them, so their entries can't be compared.")
     for what, verdict, parts in (("output", row.output, "outputs"), ("late rows", row.late, "late")):
         if verdict.text == _WORDS["other"][0] and not found[parts]:
-            notes.append(f"The {what}: the same rows, in other files.")
+            notes.append(f"The {what}: the same rows, but in different files.")
     return tuple(notes)
 
 
@@ -237,14 +248,14 @@ def _rows_part(title: str, rows: Mapping[str, Any]) -> Part:
     columns = (
         ("columns only in the trial", "columns_added"),
         ("columns only in production", "columns_removed"),
-        ("columns of another type", "columns_retyped"),
+        ("columns with another type", "columns_retyped"),
     )
     notes = [f"{text}: {', '.join(rows[name])}" for text, name in columns if rows[name]]
     if rows["repeated_keys"]:
-        notes.append(f"{rows['repeated_keys']:,} keys are of several rows, which are compared as a whole")
+        notes.append(f"{rows['repeated_keys']:,} keys occur in several rows, so those rows are compared as whole rows")
     return Part(
         title=title,
-        counts=_counts(rows, _ROW_WORDS) or "other columns",
+        counts=_counts(rows, _ROW_WORDS) or "only the columns differ",
         notes=tuple(notes),
         columns=_columns(rows["columns"]),
         examples=tuple(_row_example(one) for one in rows["examples"]),
@@ -299,7 +310,7 @@ def _text(value: Any) -> str:
 
 
 def row_of(trial: Trial, now: datetime) -> TrialRow:
-    """Return a trial for the list.
+    """Return a trial as a row of the list of trials.
 
     Args:
         trial: The trial's record.
@@ -329,7 +340,7 @@ def page_of(ref: PipelineRef, trial: Trial, found: Sequence[IntervalDifference],
     Args:
         ref: The pipeline.
         trial: The trial's record.
-        found: The result of `compare_intervals`.
+        found: The comparison of each interval, from `compare_intervals`.
         now: The time of the page.
     """
     rows = tuple(interval_row(one) for one in found)
@@ -341,9 +352,9 @@ def page_of(ref: PipelineRef, trial: Trial, found: Sequence[IntervalDifference],
         tone="good" if not differing and not missing else "warn",
         rows=rows,
         commands=(
-            ("Row by row and entry by entry", f"cairn compare {name} --root {root} --pipeline {pipeline}"),
-            ("What deploying it would do", f"cairn deploy {name} --code {code} --past --root {root}"),
-            ("Remove it", f"cairn trials remove {name} --root {root} --pipeline {pipeline}"),
+            ("Compare row by row and entry by entry", f"cairn compare {name} --root {root} --pipeline {pipeline}"),
+            ("Show what a deployment would do", f"cairn deploy {name} --code {code} --past --root {root}"),
+            ("Remove the trial", f"cairn trials remove {name} --root {root} --pipeline {pipeline}"),
         ),
     )
 
@@ -354,13 +365,13 @@ def headline(intervals: int, differing: int, missing: int) -> str:
     Args:
         intervals: Number of intervals.
         differing: Number of intervals that differ.
-        missing: Number of intervals in which production or the trial has no result.
+        missing: Number of intervals of which production or the trial has no result.
     """
     if missing == intervals:
         return "nothing to compare yet"
     compared = intervals - missing
-    text = f"{differing} of {compared} intervals differ" if differing else "every digest is equal"
-    return f"{text}; {missing} without a result on both sides" if missing else text
+    text = f"{differing} of {compared} intervals differ" if differing else "all results are equal"
+    return f"{text}; {missing} can't be compared: no result in production or in the trial" if missing else text
 
 
 def interval_row(found: IntervalDifference) -> IntervalRow:

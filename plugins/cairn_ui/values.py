@@ -1,4 +1,4 @@
-"""Values that the reader of logs hands to pages."""
+"""Values that `read_logs.Reader` returns to pages: the log of a pipeline, and when and how it was read."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from state_backend.values.records import Record
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """A pipeline as it was read.
+    """The content of a pipeline's folder at one time.
 
     Attributes:
         log: The pipeline's log.
-        status: The state of the next interval, and problems.
-        validated: Modes (fast, full) of the validations that a checkpoint passed, by its id.
+        status: Whether the next interval can start, and the pipeline's problems.
+        validated: Modes ("fast", "full") of the validations that a checkpoint passed, by checkpoint id.
         read_s: Time of the read, in seconds since the epoch.
         took_s: Duration of the read in seconds.
     """
@@ -29,18 +29,18 @@ class Reading:
 
     @property
     def newest(self) -> Record | None:
-        """The retained checkpoint whose interval ends last; of several, the newest. None without checkpoints."""
+        """The retained checkpoint whose interval ends last, or the newest of several; None without checkpoints."""
         done = self.log.completed()
         return max(done, key=lambda c: (c.content.interval.end, c.id)) if done else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """The answer to a page about one pipeline.
+    """The result of a read of one pipeline for a page.
 
     Attributes:
-        reading: The newest reading, which may be an old one; None if the pipeline was never read.
-        problem: Why the pipeline could not be read now; None if it could.
+        reading: The newest successful reading; None if the pipeline was never read.
+        problem: Why the pipeline could not be read now, so `reading` is an older one; None if the read succeeded.
     """
 
     reading: Reading | None

@@ -246,7 +246,7 @@ def test_kill_9_of_the_driver(airflow: AirflowServer, folder: Path) -> None:
     day = Day(airflow, folder)
     os.kill(day.driver, signal.SIGKILL)
     assert day.still_beats(), "the operation ended by itself, so this shows nothing"
-    wait_until(lambda: "interrupted what an earlier try still ran" in day.log_of_try(2), 60, "the interrupt")
+    wait_until(lambda: "interrupted operations of an earlier try" in day.log_of_try(2), 60, "the interrupt")
     day.let_go()
     day.succeed(tries=2)
     assert "the Spark driver was killed (SIGKILL)" in day.log_of_try(1)
@@ -270,7 +270,7 @@ def test_kill_9_of_the_supervisor_with_two_live_writers(airflow: AirflowServer, 
     os.kill(parent_of(task_of(day.driver)), signal.SIGKILL)
     wait_until(lambda: not alive(day.driver), 20, "the driver is gone")
     assert day.still_beats(), "nothing writes any more, so this shows nothing"
-    wait_until(lambda: "interrupted what an earlier try still ran" in day.log_of_try(2), 60, "the interrupt")
+    wait_until(lambda: "interrupted operations of an earlier try" in day.log_of_try(2), 60, "the interrupt")
     day.let_go()
     day.succeed(tries=2)
 

@@ -193,7 +193,7 @@ def test_what_the_operators_send_reaches_a_collector(
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1].startswith("checkpoint 2 is refused")
+    assert done.stdout.splitlines()[-1].startswith("validation refused checkpoint 2")
     sent = {name.removeprefix("airflow."): points for name, points in read(received).items()}
     assert {of for name, points in sent.items() if name.startswith("cairn.") for of, _ in points} == {"aircraft"}
     newest = {name: points[-1][1] for name, points in sent.items()}

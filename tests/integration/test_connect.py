@@ -306,7 +306,7 @@ def test_a_token_over_tls(server: SparkConnectServer, tmp_path: Path) -> None:
     assert f"the Spark Connect server at {where} refuses a session without a token" in without["message"]
     assert f"the Spark Connect server at {where} refuses this token" in refused["message"]
     assert "does not let a session set spark.executor.memory" in static["message"]
-    assert "would be sent unprotected; set use_ssl" in unprotected["message"]
+    assert "without encryption\nSet use_ssl" in unprotected["message"]
 
 
 def test_a_driver_of_this_user_finds_the_token(
@@ -463,7 +463,7 @@ def test_sigterm_interrupts_the_operation(server: SparkConnectServer, tmp_path: 
     driver.terminate()
     output, _ = driver.communicate(timeout=10)
     assert driver.returncode == 128 + signal.SIGTERM
-    assert "SIGTERM: interrupted on the Spark server: " in output and "nothing ran" not in output
+    assert "SIGTERM: interrupted operations on the Spark server: " in output and "none were running" not in output
     wait_until(lambda: not slow.still_beats(), 20, "its operation has ended")
     assert not slow.prepared("attempt-1")
     assert "ok" in process(tmp_path, server.url, 1, "attempt-2")

@@ -114,7 +114,10 @@ def test_the_first_pipeline_in_airflow(clone: Path) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         refused = subprocess.run(["make", "ui", f"PORT={port}"], cwd=clone, capture_output=True, text=True, check=False)
-    assert refused.returncode != 0 and f"port {port} is taken; another one: make ui PORT=8081" in refused.stderr
+    assert (
+        refused.returncode != 0
+        and f"another program uses port {port}; choose another port: make ui PORT=8081" in refused.stderr
+    )
 
     with started(clone, "make", "spark", f"SPARK_PORT={free_port()}") as spark_lines:
         (connection,) = (line for line in spark_lines if line.startswith("For Airflow:"))
@@ -162,13 +165,13 @@ def test_the_demo_ends_well(clone: Path) -> None:
         listed = page("/plugin/cairn-checkpoints")
         row = chrome.find_element(By.CSS_SELECTOR, "tr[data-pipeline=aircraft]").text
         newest = made[-1]
-        assert "sound" in row and f"{newest.content.totals.keys:,}" in row, listed
+        assert "no problems" in row and f"{newest.content.totals.keys:,}" in row, listed
         tab = "/dags/aircraft/plugin/cairn-checkpoints-dag"
         for view in ("Overview", "History", "Lineage", "Trends"):
             page(tab)
             chrome.find_element(By.LINK_TEXT, view).click()
             shown = wait_for(lambda: (text := chrome.find_element(By.ID, "page").text) and "2013-01-0" in text and text)
-            assert "not answered" not in shown, view
+            assert "did not answer" not in shown, view
         page(tab)
         chrome.find_element(By.LINK_TEXT, "History").click()
         ids = wait_for(lambda: [link.text for link in chrome.find_elements(By.CSS_SELECTOR, "tbody th a")])

@@ -220,12 +220,15 @@ def test_what_is_missing_is_said(spark: SparkSession, tmp_path: Path, counted: t
     root, record = counted
     for options, says in (
         ({}, "root and pipeline"),
-        ({"path": str(root)}, 'option "state": total, items, amounts, .timers'),
+        ({"path": str(root)}, 'option "state", one of: total, items, amounts, .timers'),
         ({"path": str(root), "state": "none"}, "no state 'none'\nIts states: total, items"),
         ({"path": str(root), "state": "total", "checkpoint": "7"}, "no usable checkpoint 7"),
         ({"path": str(tmp_path), "state": "total"}, "is not a savepoint"),
-        ({"path": str(root), "state": "total", "key": "ann"}, "not JSON"),
-        ({"path": str(root), "state": "total", "key": '{"user": [7]}'}, "no key of 'counting' is like that"),
+        ({"path": str(root), "state": "total", "key": "ann"}, "is not JSON"),
+        (
+            {"path": str(root), "state": "total", "key": '{"user": [7]}'},
+            "the key does not fit the key columns of pipeline 'counting'",
+        ),
     ):
         spark.dataSource.register(KeyedState)
         with pytest.raises(Exception, match=says):

@@ -169,7 +169,12 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
         "",
         "registerTimer can't be called when the handle is CREATED",
     ),
-    ("row", {"prepare": lambda s, h: s._value.get(), "misbehave": raises}, "", "state 'value' is used outside a key"),
+    (
+        "row",
+        {"prepare": lambda s, h: s._value.get(), "misbehave": raises},
+        "",
+        "state 'value': get was called outside a handler",
+    ),
     ("row", {"close": lambda s: s._value.get()}, "", "used outside a key"),
     ("pandas", {"misbehave": lambda s, k, r: iter([Row(user="ann")])}, "", "must yield pandas.DataFrame"),
     (

@@ -380,7 +380,7 @@ def _raising(spark: SparkSession, interval: Interval) -> DataFrame:
         (
             {"initial_state": lambda spark: read_days(spark, day(0)).groupBy(F.upper("user"))},
             errors.UsageError,
-            "the initial state is grouped by something else than plain columns",
+            "the initial state must be grouped with groupBy, by plain columns only",
         ),
     ],
 )
@@ -463,7 +463,7 @@ def test_a_stopped_session_is_named(spark: SparkSession, tmp_path: Path) -> None
         is_stopped = True
 
     for session in (Stopped(), Closed()):
-        with pytest.raises(errors.UsageError, match="the Spark session was stopped; pass one that runs"):
+        with pytest.raises(errors.UsageError, match="the Spark session has been stopped; pass a running session"):
             run_interval(cast(Any, session), counting(), day(0), str(tmp_path))
 
 

@@ -106,7 +106,7 @@ class Unprintable(BaseException):
 @pytest.mark.parametrize(
     ("where", "says"),
     [
-        ("init", "Ends.init failed on the driver: SystemExit: enough; a processor must not end the process"),
+        ("init", "Ends.init failed on the driver: SystemExit: enough; a processor must not end its process"),
         (
             "handler",
             "handleInputRows, key ('ann',), interval [2024-01-01T00:00:00Z, 2024-01-02T00:00:00Z): SystemExit: 3; a proc",

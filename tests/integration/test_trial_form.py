@@ -212,7 +212,7 @@ def test_a_rejection_leaves_production_as_it_was(airflow: AirflowServer, data: P
     answer(airflow, run, "Reject")
     assert ends(airflow, run) == {"try": "success", "deploy": "failed"}
     assert len(airflow.client.tries(FORM, run, "deploy")) == 1
-    assert "has rejected it; nothing is deployed" in said(airflow, run, "deploy")
+    assert "has rejected the deployment; nothing is deployed" in said(airflow, run, "deploy")
     assert production(data) == before
 
 
@@ -245,7 +245,9 @@ def test_approved_in_the_browser_for_the_past_production_gets_what_was_tried(
     assert done["back"] == f"cairn restore --root {root(data)} --pipeline {NAME} --checkpoint 1 --yes"
     events = airflow.client.call("GET", f"/api/v2/assets/events?source_dag_id={FORM}")["asset_events"]
     assert sorted(e["extra"]["checkpoint"] for e in events)[-1] == log_of(root(data)).head_id
-    assert f"let the DAG of {NAME} run {LATER} from the next interval on" in said(airflow, run, "deploy", len(tries))
+    assert f"next: give the DAG of {NAME} the new code (pipeline={LATER}) before the next interval runs" in said(
+        airflow, run, "deploy", len(tries)
+    )
 
 
 def approve_in_browser(airflow: AirflowServer, run: str, lines: int) -> None:

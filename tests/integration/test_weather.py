@@ -127,11 +127,11 @@ def test_what_is_not_landed_is_landed_by_the_command_of_its_error(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CAIRN_WEATHER", str(tmp_path))
-    with pytest.raises(SourceError, match=r"the weather of 2013-01-01 06:00:00.* is not landed") as error:
+    with pytest.raises(SourceError, match=r"the weather of 2013-01-01 06:00:00.* is missing") as error:
         run(spark, WEATHER, tmp_path / "root", [0, 1])
     run_printed(str(error.value).splitlines()[-1], tmp_path)
     assert [r.content.totals.input_rows > 0 for r in run(spark, WEATHER, tmp_path / "root", [0, 1])] == [True]
-    with pytest.raises(SourceError, match="asked for 2012"):
+    with pytest.raises(SourceError, match="not of all hours from 2012"):
         land_weather(tmp_path, first=FIRST_HOUR - 10 * HOUR, hours=3)
 
 

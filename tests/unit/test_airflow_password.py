@@ -31,7 +31,7 @@ def test_the_password_is_random_kept_and_for_this_user_alone(tmp_path: Path) -> 
     assert stat.S_IMODE(first.passwords.stat().st_mode) == 0o600
     assert AirflowServer(REPOSITORY, home=tmp_path / "b").password != first.password
     first.passwords.write_text('{"somebody": "p"}')
-    with pytest.raises(RuntimeError, match="has no password of the user admin; delete the file"):
+    with pytest.raises(RuntimeError, match="has no password for the user admin; delete the file"):
         AirflowServer(REPOSITORY, home=tmp_path / "a")
 
 

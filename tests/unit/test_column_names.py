@@ -46,7 +46,7 @@ def test_a_key_that_is_not_there_or_ambiguous_is_refused() -> None:
     assert columns("User", "n").find_key(["N", "user"]) == ["n", "User"]
     with pytest.raises(SourceError, match=r"lacks the key columns user, item; found: a, b"):
         columns("a", "b").find_key(["user", "item"])
-    with pytest.raises(UsageError, match="key names a column twice: user, USER"):
+    with pytest.raises(UsageError, match="the key names a column twice: user, USER"):
         columns("user").find_key(["user", "USER"])
     with pytest.raises(SourceError, match=r"'user' and 'USER', which Spark can't tell apart \(spark.sql.caseSensitive"):
         columns("user", "n", "USER")
@@ -69,7 +69,7 @@ def test_a_plain_column_stands_for_its_name(column: Any, name: str) -> None:
 def test_an_expression_is_no_key(column: Any) -> None:
     """Nor does Spark take them in transformWithState."""
     with pytest.raises(
-        UsageError, match=r"pipeline 'p': key: .* is not a plain column of the input; add it to the rows"
+        UsageError, match=r"pipeline 'p': key: .* is not a plain column of the input\nAdd the expression"
     ):
         Pipeline(name="p", start=START, source=lambda *_: None, key=[column], processor=object, output_schema="a int")  # type: ignore[arg-type, return-value]
 

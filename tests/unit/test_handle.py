@@ -380,7 +380,7 @@ def test_state_outside_a_key_is_refused(shard: Shard) -> None:
 
 @pytest.mark.parametrize("name", ["", " v", "v ", "default", "$v"])
 def test_names_that_no_state_may_have(name: str) -> None:
-    with pytest.raises(errors.StateSchemaError, match="can't name a state"):
+    with pytest.raises(errors.StateSchemaError, match="can't be the name of a state"):
         DeclaringHandle(parse, "processing").getValueState(name, VALUE)
 
 
@@ -393,7 +393,7 @@ def test_two_states_of_one_name_are_refused() -> None:
 
 @pytest.mark.parametrize("time_mode", ["none", "event"])
 def test_expiry_needs_processing_time(time_mode: Any) -> None:
-    with pytest.raises(errors.StateSchemaError, match=f"expiry goes by processing time, .* '{time_mode}'"):
+    with pytest.raises(errors.StateSchemaError, match=f"a time to live needs time_mode='processing', .*='{time_mode}'"):
         DeclaringHandle(parse, time_mode).getListState("l", VALUE, 1)
 
 
@@ -402,7 +402,7 @@ def test_expiry_is_positive_or_none() -> None:
     for wrong in (1000.0, "1000", 1 << 63):
         with pytest.raises(errors.StateSchemaError, match=r"state 'one': ttlDurationMs is .*(1000|at most)"):
             handle.getValueState("one", VALUE, ttlDurationMs=wrong)
-    with pytest.raises(errors.StateSchemaError, match="ttlDurationMs is -1; it must be positive"):
+    with pytest.raises(errors.StateSchemaError, match="ttlDurationMs is -1; it must not be negative"):
         handle.getValueState("v", VALUE, -1)
     handle.getValueState("zero", VALUE, 0)
     handle.getValueState("one", VALUE, ttlDurationMs=1)
@@ -630,11 +630,11 @@ def test_texts_have_dictionaries_in_an_output_file_and_numbers_have_none(tmp_pat
         (
             [Row(k="a", nn=1)],
             "(?s)yielded a row with 'nn', which output_schema lacks\noutput_schema has k, n; the row has no value for n\n"
-            "Did you mean 'n' where it says 'nn'",
+            "Did you mean 'n' instead of 'nn'",
         ),
         (
             [Row(k="a", n=1, more=3)],
-            "a row with 'more', which output_schema lacks\noutput_schema has k, n\nAdd it to output_schema with its type, or",
+            "a row with 'more', which output_schema lacks\noutput_schema has k, n\nAdd the field to output_schema with its type, or",
         ),
         ([Row(k=5, n=1)], "output column 'k' is string"),
         ([Row(k="a", n="x")], "output column 'n' is int64"),
@@ -688,7 +688,7 @@ class Silent(Exception):
         (errors.UsageError("bad"), "bad"),
         (
             SystemExit(3),
-            "SystemExit: 3; a processor must not end the process that it runs in: raise an exception instead",
+            "SystemExit: 3; a processor must not end its process: raise an exception instead",
         ),
         (KeyboardInterrupt(), "KeyboardInterrupt: ; a processor must not end"),
         (GeneratorExit("x"), "GeneratorExit: x; a processor must not end"),
@@ -726,7 +726,7 @@ def test_a_timer_at_a_part_of_a_millisecond_is_refused(shard: Shard) -> None:
 @pytest.mark.parametrize("method", ["get", "update", "exists"])
 def test_state_in_init_is_refused_on_the_driver(method: str) -> None:
     state = DeclaringHandle(parse, "processing").getValueState("v", VALUE)
-    with pytest.raises(errors.UsageError, match=rf"state 'v' is used outside a key \({method}, in init or close\)"):
+    with pytest.raises(errors.UsageError, match=rf"state 'v': {method} was called outside a handler, in init or close"):
         getattr(state, method)()
 
 

@@ -158,7 +158,7 @@ def test_a_file_that_is_not_whole_is_replaced(tmp_path: Path, damage: str, caplo
 
     assert report.written == 1
     assert path.read_bytes() == whole
-    assert f"{path}" in caplog.text and "written anew" in caplog.text
+    assert f"{path}" in caplog.text and "the file is written again" in caplog.text
 
 
 def test_a_crash_while_writing_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +173,7 @@ def test_a_crash_while_writing_leaves_no_file(tmp_path: Path, monkeypatch: pytes
 
 def test_days_outside_the_archive_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        SourceError, match=r"holds the days 2013-01-01 \.\. 2013-12-31; asked for 2013-12-31 \.\. 2014-01-01"
+        SourceError, match=r"has the days 2013-01-01 to 2013-12-31, not all days from 2013-12-31 to 2014-01-01"
     ):
         land(tmp_path, first=date(2013, 12, 31), last=date(2014, 1, 1))
     assert list(tmp_path.iterdir()) == []
@@ -231,7 +231,7 @@ def test_an_unreadable_day_is_named(two_days: Path, damage: str) -> None:
     path.write_bytes(
         {"truncated": whole[:-100], "flipped": whole[:1000] + b"\0\0\0\0" + whole[1004:], "empty": b""}[damage]
     )
-    with pytest.raises(SourceError, match="is no whole Parquet file") as error:
+    with pytest.raises(SourceError, match="is not a complete Parquet file") as error:
         read_flights(FakeSpark(), INTERVAL)  # type: ignore[arg-type]
     assert str(path) in str(error.value)
 
@@ -291,12 +291,13 @@ def test_data_that_are_not_installed_or_damaged_say_what_to_install(
 
 def test_weather_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
-        SourceError, match=r"the weather is known from 2013-01-01 .*, hour by hour; asked for 2014-01-01"
+        SourceError, match=r"the weather of each whole hour from 2013-01-01 .*, not of all hours from 2014-01-01"
     ):
         land_weather.land_weather(tmp_path, first=datetime(2014, 1, 1, tzinfo=UTC), hours=1)
     monkeypatch.setenv("CAIRN_WEATHER", str(tmp_path))
     with pytest.raises(
-        SourceError, match=r"is not landed: .*\. Land all up to it with:\npython -m pipelines.land_weather --to"
+        SourceError,
+        match=r"is missing: .*\nWrite the files up to this hour with:\npython -m pipelines.land_weather --to",
     ):
         read_weather(FakeSpark(), INTERVAL)  # type: ignore[arg-type]
     monkeypatch.setenv("CAIRN_WEATHER", "data/weather")

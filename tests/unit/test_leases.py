@@ -249,7 +249,7 @@ def test_a_query_that_asks_for_a_lease_gets_one_or_is_refused(tmp_path: Path, mo
     (lease,) = pipeline.storage.list(paths.LEASES)
     assert paths.leased_id(lease.path) == (1, 7200)
     monkeypatch.setattr("cairn.data_sources.keyed_state.take_lease", lambda *args: None)
-    with pytest.raises(UsageError, match=r"no lease could be written to .*/leases; grant .* or leave hold out"):
+    with pytest.raises(UsageError, match=r"hold: Cairn can't write a lease to .*/leases\nAllow .* or leave out hold"):
         KeyedState(options).schema()
 
 

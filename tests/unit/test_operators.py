@@ -268,7 +268,7 @@ def test_lines_reach_the_log_whole(fake: Callable[[str], Path], monkeypatch: pyt
         ("error StateSchemaError", AirflowFailException, "StateSchemaError: what went wrong"),
         ("error StaleStateError", AirflowFailException, "StaleStateError: what went wrong"),
         ("error InvariantViolated", AirflowFailException, "InvariantViolated: what went wrong"),
-        ("kill", AirflowException, "the Spark driver was killed (SIGKILL); a retry begins again"),
+        ("kill", AirflowException, "the Spark driver was killed (SIGKILL); a retry is safe"),
         ("exit 3", AirflowException, "the Spark driver ended with code 3 and no result"),
         ("exit 0", AirflowException, "the Spark driver ended with code 0 and no result"),
     ],
@@ -606,7 +606,7 @@ def savepoint(**more: Any) -> SavepointOperator:
 def test_validation_names_its_findings(fake: Callable[[str], Path]) -> None:
     fake('ok {"success": false, "findings": ["history: flights < 0"], "docs": "/docs/index.html", "keys": 3}')
     with pytest.raises(
-        AirflowFailException, match=r"(?s)checkpoint 5 is refused.*- history: flights < 0.*/docs/index.html"
+        AirflowFailException, match=r"(?s)validation refused checkpoint 5.*- history: flights < 0.*/docs/index.html"
     ):
         run(validate())
 
@@ -650,15 +650,16 @@ def test_a_refused_attempt_and_a_refused_checkpoint_say_what_to_do(fake: Callabl
     )
     gate = ValidateStateOperator(task_id="v", pipeline="m:P", root="r", attempt="uuid")
     with pytest.raises(
-        AirflowFailException, match=r"(?s)attempt uuid is refused.*Nothing of it is committed or published"
+        AirflowFailException,
+        match=r"(?s)validation refused attempt uuid.*The attempt is neither committed nor published",
     ):
         run(gate)
     assert request_in(folder) == Validate(attempt="uuid", docs=request_in(folder).docs)
     with pytest.raises(
-        AirflowFailException, match=r"(?s)- \[a, b\) \(checkpoint 5\)\nMend the cause.*\ncairn backfill "
+        AirflowFailException, match=r"(?s)- \[a, b\) \(checkpoint 5\)\nRemove the cause.*\ncairn backfill "
     ):
         run(validate())
-    with pytest.raises(AirflowFailException, match="savepoint file:///s is refused"):
+    with pytest.raises(AirflowFailException, match="validation refused savepoint file:///s"):
         run(ValidateStateOperator(task_id="v", pipeline="m:P", root="r", savepoint="file:///s"))
     with pytest.raises(ValueError, match="one of checkpoint, attempt and savepoint"):
         ValidateStateOperator(task_id="v", pipeline="m:P", root="r", savepoint="file:///s", attempt="a")
@@ -773,7 +774,7 @@ def test_a_dry_run_of_a_range_validates_nothing(fake: Callable[[str], Path]) -> 
     ("change", "said"),
     [
         ({"first": "yesterday"}, "first is 'yesterday'"),
-        ({"first": "2013-02-01"}, "the other way round"),
+        ({"first": "2013-02-01"}, "with the two dates exchanged"),
         ({"reprocess": "some"}, "expected one of changed, none, all"),
         ({"only_plan": "perhaps"}, "expected true or false"),
     ],
@@ -989,7 +990,7 @@ def test_connections_as_people_have_them(
 @pytest.mark.parametrize(
     ("parts", "says"),
     [
-        ({"conn_type": "spark", "host": "local[2]", "password": "t"}, "which takes none"),
+        ({"conn_type": "spark", "host": "local[2]", "password": "t"}, "a Spark master such as .* takes none"),
         ({"conn_type": "spark", "host": "local[2]", "extra": {"conf": "spark.a=b"}}, "conf is not a JSON object like"),
         ({"conn_type": "spark", "host": "local[2]", "extra": {"conf": {"spark.a": None}}}, "spark.a is a NoneType"),
     ],
@@ -1048,7 +1049,7 @@ def test_spark_without_connection_is_local(monkeypatch: pytest.MonkeyPatch) -> N
         spark_location("big spark")
     (command,) = (line for line in str(raised.value).splitlines() if line.startswith("airflow connections add"))
     assert "no connection 'big spark'" in str(raised.value) and shlex.split(command)[3] == "big spark"
-    with pytest.raises(AirflowFailException, match="'http' does not lead to Spark"):
+    with pytest.raises(AirflowFailException, match="has type 'http'; expected spark_connect or spark"):
         spark_url("http", "h", 1)
 
 
@@ -1132,7 +1133,7 @@ def test_a_connection_without_a_key_leaves_the_default_credentials(monkeypatch: 
     [
         ({"keyfile_dict": "no json"}, "keyfile_dict is not the JSON of a key file"),
         ({"keyfile_dict": "[1]"}, "keyfile_dict is not the JSON of a key file"),
-        ({"key_secret_name": "x"}, "key_secret_name, which is not supported here: give key_path or keyfile_dict"),
+        ({"key_secret_name": "x"}, "key_secret_name, which Cairn does not support. Give key_path or keyfile_dict"),
         ({"impersonation_chain": "x"}, "impersonation_chain"),
     ],
 )

@@ -352,7 +352,7 @@ def test_a_deploy_keeps_the_state() -> None:
     ("schema", "named"),
     [
         ("user string, tags map<string,int>", "column 'tags' is map<string,int>"),
-        ("user string, tags array<struct<a: map<int,int>>>", "rows with map<int,int>"),
+        ("user string, tags array<struct<a: map<int,int>>>", "only Spark can sort values of type map<int,int>"),
     ],
 )
 def test_what_only_spark_puts_in_order_is_refused(schema: str, named: str) -> None:
@@ -363,8 +363,8 @@ def test_what_only_spark_puts_in_order_is_refused(schema: str, named: str) -> No
 @pytest.mark.parametrize(
     ("row", "why"),
     [
-        ({"usr": "ann"}, "row 0 has 'usr', which the schema lacks; it has user, n, at"),
-        (("ann", 1), "row 0 has 2 values, the schema 3 columns"),
+        ({"usr": "ann"}, "row 0 has 'usr', which the schema lacks; the schema has user, n, at"),
+        (("ann", 1), "row 0 has 2 values, but the schema has 3 columns"),
         (("ann", "1", None), "column 'n', row 0: expected int, found str '1'"),
         (("ann", True, None), "column 'n', row 0: expected int, found bool True"),
         (("ann", 2**31, None), "column 'n', row 0: expected int, found int 2147483648"),
@@ -470,11 +470,14 @@ def using(call: Any) -> dict[str, Any]:
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"handleBatch": lambda s, b: None}, "it returned a NoneType; it must return cairn.arrow_processor.BatchResult"),
-    ({"handleBatch": lambda s, b: wrong(b, sum=[1, 2, 3])}, r"states\['total'\] has 3 rows for 1 keys"),
+    (
+        {"handleBatch": lambda s, b: None},
+        "the method returned a NoneType; it must return cairn.arrow_processor.BatchResult",
+    ),
+    ({"handleBatch": lambda s, b: wrong(b, sum=[1, 2, 3])}, r"BatchResult.states\['total'\] has 3 rows for 1 keys"),
     (
         {"handleBatch": lambda s, b: BatchResult(states={"totals": pa.table({"sum": [1]})})},
-        "states names 'totals'; init.. declared total",
+        "BatchResult.states names 'totals', but init.. declared total",
     ),
     (
         {"handleBatch": lambda s, b: wrong(b, sum=["x"] * len(b.keys))},
@@ -483,25 +486,34 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"handleBatch": lambda s, b: wrong(b, sun=pa.nulls(len(b.keys), pa.int64()))}, "state 'total'.*sum"),
     (
         giving(user=["a"], totals=[1]),
-        "the output has the columns user, totals; output_schema has user, rows, first; they",
+        "BatchResult.output has the columns user, totals, but output_schema has user, rows, first; they",
     ),
-    (giving(user=["a"], rows=["x"], first=[True]), "output column 'rows' is int64, found string"),
+    (
+        giving(user=["a"], rows=["x"], first=[True]),
+        "output column 'rows' must be int64, but BatchResult.output has string",
+    ),
     (giving(user=["a"], rows=[None], first=[True]), "output column 'rows' is NOT NULL, but a row has no value for it"),
     ({"handleBatch": lambda s, b: 1 / 0}, "handleBatch, interval .*ZeroDivisionError"),
     (
         using(lambda s: s.list.appendList([0, 0], pa.table({"n": [1]}))),
-        "list state 'l': 2 keys for 1 rows; give one key per row",
+        "list state 'l': found 2 keys for 1 rows; give one key for each row",
     ),
     (
         using(lambda s: s.list.get(np.ones(9, np.bool_))),
-        "list state 'l': a mask of 9 for 1 keys; give one bool per key",
+        "list state 'l': found a mask of 9 values for 1 keys; give one bool for each key",
     ),
-    (using(lambda s: s.list.clear([0, 0])), "list state 'l': chosen keys must ascend, none twice; sort them, or"),
-    (using(lambda s: s.map.exists([-1])), "map state 'm': keys are positions in batch.keys, 0 .. 0; found -1 .. -1"),
-    (using(lambda s: s.map.exists(["ann"])), "one integer per row; found 1 dimensions of <U3"),
+    (
+        using(lambda s: s.list.clear([0, 0])),
+        "list state 'l': chosen keys must ascend without repetition; sort them, or",
+    ),
+    (
+        using(lambda s: s.map.exists([-1])),
+        "map state 'm': keys must be positions in batch.keys from 0 to 0; found -1 to -1",
+    ),
+    (using(lambda s: s.map.exists(["ann"])), "one integer for each row; found an array of <U3 with 1 dimensions"),
     (
         using(lambda s: s.map.getValue([0], pa.table({"n": [1]}))),
-        "map state 'm': its user key has the fields u; found n",
+        "map state 'm': its user key has the fields u; the given table has n",
     ),
     (
         using(lambda s: s.handle.registerTimer([0], [1.5])),
@@ -509,7 +521,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {**using(lambda s: None), "close": lambda s: isinstance(s.list, ArrowListState) and s.list.get()},
-        "close, interval .*list state 'l' is used outside a batch: only handleBatch and handleExpiredTimers",
+        "close, interval .*list state 'l' was used outside a batch; only handleBatch and handleExpiredTimers",
     ),
     ({"init": lambda s, h: h.registerTimer(0, 5)}, "registerTimer can't be called when the handle is CREATED"),
     ({"init": lambda s, h: h.deleteTimer(0, 5)}, "deleteTimer can't be called when the handle is CREATED"),

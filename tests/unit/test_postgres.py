@@ -43,7 +43,9 @@ def test_what_is_written_is_there_again_and_nothing_stays_behind(open_folder: Pa
     where.parent.chmod(0o711)
     with Postgres(where, log_dir=open_folder / "logs") as first:
         ask(first.url, "create table runs (id int)", "insert into runs values (7)")
-        with pytest.raises(RuntimeError, match=r"is in use by process .* stop that one first"):
+        with pytest.raises(
+            RuntimeError, match=r"another Airflow of this folder is running: process .*; stop that Airflow first"
+        ):
             Postgres(where, log_dir=open_folder / "logs2").start()
     with Postgres(where, log_dir=open_folder / "logs") as second:
         assert ask(second.url, "select id from runs") == (7,)

@@ -179,7 +179,7 @@ def test_a_queued_run_that_waits_for_this_one_to_end_is_not_waited_for(
         assert decision.alone is not earlier_running
     else:
         text = decision.reason if isinstance(decision, Go) else decision.message
-        assert "did not start for 0:02:00" in text
+        assert "did not start within 0:02:00" in text
 
 
 def test_a_running_one_is_waited_for_however_long() -> None:
@@ -467,17 +467,17 @@ def test_fires_for_the_checkpoint_that_is_waited_for_and_no_other(folder: Folder
         folder.run(day(2), "a3", run=run("day2", clear_number=0))
         folder.run(day(2), "a4", run=run("day2", clear_number=1))
 
-    assert fires(trigger(), commits) == "checkpoint 4 is there"
+    assert fires(trigger(), commits) == "checkpoint 4 is committed"
 
 
 @pytest.mark.parametrize(
     ("change", "queued", "why"),
     [
-        ({"ended": 1}, (), "1 of day2 ended"),
-        ({"states": {"day2": {"process": "failed", "checkpoint": None}}}, (), "day2 has ended: "),
-        ({"states": {"day2": {"process": "success", "checkpoint": "success"}}}, (), "day2 has ended: "),
-        ({"states": {}}, (), "day2 is gone"),
-        ({"states": {"day2": {"process": "queued", "checkpoint": None}}}, ("day2",), "day2 has started"),
+        ({"ended": 1}, (), "1 of these runs ended: day2"),
+        ({"states": {"day2": {"process": "failed", "checkpoint": None}}}, (), "run day2 has ended: "),
+        ({"states": {"day2": {"process": "success", "checkpoint": "success"}}}, (), "run day2 has ended: "),
+        ({"states": {}}, (), "run day2 was deleted"),
+        ({"states": {"day2": {"process": "queued", "checkpoint": None}}}, ("day2",), "run day2 has started"),
     ],
 )
 @pytest.mark.usefixtures("folder")
@@ -498,7 +498,7 @@ def test_without_a_storage_airflow_is_asked_alone(airflow_says: dict[str, Any], 
         time.sleep(0.1)
         airflow_says["states"] = {"day2": {"process": "success", "checkpoint": "success"}}
 
-    assert fires(made, commits).startswith("day2 has ended")
+    assert fires(made, commits).startswith("run day2 has ended")
 
 
 def test_the_storage_is_asked_often_and_airflow_rarely(
@@ -523,7 +523,7 @@ def test_the_storage_is_asked_often_and_airflow_rarely(
         return committed(url)
 
     monkeypatch.setattr(made, "committed", commit_after_ten_looks)
-    assert fires(made) == "checkpoint 2 is there"
+    assert fires(made) == "checkpoint 2 is committed"
     assert asked_at_commit == [1] and asked.count("airflow") == 1
 
 
@@ -543,7 +543,7 @@ def test_an_interval_of_which_only_the_output_is_left_is_looked_at_by_the_driver
 
 @pytest.mark.usefixtures("airflow_says", "folder")
 def test_fires_when_the_time_is_up() -> None:
-    assert fires(trigger(seconds=0.5)) == "time is up"
+    assert fires(trigger(seconds=0.5)) == "the longest wait is over"
 
 
 @pytest.mark.usefixtures("airflow_says")
@@ -558,7 +558,7 @@ def test_storage_that_does_not_answer_is_asked_again(folder: Folder, monkeypatch
         return read(self, path)
 
     monkeypatch.setattr(type(folder.storage), "read", read_later)
-    assert fires(trigger()) == "checkpoint 2 is there"
+    assert fires(trigger()) == "checkpoint 2 is committed"
     assert len(refused) == 20
 
 

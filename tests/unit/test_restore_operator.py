@@ -123,8 +123,8 @@ def test_a_rewind_asks_validates_and_commits_once(
 @pytest.mark.parametrize(
     ("event", "message"),
     [
-        (answer("Reject"), "ann has rejected it"),
-        ({"error": "no answer", "error_type": "timeout"}, "nobody has agreed: timeout"),
+        (answer("Reject"), "ann has rejected the restore"),
+        ({"error": "no answer", "error_type": "timeout"}, "no person has answered: timeout"),
     ],
 )
 def test_without_consent_nothing_is_restored(
@@ -142,7 +142,7 @@ def test_what_was_committed_meanwhile_was_not_agreed_to(folder: Folder, driver: 
     made, where = operator("2"), context()
     parked = park(made, where)
     folder.run(day(5), "a5")
-    with pytest.raises(AirflowFailException, match="there is more to discard: 5"):
+    with pytest.raises(AirflowFailException, match="discard more checkpoints than were agreed to: 5"):
         made.after_answer(where, answer("Approve"), **parked.kwargs)
     assert not driver and folder.coordinator.log().head_id == 5
 
@@ -155,7 +155,7 @@ def test_nobody_is_asked_if_nothing_is_discarded(folder: Folder, driver: list[An
 
 def test_a_refused_state_is_not_restored(folder: Folder, driver: Any) -> None:
     driver.findings = ("value: 3 entries, 4 are recorded",)
-    with pytest.raises(AirflowFailException, match=r"(?s)checkpoint 2 is refused.*- value: 3 entries"):
+    with pytest.raises(AirflowFailException, match=r"(?s)validation refused checkpoint 2.*- value: 3 entries"):
         run(operator("2", ask=False), context())
     assert folder.coordinator.log().head_id == 4
 
@@ -186,7 +186,7 @@ def test_a_savepoint_asks_is_validated_and_restored_by_the_driver(
     monkeypatch.setattr("state_backend.checkpoint.savepoints.read_savepoint", lambda storage: saved)
     made, where = operator("/savepoints/day2", claim="CLAIM"), context()
     parked = park(made, where)
-    assert f"It discards {len(ids)} checkpoint(s): {', '.join(map(str, ids))}." in asked[0]["body"]
+    assert f"This discards {len(ids)} checkpoint(s): {', '.join(map(str, ids))}." in asked[0]["body"]
     result = made.after_answer(where, answer("Approve"), **parked.kwargs)
     assert result == {"kind": "savepoint", "checkpoint": 77, "discarded": ids}
     assert driver == [
@@ -239,8 +239,8 @@ def test_a_retry_takes_what_an_earlier_try_restored_from_a_savepoint(
     ("target", "more", "message"),
     [
         ("9", {}, "the log has no checkpoint 9"),
-        ("yesterday", {}, "neither a checkpoint's id"),
-        ("2024-01-03T00:00:00", {}, "neither a checkpoint's id"),
+        ("yesterday", {}, "expected a checkpoint's id"),
+        ("2024-01-03T00:00:00", {}, "expected a checkpoint's id"),
         ("2030-01-01T00:00:00+00:00", {}, "no usable checkpoint 2030"),
         ("/no/such/savepoint", {}, "savepoint"),
         ("/no/such/savepoint", {"fork_as": "x"}, "leave fork_as out"),

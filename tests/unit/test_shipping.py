@@ -193,10 +193,11 @@ def test_modules_are_made_in_the_worker_from_what_the_driver_has(folder: Path) -
         return [told, calls, ["given", "told"], "data of the zip"]
 
     assert told[:5] == [words("one", 1), words("one", 2), words("two", 1), words("one", 1), "by value"]
-    assert "UsageError: the processor Locked can't be loaded on the worker" in told[5]
+    assert "UsageError: the worker " in told[5] and " can't load the processor Locked: " in told[5]
     assert (
         "KeyError: 'CAIRN_TEST_DRIVER'" in told[5]
-        and "By value it can't be sent either: locked_driver_only.LOCK is a lock (cannot pickle" in told[5]
+        and "The processor can't be sent together with its code either: locked_driver_only.LOCK is a lock (cannot pickle"
+        in told[5]
     )
     assert told[6] == words("two", 1)
 
@@ -214,10 +215,10 @@ def test_an_installed_processor_counts_by_its_package_and_workers_must_have_it(f
     assert hashed() != before
     changed, missing = (in_worker([ship(shipped)], path)[0] for path in ([folder / "site-packages"], []))
     assert (
-        "UsageError: the module bought.rates on the worker " in changed
-        and "on the driver (no distribution's); install" in changed
+        "UsageError: the module bought.rates differs between the worker " in changed
+        and "(of no known package) on the driver\nInstall" in changed
     )
-    assert "UsageError: the module bought on the worker " in missing and " is missing (" in missing
+    assert "UsageError: the module bought differs between the worker " in missing and ": missing (" in missing
 
 
 def forget_distributions() -> None:
@@ -269,8 +270,12 @@ def test_workers_refuse_another_version_of_what_the_users_modules_import(folder:
     (site / "sold_goods-1.1.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: sold-goods\nVersion: 1.1\n")
     newer = in_worker([shipped], [site])[0]
     for told, version in ((same_version, "1.0"), (newer, "1.1")):
-        assert f"the package sold-goods on the worker {socket.gethostname()} is {version} (" in told
-        assert "and 1.0 (" in told and "on the driver; the processor needs it: install" in told
+        assert "the package sold-goods, which differs" in told and f"the driver: {version} (" in told
+        assert (
+            f"worker {socket.gethostname()}" in told
+            and " on the worker, 1.0 (" in told
+            and "on the driver\nInstall" in told
+        )
 
 
 def test_the_runtime_may_lie_in_a_zip(folder: Path) -> None:
@@ -290,7 +295,7 @@ def test_the_runtime_may_lie_in_a_zip(folder: Path) -> None:
 
     assert told_by("") == "AttributeError: 'Bought' object has no attribute 'tell'"
     assert f"the worker {socket.gethostname()} runs another version of Cairn" in (other := told_by("# older"))
-    assert f", from {folder / 'runtime.zip'}, and " in other
+    assert f" (in {folder / 'runtime.zip'}) on the worker, " in other
 
 
 def test_the_runtime_is_no_users_module() -> None:
@@ -524,7 +529,9 @@ def _closing_over(value: Any) -> Callable[[], Plain]:
     ],
 )
 def test_what_has_no_lasting_value_is_named(form: Callable[[Any], Any], says: str) -> None:
-    with pytest.raises(UsageError, match=rf"^pipeline 'p': {says}, which can't be sent .*\nGive the processor what"):
+    with pytest.raises(
+        UsageError, match=rf"^pipeline 'p': {says}. Cairn can't send it .*\nGive the processor plain values"
+    ):
         ship_processor(form(threading.Lock()), "p")
 
 
@@ -532,7 +539,7 @@ def test_a_value_that_is_nested_too_deep_is_named() -> None:
     nested: list[Any] = []
     for _ in range(100_000):
         nested = [nested]
-    with pytest.raises(UsageError, match="is nested too deep to be hashed; give the processor a flatter value"):
+    with pytest.raises(UsageError, match="is nested too deeply; give the processor a flatter value"):
         ValueHasher().digest(nested, "the processor.held")
     while nested:  # piece by piece: Python would free it by recursion
         nested = nested.pop()
@@ -555,23 +562,23 @@ def another_version() -> object:
     [
         (
             another_version,
-            r"runs another version of Cairn than the driver: .* and 0.0.1 \(other\) on the driver; install",
+            r"runs another version of Cairn than the driver: .* on the worker, 0.0.1 \(other\) on the driver\nInstall",
         ),
         (
             lambda: shipped(by_reference=b"cno_such_module\nMine\n.")._load(),
-            "the processor Mine can't be loaded on the worker .*: ModuleNotFoundError: No module named 'no_such_module'; install",
+            "can't load the processor Mine: ModuleNotFoundError: No module named 'no_such_module'\nInstall",
         ),
         (
             lambda: shipping._check_installed(
                 UserModule(name="json", kind="installed", digest="0" * 64, package="json 9")
             ),
-            r"the module json on the worker .*, and 000000000000 on the driver \(json 9\); install the same version",
+            r"the module json differs between the worker .* on the worker, 000000000000 \(json 9\) on the driver\nInstall the same version",
         ),
         (
             lambda: shipping._check_distributions(
                 [distributions.InstalledDistribution(name="pyarrow", version="0.1", digest="", is_pure=False)]
             ),
-            r"the package pyarrow on the worker .*, and 0.1 \(no RECORD\) on the driver; the processor needs it: install",
+            r"the processor needs the package pyarrow, which differs .* on the worker, 0.1 \(no RECORD\) on the driver\nInstall",
         ),
     ],
 )
@@ -583,8 +590,8 @@ def test_what_a_worker_has_otherwise_is_named(load: Callable[[], object], says: 
 def test_a_module_that_is_gone_or_broken_is_named() -> None:
     gone = ModuleSpec("mine", None, origin="/nowhere/mine.py")
     with pytest.raises(
-        UsageError, match=r"the module mine of the processor can't be read any more: .*No such file.*/nowhere/mine.py"
+        UsageError, match=r"the module mine of the processor can no longer be read: .*No such file.*/nowhere/mine.py"
     ):
         bytes_of(gone)
-    with pytest.raises(UsageError, match=r"the module mine of the processor can't be parsed: .*; mend it"):
+    with pytest.raises(UsageError, match=r"the module mine of the processor can't be parsed: .*\nCorrect the file"):
         _imported(b"def (", "mine", "")

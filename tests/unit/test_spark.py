@@ -116,7 +116,7 @@ def test_what_grpc_says_is_in_its_details() -> None:
     )
     within = '<_InactiveRpcError of RPC that terminated with:\n\tstatus = StatusCode.UNAVAILABLE\n\tdetails = "Socket closed"\n>'
     told = str(explain(RuntimeError(within), "sc://h"))
-    assert told.endswith("started anew: Socket closed\nNothing was committed; try again")
+    assert told.endswith("was restarted: Socket closed\nNothing was committed. Try again")
 
 
 @pytest.mark.parametrize(
@@ -243,9 +243,13 @@ def test_what_a_source_may_not_return(returns: Any, says: str) -> None:
         (
             '[CANNOT_MODIFY_STATIC_CONFIG] Cannot modify "spark.executor.memory"',
             UsageError,
-            "does not let a session set spark.executor.memory: .*; set it where the server is started",
+            "does not let a session set spark.executor.memory: .*\nSet it where the server is started",
         ),
-        ("UNAUTHENTICATED: Invalid authentication token", UsageError, "refuses a session without a token: .*password"),
+        (
+            "UNAUTHENTICATED: Invalid authentication token",
+            UsageError,
+            "refuses a session without a token: .*\nSet .* password",
+        ),
         (
             "Deadline exceeded\n\tat org.x",
             StorageUnavailable,
@@ -277,12 +281,12 @@ def test_a_server_that_is_not_there_is_told_at_once() -> None:
 
 
 def test_a_token_goes_nowhere_unprotected() -> None:
-    with pytest.raises(UsageError, match="would be sent unprotected; set use_ssl"):
+    with pytest.raises(UsageError, match="without encryption\nSet use_ssl"):
         connect("sc://far.example:15002", "test", token="secret")
 
 
 def test_a_stopped_session_is_refused() -> None:
-    with pytest.raises(UsageError, match="the Spark session was stopped; pass one that runs"):
+    with pytest.raises(UsageError, match="the Spark session has been stopped; pass a running session"):
         check_running(cast(Any, SimpleNamespace(is_stopped=True)))
 
 
@@ -370,7 +374,7 @@ def test_which_token_a_server_gets(where: str, given: str | None, url: str, toke
 @pytest.mark.usefixtures("state_home")
 def test_a_token_is_not_sent_unprotected(monkeypatch: pytest.MonkeyPatch) -> None:
     for host in ("h", "0.0.0.0", "localhost.example", "127.0.0.1.example"):
-        with pytest.raises(UsageError, match="would be sent unprotected"):
+        with pytest.raises(UsageError, match=r"would be sent to .* without encryption"):
             _with_token(f"sc://{host}:7", "t")
     monkeypatch.setenv("SPARK_CONNECT_AUTHENTICATE_TOKEN", "of the environment")
     assert _with_token("sc://127.0.0.1", None) == ("sc://127.0.0.1", "of the environment")

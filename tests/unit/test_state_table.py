@@ -202,7 +202,8 @@ def test_shards_limit_the_rest() -> None:
     assert plan_read(CONTENT, keys=[("a",)], shards=[(shard + 1) % 4]).shards == ()
     assert plan_read(CONTENT, key_groups=[0, 15], shards=[3]).shards == (3,)
     with pytest.raises(
-        UsageError, match="no key of 'counting' is like that: key column 'k': expected string, found list"
+        UsageError,
+        match="the key does not fit the key columns of pipeline 'counting': key column 'k': expected string, found list",
     ):
         plan_read(CONTENT, keys=[([7],)])
 
@@ -235,7 +236,7 @@ def test_keys_as_json() -> None:
         (date(2024, 1, 2), 2),
     ]
     for text, says in (
-        ("k", "not JSON"),
+        ("k", "is not JSON"),
         ('{"k": null}', "expected a JSON object with k, n"),
         ('{"k": null, "n": 1, "m": 1}', "expected a JSON object with k, n"),
         ("7", "expected a JSON object with k, n"),

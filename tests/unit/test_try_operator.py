@@ -76,7 +76,7 @@ def test_a_form_is_passed_on(calls: list[Any]) -> None:
             key=("user", "kind"),
         )
     ]
-    with pytest.raises(ValueError, match="longer than nothing"):
+    with pytest.raises(ValueError, match="longer than zero"):
         trial_pipeline("t", "m:NEW", "file:///r", pipeline_name="p", keep=timedelta(0))
 
 
@@ -87,7 +87,11 @@ def test_a_person_decides_with_the_comparison_and_a_retry_does_not_ask_again(
     there = where()
     with pytest.raises(TaskAwaitingInput) as parked:
         deploy.execute(there)
-    assert not calls and "what differs" in asked[0]["body"] and "run again in production" in asked[0]["subject"]
+    assert (
+        not calls
+        and "what differs" in asked[0]["body"]
+        and "run its intervals again in production" in asked[0]["subject"]
+    )
     assert deploy.after_answer(there, answer("Approve"), **parked.value.kwargs)["again"] == 1
     assert calls == [Deploy(name="p", trial="t", past=True)]
     assert there["outlet_events"][deploy.alias].told[0][0] == "cairn://p/"
@@ -100,9 +104,9 @@ def test_a_person_decides_with_the_comparison_and_a_retry_does_not_ask_again(
 
 def test_a_rejection_a_silence_and_a_no_deploy_nothing(calls: list[Any], asked: list[dict[str, Any]]) -> None:
     _, deploy = tasks(NEXT)
-    with pytest.raises(AirflowFailException, match="ann has rejected it"):
+    with pytest.raises(AirflowFailException, match="ann has rejected the deployment"):
         deploy.after_answer(where(), answer("Reject"), asked="")
-    with pytest.raises(AirflowFailException, match="nobody has agreed"):
+    with pytest.raises(AirflowFailException, match="no person has answered"):
         deploy.after_answer(where(), {"error": "x", "error_type": "timeout"}, asked="")
     deploy.how = NO
     with pytest.raises(AirflowSkipException):

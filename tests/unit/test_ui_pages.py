@@ -77,7 +77,7 @@ VIEWS = {
     "/p/{rides}/history": ["quarantined", "stale by 13", "replaced by 7", "Data Docs", "781 KiB", "5 + 11"],
     "/p/{rides}/history?before=3": ["2024-01-01 00:00 UTC", "newer"],
     "/p/{rides}/lineage": ["went back to checkpoint 11"],
-    "/p/{rides}/trends": ["New against full bytes", "Live files"],
+    "/p/{rides}/trends": ["Bytes: new and full", "State files"],
     "/p/{rides}/trends?first=3&last=5": ["3 checkpoints"],
     "/p/{rides}/checkpoint/11": [
         "<i>visits</i>",
@@ -86,17 +86,17 @@ VIEWS = {
         "2.0",
         "events.parquet",
     ],
-    "/p/{rides}/checkpoint/14": ["Validation refused it", "<b>visits</b> is empty"],
-    "/p/{rides}/compare": ["Two checkpoints that retention keeps"],
+    "/p/{rides}/checkpoint/14": ["Validation refused this checkpoint", "<b>visits</b> is empty"],
+    "/p/{rides}/compare": ["Choose two retained checkpoints"],
     "/p/{rides}/compare?first=4&second=7": [
-        "another state",
-        "the same code",
+        "different state",
+        "same code",
         "Key groups that differ",
         "cairn diff --root",
     ],
-    "/p/{empty}/": ["Nothing was committed yet"],
+    "/p/{empty}/": ["No checkpoint was committed yet"],
     "/p/{damaged}/": ["could not be read", "which checkpoints are usable"],
-    "/": ["rides", "damaged", "sound", "unowned"],
+    "/": ["rides", "damaged", "no problems", "unowned"],
     "/dag/rides_restore": ["The next interval can't start"],
     f"/run/rides/{quote(run_id(9))}": [
         "Committed: checkpoint 14",
@@ -104,7 +104,7 @@ VIEWS = {
         "Restored: checkpoint 13",
         "after 1 clear",
     ],
-    f"/task/rides/process/{quote(run_id(9))}": ["This try", "Restored: checkpoint 11", "32 MiB from caches of hosts"],
+    f"/task/rides/process/{quote(run_id(9))}": ["This try", "Restored: checkpoint 11", "32 MiB from the hosts' caches"],
 }
 
 

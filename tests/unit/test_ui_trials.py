@@ -62,10 +62,10 @@ def text(answer: Any) -> str:
 @pytest.mark.parametrize(
     ("counts", "says"),
     [
-        ((3, 0, 0), "every digest is equal"),
+        ((3, 0, 0), "all results are equal"),
         ((3, 2, 0), "2 of 3 intervals differ"),
-        ((3, 1, 1), "1 of 2 intervals differ; 1 without a result on both sides"),
-        ((3, 0, 2), "every digest is equal; 2 without a result on both sides"),
+        ((3, 1, 1), "1 of 2 intervals differ; 1 can't be compared: no result in production or in the trial"),
+        ((3, 0, 2), "all results are equal; 2 can't be compared: no result in production or in the trial"),
         ((3, 0, 3), "nothing to compare yet"),
     ],
 )
@@ -76,7 +76,7 @@ def test_a_headline(counts: tuple[int, int, int], says: str) -> None:
 def test_a_trial_is_listed_and_shown_beside_production(shown: Any) -> None:
     from starlette.testclient import TestClient
 
-    assert "No change of this pipeline's code is being tried" in text(shown.get(f"{shown.at}/trials"))
+    assert "This pipeline has no trial" in text(shown.get(f"{shown.at}/trials"))
     try_days(pipeline_of(processor=Doubling), shown.root, [1, 2], name="twice", code="mine:TWICE")
     listed = shown.get(f"{shown.at}/trials")
     assert "twice mine:TWICE" in text(listed) and "checkpoint 1" in text(listed)
@@ -100,7 +100,7 @@ def test_a_trial_is_listed_and_shown_beside_production(shown: Any) -> None:
         assert done.exit_code == 0, done.output
     assert f"cairn deploy twice --code mine:TWICE --past {root}" in page
     gone = shown.get(f"{shown.at}/trials/twice")
-    assert gone.status_code == 404 and "no such trial" in gone.text
+    assert gone.status_code == 404 and "This trial does not exist" in gone.text
 
 
 # --- rows and entries of one interval ---------------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ def test_a_trial_is_listed_and_shown_beside_production(shown: Any) -> None:
 def once_read(client: Any, path: str) -> str:
     """The page when it no longer says that it is being read."""
     until_s = time.monotonic() + 60
-    while (page := text(client.get(path))) and "this page asks again" in page:
+    while (page := text(client.get(path))) and "This page refreshes by itself" in page:
         assert time.monotonic() < until_s, page
         time.sleep(0.2)
     return page
@@ -168,24 +168,22 @@ def test_what_is_too_much_is_said_with_the_command(shown: Any, monkeypatch: pyte
     found = differing(shown.root, "twice")
     for limits, says in (
         (Limits(), None),
-        (Limits(rows=1), "have 4 rows, and a page reads 1 at most"),
-        (Limits(output_bytes=10), "and a page reads 10 B at most"),
+        (Limits(rows=1), "have 4 rows; a page compares at most 1"),
+        (Limits(output_bytes=10), "a page compares at most 10 B"),
         (Limits(entries=0), None),  # its state is the same
     ):
         why = too_much(found, limits)
         assert why is None if says is None else says in (why or ""), why
-    assert "entries, and a page reads 3 at most" in (too_much(replace(found, state="other"), Limits(entries=3)) or "")
+    assert "entries; a page compares at most 3" in (too_much(replace(found, state="other"), Limits(entries=3)) or "")
 
     link = f"{shown.at}/trials/twice/rows?start=2024-01-03T00:00:00Z"
     # What is typed is one argument, and no option; what the command refuses is shown.
     refused = once_read(shown, f"{link}&by=--to")
-    assert (
-        "It could not be compared" in refused and "the key column '--to' is not in the output of both sides" in refused
-    )
+    assert "The comparison failed" in refused and "the key column '--to' is not in the output of both sides" in refused
     for limits, says in (
         (Limits(rows=1), "have 4 rows"),
-        (Limits(seconds=0.01), "it took longer than 10 ms"),
-        (Limits(memory_bytes=30 << 20), "it needed more than 30 MiB of memory"),
+        (Limits(seconds=0.01), "the comparison took longer than 10 ms"),
+        (Limits(memory_bytes=30 << 20), "the comparison needed more than 30 MiB of memory"),
     ):
         ran: list[int] = []
         monkeypatch.setattr(
@@ -194,7 +192,7 @@ def test_what_is_too_much_is_said_with_the_command(shown: Any, monkeypatch: pyte
         )
         for _ in range(2):
             page = once_read(shown, link)
-            assert "Too much for a page" in page and says in page and "cairn compare twice" in page, page
+            assert "Too large for a page" in page and says in page and "cairn compare twice" in page, page
         assert len(ran) == (0 if "rows" in says else 1)
 
 
@@ -204,9 +202,9 @@ def test_what_is_too_much_is_said_with_the_command(shown: Any, monkeypatch: pyte
         (0, b'{"same": true}', "", None, False),
         (0, b" " * (1 << 20) + b"{}", "", "the examples take more than 1.0 MiB", True),
         (2, b"", "UsageError: no such column", "UsageError: no such column", False),
-        (3, b"", "", "the command ended with code 3", False),
-        (1, b"", "MemoryError", "it needed more than 2.0 GiB of memory", True),
-        (-6, b"", "std::bad_alloc", "it needed more than 2.0 GiB of memory", True),
+        (3, b"", "", "the comparison ended with exit code 3", False),
+        (1, b"", "MemoryError", "the comparison needed more than 2.0 GiB of memory", True),
+        (-6, b"", "std::bad_alloc", "the comparison needed more than 2.0 GiB of memory", True),
     ],
 )
 def test_how_a_comparison_ends(code: int, said: bytes, errors: str, problem: str | None, too_much: bool) -> None:
@@ -258,7 +256,10 @@ def test_what_a_page_says_of_rows() -> None:
     }
     (part,) = parts_of({"outputs": [rows], "late": [], "states": []})
     assert part.counts == "2 changed, 1 only in production"
-    assert part.notes == ("columns only in the trial: new", "3 keys are of several rows, which are compared as a whole")
+    assert part.notes == (
+        "columns only in the trial: new",
+        "3 keys occur in several rows, so those rows are compared as whole rows",
+    )
     assert part.examples[0].values == (("total", "3", "null"),) and len(part.examples[1].what) == 401
     expiring = {"change": "changed", "key": {"user": "u"}, "before": {"n": 1}, "after": {"n": 1}}
     expiring |= {"before_expires_at": "a", "after_expires_at": "b", "pos": 2}
@@ -271,4 +272,4 @@ def test_what_a_page_says_of_rows() -> None:
         )
     )
     notes = notes_of(dropped, {"states_at": None, "outputs": [], "late": []})
-    assert len(notes) == 2 and "retention has dropped one of them" in notes[0] and "in other files" in notes[1]
+    assert len(notes) == 2 and "retention has dropped one of them" in notes[0] and "in different files" in notes[1]

@@ -180,7 +180,7 @@ def schedule(**changes: Any) -> Schedule:
         (day(8).end, schedule(running=1), NOW, "running"),
         (day(9).end, schedule(running=1), NOW, "on time"),
         (day(8).end, schedule(paused=True), NOW, "paused"),
-        (day(9).end, schedule(next_due=None), NOW, "nothing due"),
+        (day(9).end, schedule(next_due=None), NOW, "no run due"),
         (day(9).end, schedule(), day(10).end + timedelta(hours=2), "late by 2 h"),
         (None, schedule(asked_end=None), NOW, "on time"),
     ],
@@ -199,14 +199,14 @@ def test_the_list_and_the_overview_agree_about_lateness(rides: Reading) -> None:
 
 def test_health_tells_the_worst_first(rides: Reading) -> None:
     assert [c.text for c in pipeline_overview.health_of(rides)] == [
-        "next can't start",
+        "next interval can't start",
         "1 quarantined",
         "1 stale",
         "3 not validated",
     ]
     folder = MemoryStorage("memory://ui/clicks")
     steady(folder, 3)
-    assert [c.text for c in pipeline_overview.health_of(read(folder))] == ["sound"]
+    assert [c.text for c in pipeline_overview.health_of(read(folder))] == ["no problems"]
 
 
 def test_the_overview_says_what_the_next_interval_would_do(rides: Reading) -> None:
@@ -396,7 +396,7 @@ def test_a_stale_checkpoint_on_a_stale_base_is_repaired_by_its_command() -> None
     ref = PipelineRef(name="rides", root="memory://ui", dag_id="rides")
     shown = detail_of(ref, reading, newest, manifests_of(newest, storage), None, None, "http://127.0.0.1:8081")
     command = "cairn backfill --dag rides --from 2024-01-03T00:00:00Z --to 2024-01-05T00:00:00Z"
-    assert shown.actions[-1].title == "Run its interval and those before it again"
+    assert shown.actions[-1].title == "Run its interval and earlier ones again"
     assert shown.actions[-1].command == f"{command} --airflow http://127.0.0.1:8081"
     with pytest.raises(StaleStateError):
         made.day(5, "alone")
@@ -467,7 +467,7 @@ def test_a_root_that_does_not_answer_is_given_up_and_hides_no_other() -> None:
     began_s = time.monotonic()
     looks = reader.look_at_all(refs, 0.3)
     assert time.monotonic() - began_s < 5
-    assert "has not answered within" in str(looks[refs[0].key].problem) and looks[refs[0].key].reading is None
+    assert "did not answer within" in str(looks[refs[0].key].problem) and looks[refs[0].key].reading is None
     assert looks[refs[1].key].problem is None and looks[refs[1].key].reading is not None
     with pytest.raises(NotAnswered):
         reader.ask(refs[0], "x", lambda storage: storage.read("HEAD.json"), 0.05)

@@ -153,7 +153,7 @@ def test_a_grouping_by_more_than_columns() -> None:
     rows = Rows(fields(k=t.StringType()), connect.upper("k"))
     refused(
         UsageError,
-        "the rows is grouped by something else than plain columns; add it",
+        "the rows must be grouped with groupBy, by plain columns only\nAdd the expression",
         lambda: grouping_names(rows, "the rows"),
     )
 
@@ -327,17 +327,23 @@ def test_what_the_data_sources_refuse(tmp_path: Path) -> None:
     made.take(tmp_path / "saved", "canonical")
     here = {"root": str(tmp_path / "root"), "pipeline": "p"}
     refused(
-        UsageError, "format(\"keyed_output\") needs the option 'pipeline'", lambda: KeyedOutput({"root": "/r"}).schema()
+        UsageError,
+        "format(\"keyed_output\") needs the options root and pipeline; 'pipeline' is missing",
+        lambda: KeyedOutput({"root": "/r"}).schema(),
     )
-    refused(StateUnusable, "has no published output yet; run an interval first", lambda: KeyedOutput(here).schema())
+    refused(StateUnusable, "has no committed output yet; run an interval first", lambda: KeyedOutput(here).schema())
     with pytest.raises(UsageError) as raised:
         KeyedState(here).schema()
-    assert 'needs the option "state": value, list, map' in str(raised.value)
+    assert 'needs the option "state", one of: value, list, map' in str(raised.value)
     # Spark shows the traceback above the message: of ours it has one frame.
     shown = "".join(traceback.format_exception(raised.value))
     assert shown.count("keyed_state.py") == 1 and raised.value.__suppress_context__
     check = KeyedState({"path": str(tmp_path / "saved"), "state": "$check"})
-    refused(UsageError, "can't be checked: restoring it checks it", lambda: check.reader(check.schema()))
+    refused(
+        UsageError,
+        "is a canonical savepoint, which $check can't read; to check it, restore it",
+        lambda: check.reader(check.schema()),
+    )
 
 
 # --- from and to a streaming query --------------------------------------------------------------------------------------------------

@@ -77,8 +77,8 @@ class KeyedOutput(DataSource):
         now = parse_struct(schemas[-1])
         if names_and_types(now) != names_and_types(planned):
             raise StorageUnavailable(
-                f"the output of pipeline {self._option('pipeline')!r} has the columns {now}; the query was planned for {planned}; query "
-                "again, without a schema of your own"
+                f"the output of pipeline {self._option('pipeline')!r} now has the columns {now}, but the query was planned for {planned}\n"
+                "Run the query again, without a schema of your own"
             )
         return _OutputReader(self._root(), self._files(log), schemas)
 
@@ -99,7 +99,7 @@ class KeyedOutput(DataSource):
         newest = max(self._files(log), key=lambda f: ids[f.handle], default=newest_output(log, late=self._late()))
         if newest is None:
             raise StateUnusable(
-                f"pipeline {self._option('pipeline')!r} under {self._option('root')} has no published output yet; run an interval first"
+                f"pipeline {self._option('pipeline')!r} under {self._option('root')} has no committed output yet; run an interval first"
             )
         storage = open_storage(self._root())
         with work_folder("schema") as work:
@@ -108,7 +108,7 @@ class KeyedOutput(DataSource):
             except NotFound as error:
                 raise _gone(newest.handle, storage) from error
         # No record compared this schema with earlier schemas. A column that is NOT NULL in this file may be null or
-        # missing in an older file.
+        # missing in an older file. So `names_and_types` makes all columns nullable.
         return (names_and_types(parse_struct(schema)).to_json(),)
 
     def _files(self, log: Log) -> list[OutputFile]:
@@ -136,7 +136,7 @@ class KeyedOutput(DataSource):
         try:
             found = None if text is None else datetime.fromisoformat(text)
         except ValueError:
-            raise UsageError(f"{name} {text!r} is no instant; write it as in 2024-01-04T06:00+00:00") from None
+            raise UsageError(f"{name} {text!r} is not a point in time; write it as in 2024-01-04T06:00+00:00") from None
         if found is not None and found.tzinfo is None:
             raise UsageError(f"{name} {text!r} has no time zone; write it as in 2024-01-04T06:00+00:00")
         return found
@@ -147,7 +147,7 @@ class KeyedOutput(DataSource):
     def _option(self, name: str) -> str:
         value = self.options.get(name)
         if value is None:
-            raise UsageError(f'format("keyed_output") needs the option {name!r}: root and pipeline')
+            raise UsageError(f'format("keyed_output") needs the options root and pipeline; {name!r} is missing')
         return str(value)
 
 
@@ -194,21 +194,21 @@ def converter(file: OutputFile, written: dict[str, Any], schemas: Sequence[dict[
     version, chain = file.schema_version, [parse_struct(schema) for schema in schemas]
     if version is not None and not 1 <= version <= len(chain):
         raise CorruptRecord(
-            f"{file.handle.path}: its record says that it has output schema {version}; there are {len(chain)}"
+            f"{file.handle.path}: the record gives this file output schema {version}, but the pipeline has only {len(chain)}"
         )
     if version is not None:
         chain = chain[version - 1 :]
     elif (own := parse_struct(written)) in chain:
-        # An interval that the previous release prepared and this release committed has no version in its record. Its
-        # file has one of the known schemas.
+        # The record of an interval that the previous release prepared and this release committed names no version. But
+        # the file of such an interval has one of the known schemas.
         chain = chain[len(chain) - 1 - chain[::-1].index(own) :]
     else:
         chain = [own, *chain]
         refused = compare_schemas(chain[0], chain[1]).refused
         if refused:
             raise UsageError(
-                f"{file.handle.path}: its rows can't be read as {chain[1]}: {'; '.join(refused)}. Read what is before and what is after "
-                "that change apart, with the options start and end; or run its interval again"
+                f"{file.handle.path}: its rows can't be converted to {chain[1]}: {'; '.join(refused)}\n"
+                "Read the intervals before and after this change separately, with the options start and end; or run the file's interval again"
             )
     return batch_converter(chain, arrow_schema(schemas[-1]))
 
@@ -224,8 +224,8 @@ def _gone(handle: Handle, storage: Storage) -> CairnError:
     current = read_log(storage).current_outputs().values()
     if any(file.handle == handle for _, files in current for file in files):
         return CorruptFile(
-            f"{handle.path} is missing from {storage.url}; put it back from a copy, or run its interval again"
+            f"{handle.path} is missing from {storage.url}; put the file back from a copy, or run its interval again"
         )
     return StorageUnavailable(
-        f"{handle.path} of {storage.url} was replaced by a re-run while this query ran; query again"
+        f"a re-run replaced {handle.path} in {storage.url} while this query ran; run the query again"
     )

@@ -110,7 +110,7 @@ class KeyedState(DataSource):
         if state != CHECK:
             return _TableReader(source, state, schema, self._plan())
         if source.canonical:
-            raise UsageError(f"{source} can't be checked: restoring it checks it")
+            raise UsageError(f"{source} is a canonical savepoint, which $check can't read; to check it, restore it")
         return _CheckReader(source, schema)
 
     def _plan(self) -> ReadPlan:
@@ -142,8 +142,8 @@ class KeyedState(DataSource):
                 lasts = parse_duration(str(options["hold"]))
                 if take_lease(open_storage(self._found.url), self._found.checkpoint_id, "a query", lasts) is None:
                     raise UsageError(
-                        f"hold: no lease could be written to {self._found.url}/leases; grant whoever reads permission to write "
-                        "there, or leave hold out and read within what retention keeps"
+                        f"hold: Cairn can't write a lease to {self._found.url}/leases\nAllow the reader to write there, or leave out "
+                        "hold and read before retention drops the checkpoint"
                     )
         return self._found
 
@@ -151,7 +151,7 @@ class KeyedState(DataSource):
         state = self.options.get("state")
         if state is None:
             names = ", ".join([d.name for d in self._source().content.states] + [TIMERS])
-            raise UsageError(f'format("keyed_state") needs the option "state": {names}')
+            raise UsageError(f'format("keyed_state") needs the option "state", one of: {names}')
         return str(state)
 
 

@@ -78,7 +78,7 @@ def plan_read(
     try:
         encoded = {(key_group_of(key, schema, max_parallelism), codec.encode(key)) for key in keys}
     except StateTypeError as error:
-        raise UsageError(f"no key of {content.pipeline!r} is like that: {error}") from error
+        raise UsageError(f"the key does not fit the key columns of pipeline {content.pipeline!r}: {error}") from error
     wanted = sorted(key for key in encoded if groups is None or key[0] in groups)
     chosen &= {shard_of(group, parallelism, max_parallelism) for group, _ in wanted}
     return ReadPlan(shards=tuple(sorted(chosen)), part=Part(keys=tuple(wanted)))
@@ -114,7 +114,7 @@ def parse_keys(text: str, key_schema: Mapping[str, Any]) -> list[tuple[Any, ...]
     try:
         given = json.loads(text)
     except ValueError as error:
-        raise UsageError(f"key: not JSON: {error}: {text!r}") from None
+        raise UsageError(f"key: {text!r} is not JSON: {error}") from None
     return [_struct(schema, one, "key") for one in (given if isinstance(given, list) else [given])]
 
 

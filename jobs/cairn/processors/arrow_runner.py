@@ -205,24 +205,24 @@ class ArrowRunner:
     def _check(self, result: Any, keys: int) -> None:
         if not isinstance(result, BatchResult):
             raise ProcessorError(
-                f"it returned a {type(result).__name__}; it must return cairn.arrow_processor.BatchResult"
+                f"the method returned a {type(result).__name__}; it must return cairn.arrow_processor.BatchResult"
             )
         for what, given in (("states", result.states), ("cleared", result.cleared)):
             for name, rows in given.items():
                 if name not in self._states:
                     raise ProcessorError(
-                        f"{what} names {name!r}; init() declared {', '.join(self._states) or 'no state'}"
+                        f"BatchResult.{what} names {name!r}, but init() declared {', '.join(self._states) or 'no state'}"
                     )
                 if len(rows) != keys:
                     raise ProcessorError(
-                        f"{what}[{name!r}] has {len(rows)} rows for {keys} keys; it must have one per key"
+                        f"BatchResult.{what}[{name!r}] has {len(rows)} rows for {keys} keys; it must have one row for each key"
                     )
 
     def _output_table(self, table: pa.Table) -> pa.Table:
         schema = self._output.schema
         if set(table.column_names) != set(schema.names):
             raise ProcessorError(
-                f"the output has the columns {', '.join(table.column_names)}; output_schema has {', '.join(schema.names)}; they must be the same"
+                f"BatchResult.output has the columns {', '.join(table.column_names)}, but output_schema has {', '.join(schema.names)}; they must be the same"
             )
         columns = []
         for field in schema:
@@ -231,7 +231,7 @@ class ArrowRunner:
                 column = column if column.type == field.type else column.cast(field.type)
             except pa.ArrowException as error:
                 raise ProcessorError(
-                    f"output column {field.name!r} is {field.type}, found {column.type}: {error}"
+                    f"output column {field.name!r} must be {field.type}, but BatchResult.output has {column.type}: {error}"
                 ) from error
             columns.append(no_nulls_if_none_may_be(field, column))
         return pa.Table.from_arrays(columns, schema=schema)

@@ -42,8 +42,8 @@ class KeyedRows:
 
     Attributes:
         rows: The rows of all chosen keys, key after key.
-        offsets: The number of keys + 1 positions, as int64. The i-th chosen key has the rows `offsets[i] ..
-            offsets[i+1]-1`.
+        offsets: Positions in `rows` as int64, one more than there are chosen keys. The i-th chosen key has the rows
+            `offsets[i] .. offsets[i+1]-1`.
     """
 
     rows: pa.Table
@@ -67,8 +67,8 @@ class KeyedEntries:
     Attributes:
         keys: The user keys of all entries, one row for each entry.
         values: The values of all entries, one row for each entry.
-        offsets: The number of keys + 1 positions, as int64. The i-th chosen key has the entries `offsets[i] ..
-            offsets[i+1]-1`.
+        offsets: Positions in `keys` and `values` as int64, one more than there are chosen keys. The i-th chosen key has
+            the entries `offsets[i] .. offsets[i+1]-1`.
     """
 
     keys: pa.Table
@@ -101,7 +101,9 @@ class _OfBatch:
         places = self._positions(keys)
         for part in rows:
             if len(part) != len(places):
-                raise StateTypeError(f"{self._what}: {len(places)} keys for {len(part)} rows; give one key per row")
+                raise StateTypeError(
+                    f"{self._what}: found {len(places)} keys for {len(part)} rows; give one key for each row"
+                )
         return places
 
     def _chosen(self, keys: Keys | None) -> Places:
@@ -111,13 +113,13 @@ class _OfBatch:
         if mask.dtype == np.bool_:
             if mask.shape != (self._count(),):
                 raise StateTypeError(
-                    f"{self._what}: a mask of {mask.size} for {self._count()} keys; give one bool per key"
+                    f"{self._what}: found a mask of {mask.size} values for {self._count()} keys; give one bool for each key"
                 )
             return np.flatnonzero(mask)
         places = self._positions(mask)
         if (places[1:] <= places[:-1]).any():
             raise StateTypeError(
-                f"{self._what}: chosen keys must ascend, none twice; sort them, or give one bool per key"
+                f"{self._what}: chosen keys must ascend without repetition; sort them, or give one bool for each key"
             )
         return places
 
@@ -128,11 +130,11 @@ class _OfBatch:
             return np.zeros(0, np.int64)
         if places.dtype.kind not in "iu" or places.ndim != 1:
             raise StateTypeError(
-                f"{self._what}: keys are positions in batch.keys, one integer per row; found {places.ndim} dimensions of {places.dtype}"
+                f"{self._what}: keys must be positions in batch.keys, one integer for each row; found an array of {places.dtype} with {places.ndim} dimensions"
             )
         if places.min() < 0 or places.max() >= count:
             raise StateTypeError(
-                f"{self._what}: keys are positions in batch.keys, 0 .. {count - 1}; found {places.min()} .. {places.max()}"
+                f"{self._what}: keys must be positions in batch.keys from 0 to {count - 1}; found {places.min()} to {places.max()}"
             )
         return places.astype(np.int64)
 
@@ -140,7 +142,7 @@ class _OfBatch:
         count = self._columns.keys
         if count is None:
             raise UsageError(
-                f"{self._what} is used outside a batch: only handleBatch and handleExpiredTimers may use state"
+                f"{self._what} was used outside a batch; only handleBatch and handleExpiredTimers may use state"
             )
         return count
 
@@ -237,7 +239,7 @@ class ArrowMapState(_OfBatch):
         names = self._columns.user_key_names
         if sorted(user_keys.schema.names) != sorted(names):
             raise StateTypeError(
-                f"{self._what}: its user key has the fields {', '.join(names)}; found {', '.join(user_keys.schema.names)}"
+                f"{self._what}: its user key has the fields {', '.join(names)}; the given table has {', '.join(user_keys.schema.names)}"
             )
         return [user_keys.column(name) for name in names]
 
@@ -265,6 +267,6 @@ class ArrowTimers(_OfBatch):
         places = self._of_rows(keys, *([given] if given.ndim else []))
         if len(places) and given.dtype.kind not in "iu":
             raise StateTypeError(
-                f"{self._what}: an expiry is a whole number of milliseconds since the epoch; found {given.dtype}"
+                f"{self._what}: an expiry must be a whole number of milliseconds since the epoch; found {given.dtype}"
             )
         return places, np.broadcast_to(given, places.shape).astype(np.int64)

@@ -23,8 +23,8 @@ from cairn.rows.routing import INITIAL, INPUT, key_columns
 from state_backend.formats.key_columns import KeyColumns
 from state_backend.state.shard_state import ShardState
 
-# A `SlicesOf` takes the struct column of a batch. It returns a `Slices`, which takes the first row and the end of a run
-# of rows and returns the items that the handler iterates over.
+# A `SlicesOf` takes the struct column of a batch and returns a `Slices`. A `Slices` takes the positions at which the rows
+# of one key start and end, and returns the items (rows or DataFrames) that the handler iterates over.
 Slices = Callable[[int, int], Iterable[Any]]
 SlicesOf = Callable[[pa.StructArray], Slices]
 # A `Joined` takes the items of one key from several batches, and returns the items that the handler iterates over.
@@ -59,12 +59,13 @@ class KeyedInput:
         self._key_names = key_columns(len(encoder.schema.fields))
         self._slices_of = slices_of
         self._state = state
-        # The runs of rows of one key and kind in the current batch: (kind, key group, key, encoded key, start, end).
+        # The keys of the current batch, one entry for each key and kind, with the positions of its rows:
+        # (kind, key group, key, encoded key, start, end).
         self._segments: list[tuple[int, int, tuple[Any, ...], bytes, int, int]] = []
         self._slices: dict[int, Slices] = {}
         self._at = 0
-        # `_fetched` is the number of segments whose state was read ahead. `_wanted` holds the key groups and encoded
-        # keys of all segments of the current batch.
+        # The state of the first `_fetched` entries of `_segments` has been read ahead. `_wanted` holds the key groups and
+        # the encoded keys of all these entries.
         self._fetched = 0
         self._wanted: tuple[Any, Any] = (None, None)
 
@@ -81,7 +82,7 @@ class KeyedInput:
                 self._at = round_end
             if self._at >= self._fetched:
                 self._fetch()
-            # The rows of the batch's last key may continue in the next batch.
+            # The rows of the batch's last key may continue in the next batch, so its items are read across batches.
             kind, key_group, key, encoded_key, start, end = self._segments[self._at]
             items = self._joined(self._across_batches(kind, encoded_key))
             yield kind, key_group, key, encoded_key, items

@@ -35,13 +35,14 @@ def all_immutable(values: Iterable[Any]) -> bool:
 
 
 def without_rows(value: Any, others: list[Any]) -> Any:
-    """Return the value with copied lists and dicts, and with dicts in place of rows.
+    """Return the value with copied lists and dicts, and with a dict in place of each PySpark row.
 
     The result equals that of `Row.asDict(True)`, in a fraction of its time.
 
     Args:
         value: A cell of a row.
-        others: The list that collects mutable values of other types, which `Row.asDict` does not copy either.
+        others: The list to which the function appends mutable values of other types, such as a bytearray. The function
+            does not copy these values; `OutputRows.settle` copies them later.
     """
     kind = type(value)
     if kind in IMMUTABLE:
@@ -82,8 +83,8 @@ def copy_of_column(values: Any) -> Any:
         if values.dtype == object and not all_immutable(values.tolist()):
             return _copy_of_cells(values)
         return values.copy()
-    # `copy` of an array that pandas keeps in Arrow would share Arrow's buffers, and those may be the memory of a NumPy
-    # array. `take` copies the buffers.
+    # `copy` of an array that pandas keeps in Arrow would share Arrow's buffers, and user code may write to these through
+    # a NumPy array. `take` copies the buffers.
     return values.take(np.arange(len(values))) if isinstance(values, pd.arrays.ArrowExtensionArray) else values.copy()
 
 

@@ -73,7 +73,8 @@ class OutputRows:
 
         Args:
             row: The row that the processor yielded.
-            others: The list that collects cells which the processor could still change.
+            others: The list to which the method appends cells that the processor could still change. `settle` copies
+                the cells of a row if the list is not empty.
         """
         plain = type(row).asDict is Row.asDict
         fields = row.asDict(not plain)
@@ -83,7 +84,9 @@ class OutputRows:
             raise ProcessorError(_unknown_fields(fields, self._names))
         if plain:
             return tuple(without_rows(fields.get(name), others) for name in self._names)
-        others.append(row)  # The `asDict` of a user's subclass may return the same objects for several rows.
+        # A user's subclass of Row may return the same objects from `asDict` for several rows. With an entry in `others`,
+        # `settle` copies the cells of this row.
+        others.append(row)
         return tuple(fields.get(name) for name in self._names)
 
     def settle(self) -> None:
@@ -186,9 +189,9 @@ def _unknown_fields(fields: Any, names: list[str]) -> str:
     ]
     for name in extra:
         if close := get_close_matches(name, missing, 1):
-            lines.append(f"Did you mean {close[0]!r} where it says {name!r}? Give both the same name")
+            lines.append(f"Did you mean {close[0]!r} instead of {name!r}? Use the same name in both")
     if len(lines) == 2:
-        lines.append("Add it to output_schema with its type, or leave it out of the row")
+        lines.append("Add the field to output_schema with its type, or leave it out of the row")
     return "\n".join(lines)
 
 
@@ -220,7 +223,7 @@ def no_nulls_if_none_may_be(field: pa.Field, array: pa.Array) -> pa.Array:
     """
     if not field.nullable and array.null_count:
         raise ProcessorError(
-            f"output column {field.name!r} is NOT NULL, but a row has no value for it; yield one, or declare it without NOT NULL"
+            f"output column {field.name!r} is NOT NULL, but a row has no value for it; yield a value, or declare the column without NOT NULL"
         )
     return array
 

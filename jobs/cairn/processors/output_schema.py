@@ -59,7 +59,9 @@ def from_record(schema: dict[str, Any], where: str) -> StructType:
     """
     for path, found in walk(parse_struct(schema)):
         if isinstance(found, UnsupportedType) and not isinstance(found.to_json(), str):
-            raise CorruptRecord(f"{where}: the recorded output schema has {found} at {path!r}, which is never recorded")
+            raise CorruptRecord(
+                f"{where}: the recorded output schema has the type {found} at {path!r}, which Cairn never records"
+            )
     return struct_of(schema)
 
 

@@ -34,7 +34,7 @@ from state_backend.values.errors import ProcessorError
 def frame_slices(zone: str) -> SlicesOf:
     """Return the function that turns a batch's struct column into DataFrames for the pandas API.
 
-    Each run of rows becomes one DataFrame with all columns. Its index begins at 0.
+    The rows of one key in the batch become one DataFrame with all columns. Its index begins at 0.
 
     Args:
         zone: The session's time zone; instants become naive datetimes in it.
@@ -107,7 +107,7 @@ def _null_inside(values: pa.Array) -> bool:
 
 
 def _exact_cell(cell: Any, inside: pa.DataType) -> Any:
-    """Return an array cell with its exact dtype if the cell itself holds no null."""
+    """Return an array cell with the dtype of the column's elements. A cell that holds a null stays an object array."""
     if not isinstance(cell, np.ndarray) or any(value is None for value in cell):
         return cell
     return cell.astype(inside.to_pandas_dtype())
@@ -275,8 +275,8 @@ class OutputFrames:
         """Return the values as an Arrow array, converted by PySpark's own code with the casts of Spark's worker.
 
         Raises:
-            ProcessorError: A value does not fit the column, or the cast would lose digits of a number. The error is
-                `why` if that is given.
+            ProcessorError: A value does not fit the column, or the cast would lose digits of a number. If `why` is not
+                None, the method raises `why`, the error of an earlier conversion.
         """
         field: pa.Field = self._file.schema.field(at)
         try:
@@ -298,7 +298,7 @@ class OutputFrames:
 
 
 def _first(columns: pd.Series[Any] | pd.DataFrame) -> pd.Series[Any]:
-    """Return the first of two columns that have the same name, as Spark does."""
+    """Return the column. If two columns have its name, return the first one, as Spark does."""
     return columns.iloc[:, 0] if isinstance(columns, pd.DataFrame) else columns
 
 

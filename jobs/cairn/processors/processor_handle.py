@@ -67,7 +67,7 @@ def row_maker(names: Sequence[str]) -> Callable[[Iterable[Any]], Row]:
 class RowValueState(state_variables.ValueState, spark_api.ValueState):
     """PySpark's `ValueState` over the shard's state.
 
-    Here and below, parameters have PySpark's names, because user code may pass them by name.
+    The parameters of its methods have PySpark's names, because user code may pass them by name.
     """
 
 
@@ -143,7 +143,7 @@ def _milliseconds(expiry: Any) -> int:
         return operator.index(expiry)
     except TypeError:
         raise StateTypeError(
-            f"a timer's expiry is a whole number of milliseconds since the epoch; found {type(expiry).__name__} {expiry!r}"
+            f"a timer's expiry must be a whole number of milliseconds since the epoch; found {type(expiry).__name__} {expiry!r}"
         ) from None
 
 
@@ -331,7 +331,7 @@ class DeclaringHandle(spark_api.StatefulProcessorHandle):
     def _declare(self, name: str, kind: StateKind, schema: Any, user_key: Any, ttl_ms: int | None) -> _Declared:
         if not name or name != name.strip() or name == "default" or name.startswith("$"):
             raise StateSchemaError(
-                f"{name!r} can't name a state: not empty, no spaces around it, not 'default', no leading '$'"
+                f"{name!r} can't be the name of a state: a name is not empty, has no spaces around it, is not 'default' and does not begin with '$'"
             )
         if name in self.declared:
             raise StateSchemaError(f"state {name!r} is declared twice in init()")
@@ -345,11 +345,11 @@ class DeclaringHandle(spark_api.StatefulProcessorHandle):
             raise StateSchemaError(f"state {name!r}: ttlDurationMs is {ttl_ms}; expected at most {MAX_TIME_MS}")
         if ttl_ms is not None and ttl_ms < 0:
             raise StateSchemaError(
-                f"state {name!r}: ttlDurationMs is {ttl_ms}; it must be positive, or 0 or None for no expiry"
+                f"state {name!r}: ttlDurationMs is {ttl_ms}; it must not be negative (0 or None: no expiry)"
             )
         if ttl_ms and self._time_mode != "processing":
             raise StateSchemaError(
-                f"state {name!r}: expiry goes by processing time, but time_mode is {self._time_mode!r}"
+                f"state {name!r}: a time to live needs time_mode='processing', but the pipeline has time_mode={self._time_mode!r}"
             )
         version = SchemaVersion(
             version=1, value=self._schema(schema), user_key=None if user_key is None else self._schema(user_key)
@@ -373,7 +373,7 @@ class _Declared:
 
     def __getattr__(self, method: str) -> Any:
         raise UsageError(
-            f"state {self._name!r} is used outside a key ({method}, in init or close): only the handlers of a key may use state"
+            f"state {self._name!r}: {method} was called outside a handler, in init or close; only handlers may use state"
         )
 
 
@@ -385,8 +385,8 @@ class _Deleted:
 
     def __getattr__(self, method: str) -> Any:
         raise PySparkRuntimeError(
-            f"state {self._name!r} is used ({method}), but init() deletes it by deleteIfExists after declaring it; drop that call, "
-            "or make it before the state is declared"
+            f"state {self._name!r}: {method} was called, but init() deleted the state with deleteIfExists after it had declared it; "
+            "remove that call, or move it before the declaration"
         )
 
 

@@ -72,11 +72,11 @@ class UserCode:
         trace = user_traceback(error)
         what = f"pipeline {self._pipeline!r}: {where}, interval {self._interval}: {described(error)}"
         if self._offers_null and isinstance(error, StateTypeError):
-            what += "\nTo store NULL where Spark does, set Pipeline(on_type_mismatch='null')"
+            what += "\nTo store NULL instead of such values, as Spark does, set Pipeline(on_type_mismatch='null')"
         raised = ProcessorError(printable(what))
-        # Spark's error to the driver lacks causes, and lacks frames that Spark takes for its own. So the traceback goes
-        # into a note. Where Spark does print a cause, it fails on text that is not UTF-8. So the cause is attached only
-        # if the traceback is UTF-8.
+        # Spark's report to the driver lacks the causes of an error, and frames that Spark takes for its own. So a note
+        # holds the traceback of the user's code. Where Spark does print a cause, Spark fails if the text is not UTF-8.
+        # So the cause is attached only if its traceback is UTF-8.
         raised.add_note(textwrap.indent(printable(trace), "  "))
         raise raised from (error if printable(trace) == trace else None)
 
@@ -92,7 +92,7 @@ def described(error: BaseException) -> str:
     told = f"{type(error).__name__}: {text}"
     if isinstance(error, Exception):
         return told
-    return f"{told}; a processor must not end the process that it runs in: raise an exception instead"
+    return f"{told}; a processor must not end its process: raise an exception instead"
 
 
 def user_text(error: BaseException) -> str:
@@ -109,13 +109,19 @@ def printable(text: str) -> str:
 
 
 def iterable(results: Any, call: str) -> Any:
-    """Return what a handler returned.
+    """Return the results unchanged.
+
+    Args:
+        results: The value that a handler returned.
+        call: The name of the handler, for the error message.
 
     Raises:
         TypeError: The handler returned None.
     """
     if results is None:
-        raise TypeError(f"{call} returned None; it must return an iterator of its output, iter([]) for none")
+        raise TypeError(
+            f"{call} returned None; it must return an iterator of its output, or iter([]) if it has no output"
+        )
     return results
 
 

@@ -44,7 +44,8 @@ class Arrangement:
     """Order and layout of a shard's rows. The driver sends it to the workers.
 
     Attributes:
-        initial: The columns of the initial state; None: the interval has no initial state.
+        input: The columns of the input.
+        initial: The columns of the initial state; None if the interval has no initial state.
     """
 
     input: Columns

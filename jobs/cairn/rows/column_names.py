@@ -10,7 +10,9 @@ from typing import Any
 from state_backend.values.errors import SourceError, UsageError
 
 _QUOTED = re.compile(r"`((?:[^`]|``)*)`")
-_WAY_OUT = "add it to the rows in the source, as in rows.withColumn('user', F.upper('name')), and name that column"
+_WAY_OUT = (
+    "Add the expression as a column in the source, as in rows.withColumn('user', F.upper('name')), and name that column"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +68,7 @@ class ColumnNames:
                 f"found: {', '.join(self.names)}"
             )
         if len({*own}) < len(own):
-            raise UsageError(f"{self.what}: key names a column twice: {', '.join(key)}")
+            raise UsageError(f"{self.what}: the key names a column twice: {', '.join(key)}")
         return own
 
     def folded(self, name: str) -> str:
@@ -75,7 +77,7 @@ class ColumnNames:
 
 
 def unquoted(name: str) -> str:
-    """Return the name without Spark's backticks. A text that is no single quoted name is returned unchanged."""
+    """Return the name without Spark's backticks. A text that is not one quoted name is returned unchanged."""
     match = _QUOTED.fullmatch(name)
     return match[1].replace("``", "`") if match else name
 
@@ -92,7 +94,7 @@ def plain_name(column: Any, what: str) -> str:
         return column
     parts = _parts(column)
     if len(parts) != 1:
-        raise UsageError(f"{what}: {column} is not a plain column of the input; {_WAY_OUT}")
+        raise UsageError(f"{what}: {column} is not a plain column of the input\n{_WAY_OUT}")
     return parts[0]
 
 
@@ -111,7 +113,7 @@ def grouping_names(grouped: Any, what: str) -> list[str] | None:
     else:
         return None
     if kind.lower() != "groupby" or any(len(parts) != 1 for parts in names):
-        raise UsageError(f"{what} is grouped by something else than plain columns; {_WAY_OUT}")
+        raise UsageError(f"{what} must be grouped with groupBy, by plain columns only\n{_WAY_OUT}")
     return [parts[0] for parts in names]
 
 

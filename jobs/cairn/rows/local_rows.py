@@ -34,9 +34,14 @@ Convert = Callable[[Any], Any]
 class LocalRows:
     """Rows with a Spark schema, in this process's memory.
 
+    Args:
+        rows: Dicts, tuples or PySpark rows, or one Arrow table or pandas DataFrame.
+        schema: The Spark schema of the rows.
+        zone: The time zone of naive datetimes in TIMESTAMP columns.
+        what: The name of the rows in error messages.
+
     Raises:
-        UsageError: The rows do not fit the schema, or only the JVM can order a column. The message calls the rows by
-            the argument `what`.
+        UsageError: The rows do not fit the schema, or only the JVM can order a column.
     """
 
     isStreaming = False
@@ -45,8 +50,8 @@ class LocalRows:
         for field in schema.fields:
             if (found := unordered(field.dataType)) is not None:
                 raise UsageError(
-                    f"{what}: column {field.name!r} is {field.dataType.simpleString()}; rows with {found.simpleString()} are put in "
-                    "order by Spark only\nLeave the column out here, or test this pipeline with run_interval and a Spark session"
+                    f"{what}: column {field.name!r} is {field.dataType.simpleString()}; only Spark can sort values of type {found.simpleString()}\n"
+                    "Leave the column out here, or test this pipeline with run_interval and a Spark session"
                 )
         self.schema = schema
         self.zone = zone
@@ -63,7 +68,17 @@ def route_locally(
     parallelism: int,
     max_parallelism: int,
 ) -> list[list[pa.RecordBatch]]:
-    """Return the batches of every shard, its tick included. The arguments mean the same as in `routing.Inputs`."""
+    """Return the batches of every shard. The first row of a shard is its tick.
+
+    Args:
+        rows: The input rows.
+        initial: The initial state's rows; None if the interval has none.
+        key: The key columns of `rows`.
+        initial_key: The key columns of `initial`, in the order of `key`; empty: the names in `key`.
+        order_by: Columns of `rows` that order the rows of a key.
+        parallelism: The number of shards.
+        max_parallelism: The number of key groups.
+    """
     check_order_by(order_by, rows.schema)
     parts = [_Part(rows, INPUT, key, [*order_by, *rows.schema.names], max_parallelism)]
     if initial is not None:
@@ -203,7 +218,10 @@ def _order_of(
 
 
 def _zero_signs(floats: Sequence[pa.Array], count: int) -> list[tuple[int, ...]]:
-    """Return the masks of `row_order` for each row: one bit for each column, set for -0.0, in numbers of 62 bits."""
+    """Return, for each row, bit masks that mark the float columns whose value is -0.0.
+
+    A mask has 62 bits, one for each column. So a row with more float columns has several masks.
+    """
     masks = []
     for start in range(0, len(floats), MASK_BITS):
         signs = [map(_is_negative_zero, column.to_pylist()) for column in floats[start : start + MASK_BITS]]
@@ -297,13 +315,13 @@ def _columns(rows: Sequence[Any], schema: t.StructType, what: str) -> list[list[
             unknown = [str(name) for name in fields if name not in names]
             if unknown:
                 raise UsageError(
-                    f"{what}: row {n} has {', '.join(map(repr, unknown))}, which the schema lacks; it has {', '.join(names)}"
+                    f"{what}: row {n} has {', '.join(map(repr, unknown))}, which the schema lacks; the schema has {', '.join(names)}"
                 )
             values: Iterable[Any] = [fields.get(name) for name in names]
         elif isinstance(row, tuple | list):
             if len(row) != len(names):
                 raise UsageError(
-                    f"{what}: row {n} has {len(row)} values, the schema {len(names)} columns: {', '.join(names)}"
+                    f"{what}: row {n} has {len(row)} values, but the schema has {len(names)} columns: {', '.join(names)}"
                 )
             values = row
         else:
@@ -398,7 +416,7 @@ def _boolean(value: Any) -> bool:
 def _integer(value: Any) -> Any:
     if isinstance(value, bool | np.bool_):
         raise TypeError("expected an int")
-    # pandas stores a column of integers with a null as floats.
+    # pandas stores a column of integers with a null as floats. So a float without a fraction counts as an integer.
     if isinstance(value, float | np.floating) and not float(value).is_integer():
         raise TypeError("expected an int")
     return int(value) if isinstance(value, int | float | np.integer | np.floating) else value

@@ -12,7 +12,10 @@ from state_backend.values.records import OutputFile
 
 
 class LocalParquet:
-    """Writer of one local Parquet file. All batches must have exactly this schema. Without rows no file is written."""
+    """Writer of one local Parquet file. All batches must have exactly the given schema.
+
+    If `write` is never called, there is no file.
+    """
 
     def __init__(self, schema: pa.Schema, local: Path) -> None:
         self.schema = schema
@@ -30,7 +33,13 @@ class LocalParquet:
         self.rows += rows.num_rows
 
     def finish(self, storage: Storage, path: str, *, late: bool = False) -> OutputFile | None:
-        """Close the file and upload it to `path`. Return None if no rows were written."""
+        """Close the file and upload it to `path`. Return None if `write` was never called.
+
+        Args:
+            storage: The storage that receives the file.
+            path: The path of the file on the storage.
+            late: True if the file holds late rows.
+        """
         if self._writer is None:
             return None
         self._writer.close()

@@ -74,7 +74,7 @@ def check_order_by(order_by: Sequence[str], schema: StructType) -> None:
     unknown = [name for name in order_by if name not in schema.names]
     if unknown:
         raise UsageError(
-            f"order_by names {', '.join(unknown)}, which the input lacks; found: {', '.join(schema.names)}"
+            f"order_by names {', '.join(unknown)}, which the input lacks; the input has {', '.join(schema.names)}"
         )
 
 
@@ -158,7 +158,8 @@ def route_in_order(spark: SparkSession, inputs: Inputs, *, parts: Sequence[bytes
 
 
 _STRUCT = {INPUT: "__input", INITIAL: "__initial"}
-# For each struct of a kind, the name of the column that orders rows whose values nothing in the JVM can order.
+# For each struct column, the name of the column that breaks ties between its rows. It exists if the JVM can't order a
+# type in the struct, and holds bytes that Python computes (`bytes_of`).
 _BYTES = {"__input": "__input_bytes", "__initial": "__initial_bytes"}
 
 
@@ -257,7 +258,16 @@ def _one_nan(column: Column, data_type: DataType) -> Column:
 
 
 def ticks(spark: SparkSession, parts: Sequence[bytes], *, max_parallelism: int) -> DataFrame:
-    """Return one tick for each shard, with the shard's part, in a partition of its own. For jobs without input."""
+    """Return a DataFrame with only the ticks, for a job without input.
+
+    Args:
+        spark: The Spark session.
+        parts: The data of each shard's tick.
+        max_parallelism: The number of key groups.
+
+    Returns:
+        A DataFrame with one partition for each shard, which holds the shard's tick.
+    """
     rows = _tick_rows(spark, parts, max_parallelism)
     return rows.repartitionById(len(parts), _shard(len(parts), max_parallelism))
 
@@ -265,10 +275,15 @@ def ticks(spark: SparkSession, parts: Sequence[bytes], *, max_parallelism: int) 
 def place(
     spark: SparkSession, frames: Sequence[DataFrame], *, parts: Sequence[bytes], max_parallelism: int
 ) -> DataFrame:
-    """Place rows that have a `__key_group` in the partitions of their shards, each behind the shard's tick.
+    """Place rows in the partitions of their shards, in any order. The shard's tick is the first row of its partition.
 
-    The rows of a shard are in any order. In a tick, all columns except key group and part are null. The DataFrames may
-    have different columns.
+    In a tick, all columns except `__key_group` and `__part` are null.
+
+    Args:
+        spark: The Spark session.
+        frames: DataFrames with the column `__key_group`. Their other columns may differ.
+        parts: The data of each shard's tick.
+        max_parallelism: The number of key groups.
     """
     rows = _tick_rows(spark, parts, max_parallelism)
     for frame in frames:
@@ -282,12 +297,19 @@ _TICK_OF_KIND = StructType([*_TICK, StructField(KIND, ByteType())])
 
 
 def _tick_rows(spark: SparkSession, parts: Sequence[bytes], max_parallelism: int, kind: int | None = None) -> DataFrame:
-    """Return the ticks in one partition, which is one task. If `kind` is given, each tick has it in the kind's column."""
+    """Return the ticks of all shards as one partition, so that one task makes them.
+
+    Args:
+        spark: The Spark session.
+        parts: The data of each shard's tick.
+        max_parallelism: The number of key groups.
+        kind: The value of the column `__kind`; None leaves the column out.
+    """
     firsts = [range_of(shard, len(parts), max_parallelism).first for shard in range(len(parts))]
     columns = {KEY_GROUP: pa.array(firsts, pa.int32()), PART: pa.array(parts, pa.binary())}
     if kind is not None:
         columns[KIND] = pa.array([kind] * len(parts), pa.int8())
-    # An Arrow table, because Spark turns a Python list into an RDD with a decoder.
+    # The ticks are an Arrow table, because Spark would turn a Python list into an RDD of pickled rows and decode them.
     return spark.createDataFrame(pa.table(columns), _TICK if kind is None else _TICK_OF_KIND).coalesce(1)
 
 

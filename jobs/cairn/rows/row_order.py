@@ -84,9 +84,9 @@ def spark_order(column: Column, data_type: DataType) -> Column | None:
 
 
 def tie_breaks(columns: Sequence[tuple[Column, DataType]]) -> list[Column]:
-    """Return expressions that order rows with equal `spark_order`.
+    """Return expressions that order rows whose `spark_order` is equal in all columns.
 
-    Columns whose type fulfils `needs_bytes` are left out.
+    The result leaves out columns whose type fulfils `needs_bytes`, because Python turns these into bytes.
     """
     floats = [column for column, data_type in columns if isinstance(data_type, FloatType | DoubleType)]
     masks = [_zero_signs(floats[i : i + MASK_BITS]) for i in range(0, len(floats), MASK_BITS)]
@@ -138,7 +138,7 @@ def normalised(column: Column, data_type: DataType) -> Column:
 
 
 def _exact(column: Column, data_type: DataType) -> Column:
-    """Return the value as a type whose order distinguishes all different values."""
+    """Return an expression whose order distinguishes all different values of the column, such as 0.0 and -0.0."""
     if _is_total(data_type):
         return column
     match data_type:

@@ -263,7 +263,7 @@ class _Cut:
     size_bytes: int
 
     def end(self, ends_bytes: npt.NDArray[np.int64], start: int, rows: int = 0, size_bytes: int = 0) -> int | None:
-        """Return the position at which the next batch ends; None if it continues behind the last row.
+        """Return the position at which the next batch ends; None if the batch is not full after the last row.
 
         Args:
             ends_bytes: For each row, the bytes of all rows up to its end.
@@ -284,7 +284,10 @@ _TAKEN_AT_ONCE = _Cut(rows=1 << 31, size_bytes=BATCH_BYTES)
 
 
 def _in_order(held: list[pa.RecordBatch], columns_of: SortColumns, cut: _Cut) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of the batches, sorted. The list is emptied, so that memory holds the rows only once."""
+    """Yield the rows of `held`, sorted, in batches of the size that `cut` allows.
+
+    The function empties the list `held`, so that memory holds the rows only once.
+    """
     whole = held[0] if len(held) == 1 else pa.concat_batches(held)
     held.clear()
     order = total_order(columns_of(whole), whole.num_rows)
@@ -318,7 +321,7 @@ def _write_run(folder: Path, number: int, batches: Iterator[pa.RecordBatch]) -> 
 
 
 class _Run:
-    """Reader of a sorted run. `rows` are the rows that were read and not yet yielded."""
+    """Reader of a sorted run on disk. `rows` holds the rows that were read and not yet yielded."""
 
     def __init__(self, file: pa.NativeFile) -> None:
         self._file = pa.ipc.open_file(file)
@@ -326,7 +329,7 @@ class _Run:
         self.rows = self._file.schema.empty_table()
 
     def look(self, size_bytes: int) -> None:
-        """Read pieces until `rows` has at least `size_bytes`, or the run ends."""
+        """Read the next pieces of the run until `rows` has at least `size_bytes` bytes, or the run ends."""
         while self.rows.nbytes < size_bytes and not self.is_read:
             piece = self._file.get_batch(self._read)
             self.rows = pa.concat_tables([self.rows, pa.Table.from_batches([piece])])
@@ -339,11 +342,11 @@ class _Run:
 
 
 def _merged(written: Sequence[_Written], columns_of: SortColumns, most_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of sorted runs, sorted."""
+    """Yield the rows of several sorted runs in one sorted order."""
     with ExitStack() as stack:
         runs = [_Run(stack.enter_context(pa.OSFile(str(run.path)))) for run in written]
-        # Each run reads ahead a quarter of its share of memory, because the rows are copied twice: into one batch, and
-        # into sorted order.
+        # A run reads ahead only a quarter of its share of memory. The rest is for the copies that `_first_of` makes of
+        # the rows: one batch of all runs, and batches in sorted order.
         ahead_bytes = max(1, most_bytes // (4 * len(runs)))
         while True:
             for run in runs:
@@ -384,7 +387,10 @@ def _first_of(runs: Sequence[_Run], columns_of: SortColumns) -> Iterator[pa.Reco
 
 
 def _even(batches: Iterator[pa.RecordBatch], cut: _Cut) -> Iterator[pa.RecordBatch]:
-    """Yield the rows in batches with the boundaries that one large batch would be divided at."""
+    """Yield the rows, unsorted, in batches of the size that `cut` allows.
+
+    The boundaries depend on the rows alone, not on the sizes of the incoming batches.
+    """
     held: list[pa.RecordBatch] = []
     rows = size_bytes = 0
     for batch in batches:

@@ -32,7 +32,8 @@ class EventTime:
     Attributes:
         column: The column with the event time.
         delay_ms: The watermark's distance from the newest event time or from the interval's end.
-        base_ms: The watermark that the base recorded, with "observed" at least 0; None if the base has none.
+        rule: "observed" or "interval". The module's docstring explains both rules.
+        base_ms: The watermark that the base recorded; None if the base has none. With "observed" it is at least 0.
         late_ms: A row with this event time or an older one is late; None: no row is late.
     """
 
@@ -56,7 +57,13 @@ class EventTime:
         return advanced or 0
 
     def recorded(self, time: LogicalTime, interval_end_ms: int, newest_event_us: int | None) -> LogicalTime:
-        """Return the clock that the interval's checkpoint records: `time` with the new watermarks."""
+        """Return the clock that the interval's checkpoint records: `time` with the new watermarks.
+
+        Args:
+            time: The clock of the interval.
+            interval_end_ms: The end of the interval, in milliseconds since the epoch.
+            newest_event_us: The latest event time of the input, in microseconds since the epoch; None without rows.
+        """
         return replace(
             time,
             watermark_ms=self._reached_ms(interval_end_ms, newest_event_us),
@@ -72,10 +79,16 @@ class EventTime:
 
 
 def event_time_of(column: str, delay_ms: int, rule: Rule, base: LogicalTime | None) -> EventTime:
-    """Return the event time of the interval that follows `base`; None: of the first interval.
+    """Return the event-time settings of one interval.
 
-    Checkpoints of older releases recorded one watermark. Rows up to it are late, because a closed window must not open
-    again.
+    A base of an older release recorded one watermark instead of two. Then rows up to this watermark are late, because
+    they could open a window again that a timer has closed.
+
+    Args:
+        column: The column with the event time.
+        delay_ms: The watermark's delay, in milliseconds.
+        rule: "observed" or "interval". The module's docstring explains both rules.
+        base: The clock that the interval's base recorded; None for the first interval.
     """
     base_ms = base.watermark_ms if base is not None else None
     late_ms = base_ms

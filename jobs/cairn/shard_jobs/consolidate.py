@@ -90,8 +90,8 @@ class ConsolidationJob(JobOnContent):
                     )
                     if problems:
                         raise CorruptFile(
-                            f"checkpoint {self.checkpoint_id}, shard {shard}, consolidated: {'; '.join(problems[:3])}\n"
-                            "Nothing is committed; validate it, and go on from an older checkpoint"
+                            f"checkpoint {self.checkpoint_id}, shard {shard}: the consolidated state is wrong: {'; '.join(problems[:3])}\n"
+                            "Nothing was committed. Validate this checkpoint, and restore an older one if it is damaged"
                         )
         return ShardAck(
             shard=shard,
@@ -117,8 +117,8 @@ class ConsolidationJob(JobOnContent):
         digest = digest_of(acks)
         if digest != content.digest:
             raise CorruptFile(
-                f"checkpoint {self.checkpoint_id} records digest {content.digest:016x}; consolidated it is {digest:016x}\n"
-                "Nothing is committed; validate it, and go on from an older checkpoint"
+                f"checkpoint {self.checkpoint_id} records digest {content.digest:016x}, but the consolidated state has {digest:016x}\n"
+                "Nothing was committed. Validate this checkpoint, and restore an older one if it is damaged"
             )
         made = replace(
             content,

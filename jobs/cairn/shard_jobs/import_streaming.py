@@ -123,7 +123,7 @@ class ImportJob(JobOnContent):
             reader.keys_of(table), parse_struct(self.content.key_schema), self.content.max_parallelism
         )
         if (groups != np.repeat(np.asarray(rows["__key_group"].combine_chunks()), lengths)).any():
-            raise InvariantViolated(f"{self.source}: rows came to shards that are not their keys'")
+            raise InvariantViolated(f"{self.source}: rows reached shards that do not own the rows' keys")
         located, every = reader.located(table), np.ones(len(items), np.bool_)
         if n == TIMERS:
             writer.put_timers(located, groups, every)

@@ -1,7 +1,7 @@
 """Process one interval on each shard, and write `prepared.json` with the results of all shards.
 
-Each Spark task: restore -> process -> fire timers -> expire -> capture -> upload -> ack. Then the driver, once: all
-acks -> prepared.json. In changelog mode, the task uploads a segment instead of captured files.
+Each Spark task: restore -> process -> fire timers -> expire -> flush the store to files -> upload -> ack. Then the
+driver, once: all acks -> prepared.json. In changelog mode, the task uploads a segment instead of the store's files.
 
 A task that stops leaves a local folder, and files of the attempt that no record names. If Spark runs a task twice, each
 run writes under other names, and only the successful run's ack counts.
@@ -215,7 +215,7 @@ class IntervalJob:
             runner, keys = self._run_processor(inputs, state, output)
         if inputs.ticks != 1:
             raise InvariantViolated(
-                f"shard {shard} got {inputs.ticks} ticks: rows were not placed one shard to a partition"
+                f"shard {shard} got {inputs.ticks} ticks instead of 1: Spark did not place each shard in a partition of its own"
             )
         with clock.phase("timers"):
             runner.fire_timers()
@@ -297,11 +297,11 @@ class IntervalJob:
     def _changelog(
         self, restored: RestoredShard, shard: int, owned: KeyGroupRange, work: Path
     ) -> ShardChangelog | None:
-        """Return the recorder of the shard's changes; None if the checkpoint must write files.
+        """Return the recorder that writes the shard's changes as a segment; None if the shard must upload SSTs instead.
 
-        A segment can be added only to a base manifest of the same key-group range, or to an empty shard at the start. A
-        store that was clipped, or combined from several shards, has no files on the storage that a segment could
-        follow.
+        A segment can follow only a base manifest with the same key groups, or a shard that starts empty. After a change
+        of parallelism, the store was put together from parts of other shards. No manifest describes such a store, so
+        the method returns None. In other modes than "changelog" it returns None too.
         """
         base, ref = restored.base, None
         if not self.base_parallelism:
@@ -377,7 +377,13 @@ class IntervalJob:
         return runner, rows.keys
 
     def _timer_values(self, watermark_ms: int | None) -> TimerValues:
-        """Return the clock as Spark's `TimerValues`: (-1, -1) without a clock, and watermark 0 if there is none yet."""
+        """Return the times that the processor sees, as Spark's `TimerValues`.
+
+        Both times are -1 if the pipeline's time mode is "none".
+
+        Args:
+            watermark_ms: The watermark in milliseconds since the epoch; None, for no watermark yet, becomes 0.
+        """
         timed = self.time.mode != "none"
         return TimerValues(self.time.processing_time_ms, watermark_ms or 0) if timed else TimerValues(-1, -1)
 
@@ -400,7 +406,7 @@ class IntervalJob:
         if expected_rows is not None and expected_rows != input_rows:
             raise SourceError(
                 f"{self.pipeline} {self.interval}: the source counted {expected_rows} rows, but {input_rows} reached the "
-                "processor; did the input change while it was read? Run the interval again"
+                "processor\nThe input may have changed while it was read. Run the interval again"
             )
         newest_event_us = max((ack.newest_event_us for ack in acks if ack.newest_event_us is not None), default=None)
         time_ = self.time

@@ -137,7 +137,8 @@ class RestoreJob:
         if (digest, entries) != (recorded.digest, recorded.totals.entries):
             raise CorruptFile(
                 f"the savepoint in {self.source} records {recorded.totals.entries} entries with digest "
-                f"{recorded.digest:016x}; restored were {entries} with {digest:016x}. Restore another one"
+                f"{recorded.digest:016x}, but the restored state has {entries} entries with digest {digest:016x}\n"
+                "The savepoint is damaged. Restore another savepoint"
             )
         restored = as_restored(
             recorded,

@@ -56,9 +56,9 @@ class ShardJob(Protocol[Ack_co]):
         """Return the number of key groups."""
 
     def refs_of(self, shard: int) -> tuple[ShardRef, ...]:
-        """Return the refs of the existing shards that the job reads for this shard.
+        """Return the refs of the stored shards that the job reads to make this shard.
 
-        They travel only to this shard's task.
+        The refs travel in the shard's tick, so that no task receives the refs of all shards.
         """
 
     def with_refs(self, refs: tuple[ShardRef, ...]) -> Self:
@@ -113,8 +113,8 @@ def run_on_shards(
 ) -> list[Ack]:
     """Run the job once on each shard, and return the acks in the order of the shards.
 
-    If a host's cached copy of a file is damaged, the job runs again on all shards. An error of a shard is raised as it
-    was raised there.
+    If a host's cached copy of a file is damaged, the job runs again on all shards. If a shard's task raises an error of
+    Cairn, this function raises the same error.
 
     Args:
         spark: The Spark session.
@@ -136,12 +136,15 @@ def run_on_shards(
                 found = collect_once(spark, lambda: rows.mapInArrow(partial(_run_shard, shipped), _ACK_ROW))
             break
         except DamagedCopy as error:
-            # On a cluster, Spark runs a failed shard again; with a local master, Spark runs each task only once. The
-            # shard that raised `DamagedCopy` has removed its damaged copies. Tasks that Spark ended early may not have
-            # removed theirs yet.
+            # With a local master, Spark runs each task only once. So the whole job runs again here. The shard that raised
+            # `DamagedCopy` has deleted its damaged copies. Shards whose tasks Spark ended early may still have damaged
+            # copies, so each shard may need one more try.
             if not tries_left:
                 raise
-            log.warning("a host's copy of a file is damaged; all is computed once more, with the storage's: %s", error)
+            log.warning(
+                "the cached copy of a state file on a host is damaged; the job runs again with the file from the storage: %s",
+                error,
+            )
     return by_shard([pickle.loads(row.ack) for row in found], job.parallelism)
 
 
@@ -167,7 +170,8 @@ def _run_shard(shipped: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.R
     job = job.with_refs(pickle.loads(zlib.decompress(part)))
     batches = (batch.drop_columns([PART]) for batch in chain([first], batches))
     ack = job.run_shard(batches, context.partitionId(), context.taskAttemptId())
-    # Read the remaining batches: a job without input does not read its tick.
+    # Read the remaining batches, such as the tick of a job without input: Spark ends a Python worker that leaves input
+    # unread.
     for _ in batches:
         pass
     yield pa.RecordBatch.from_arrays([pa.array([pickle.dumps(ack)], pa.binary())], schema=_ACK)

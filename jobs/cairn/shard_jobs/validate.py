@@ -69,8 +69,8 @@ class ValidationJob(JobOnContent):
         recorded = self.content
         if not findings and (entries, digest) != (recorded.totals.entries, recorded.digest):
             findings.append(
-                f"{entries} entries with digest {digest:016x} were restored, recorded are {recorded.totals.entries} with "
-                f"{recorded.digest:016x}"
+                f"the restored state has {entries} entries with digest {digest:016x}, but the record has {recorded.totals.entries} "
+                f"entries with digest {recorded.digest:016x}"
             )
         return tuple(findings)
 

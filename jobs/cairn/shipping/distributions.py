@@ -40,8 +40,8 @@ def distribution_of(file: str, module: str) -> InstalledDistribution | None:
     if folder is None:
         return None
     relative, top = PurePath(file).relative_to(folder).as_posix(), module.partition(".")[0]
-    # Distributions with the module's name come first, because they mostly match. To read the metadata of 150
-    # distributions takes about 0.1 s.
+    # A distribution with the module's name comes first, because it mostly has the file. To read the metadata of 150
+    # distributions would take about 0.1 s.
     for info in sorted(
         _infos(folder), key=lambda path: _normal(path.name).partition("_")[0] != _normal(top).partition("_")[0]
     ):
@@ -58,9 +58,10 @@ def _infos(folder: Path) -> tuple[Path, ...]:
 
 @cache
 def _contents(info: Path) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the files that a distribution installed, and its top-level modules.
+    """Return the files that a distribution installed, and its top-level modules. One of the two sets is empty.
 
-    With a RECORD the files are listed and the modules are empty. Without one it is the other way round.
+    If the distribution has the file RECORD, the function returns the files. Without RECORD, it returns the modules that
+    `top_level.txt` lists.
     """
     found = importlib.metadata.Distribution.at(info)
     record = found.read_text("RECORD")

@@ -79,7 +79,7 @@ class ShippedProcessor:
     broadcasts: tuple[tuple[int, bytes], ...]
 
     def __call__(self) -> Any:
-        """Make a new processor in a worker, from a copy of its own.
+        """Unpickle and make a new processor in a worker. Two processors never share an object.
 
         Raises:
             UsageError: The code can't be loaded in the worker, or the worker has other code.
@@ -101,9 +101,9 @@ class ShippedProcessor:
             except (Exception, SystemExit) as error:
                 if self.by_value is None:
                     raise UsageError(
-                        f"the processor {self.name} can't be loaded on the worker {socket.gethostname()}: "
-                        f"{type(error).__name__}: {error}; install what is missing there, or send it (--py-files, "
-                        f"spark.sparkContext.addPyFile){self.no_value}"
+                        f"the worker {socket.gethostname()} can't load the processor {self.name}: "
+                        f"{type(error).__name__}: {error}\nInstall what is missing on the worker, or send it with --py-files or "
+                        f"spark.sparkContext.addPyFile{self.no_value}"
                     ) from error
             return cloudpickle.loads(self.by_value)
 
@@ -126,7 +126,7 @@ def ship_processor(processor: Any, pipeline: str) -> ShippedProcessor:
             try:
                 by_value = _pickle_by_value(processor, modules, broadcasts)
             except (UsageError, UserCodeError) as error:
-                no_value = f". By value it can't be sent either: {_blame(modules) or error}"
+                no_value = f"\nThe processor can't be sent together with its code either: {_blame(modules) or error}"
         return ShippedProcessor(
             name=name_of(processor),
             code_hash=digest,
@@ -217,7 +217,8 @@ def _named(pipeline: str) -> Iterator[None]:
 class _Pickler(cloudpickle.Pickler):
     """Pickler that replaces broadcast variables by their ids.
 
-    Spark sends the values of broadcast variables only with its own functions. This pickle is not one of these.
+    Spark sends the values of broadcast variables only with functions that Spark itself pickles. So `ShippedProcessor`
+    sends the values.
     """
 
     def __init__(self, file: Any, broadcasts: dict[int, Broadcast[Any]]) -> None:
@@ -250,8 +251,8 @@ def _dump(pickler: cloudpickle.Pickler, value: Any) -> None:
 class _Copier(cloudpickle.Pickler):
     """Pickler for a copy in the same process, which keeps classes, modules and broadcast variables by identity.
 
-    Loading a notebook's class in the notebook's process would replace its methods by copies. These would not see later
-    changes of the notebook's variables.
+    A class from a notebook, if it were pickled and loaded in the notebook's own process, would have copies of its methods.
+    The copies would not see later changes of the notebook's variables.
     """
 
     def __init__(self, file: Any) -> None:
@@ -314,7 +315,10 @@ def _blame(modules: Sequence[UserModule]) -> str:
 
 
 def unship(option: str) -> Any:
-    """Return the job that `ship` packed, in a worker.
+    """Return the job that `ship` packed. Only workers call this function.
+
+    Args:
+        option: The text that `ship` returned on the driver.
 
     Raises:
         UsageError: The worker's runtime has another version than the driver's.
@@ -322,9 +326,9 @@ def unship(option: str) -> Any:
     version, task = cloudpickle.loads(zlib.decompress(base64.b64decode(option)))
     if version != runtime_version():
         raise UsageError(
-            f"the worker {socket.gethostname()} runs another version of Cairn than the driver: {runtime_version()}, from "
-            f"{Path(cairn.__path__[0]).parent}, and {version} on the driver; install the driver's there, and restart a server that has "
-            "the other one"
+            f"the worker {socket.gethostname()} runs another version of Cairn than the driver: {runtime_version()} (in "
+            f"{Path(cairn.__path__[0]).parent}) on the worker, {version} on the driver\n"
+            "Install the driver's version on the worker, and restart the Spark server"
         )
     return cloudpickle.loads(task)
 
@@ -392,8 +396,9 @@ def _check_installed(module: UserModule) -> None:
     found = "missing" if data is None else hashlib.sha256(data).hexdigest()
     if found != module.digest:
         raise UsageError(
-            f"the module {module.name} on the worker {socket.gethostname()} is {found[:12]} ({package_here(module.name, others)}), "
-            f"and {module.digest[:12]} on the driver ({module.package}); install the same version of the package on both"
+            f"the module {module.name} differs between the worker {socket.gethostname()} and the driver: {found[:12]} "
+            f"({package_here(module.name, others)}) on the worker, {module.digest[:12]} ({module.package}) on the driver\n"
+            "Install the same version of the package on both"
         )
 
 
@@ -411,8 +416,9 @@ def _check_distributions(wanted: Sequence[InstalledDistribution]) -> None:
         comparable = package.is_pure and found.is_pure and package.digest and found.digest
         if found.version != package.version or (comparable and found.digest != package.digest):
             raise UsageError(
-                f"the package {package.name} on the worker {socket.gethostname()} is {_version(found)}, and {_version(package)} on "
-                "the driver; the processor needs it: install the same version on both, and restart a server that has the other one"
+                f"the processor needs the package {package.name}, which differs between the worker {socket.gethostname()} and the "
+                f"driver: {_version(found)} on the worker, {_version(package)} on the driver\n"
+                "Install the same version on both, and restart the Spark server"
             )
 
 

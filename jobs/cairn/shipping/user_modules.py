@@ -1,9 +1,9 @@
 """Find the modules that a processor needs, with their sources.
 
-A user's module belongs neither to Python, nor to an installed package, nor to this runtime. Imports are read from the
-sources, because an imported constant does not know its module. The package that defines the processor is recorded
-module by module, even if it is installed. Other installed packages that the user's modules import are recorded by
-version and installed files.
+A module is the user's if it belongs neither to Python, nor to an installed package, nor to Cairn. The search reads the
+`import` statements in the modules' sources. The loaded objects would not be enough: a number or a string does not say
+from which module it was imported. The package that defines the processor is recorded module by module, even if it is
+installed. Other installed packages that the user's modules import are recorded by version and installed files.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class _Search:
         common: dict[str, Any] = {"name": name, "file": spec.origin, "folders": folders}
         common["digest"] = hashlib.sha256(data).hexdigest()
         if installed:
-            said = f"{package.name} {package.version}" if package is not None else "no distribution's"
+            said = f"{package.name} {package.version}" if package is not None else "of no known package"
             return UserModule(kind="installed", package=said, **common)
         if spec.origin.endswith(".py"):
             return UserModule(kind="source", source=data, **common)
@@ -158,9 +158,9 @@ class _Search:
             return None
 
     def _is_users(self, name: str, spec: ModuleSpec) -> bool:
-        """Return True if this package may contain the user's modules.
+        """Return True if the package `name` may contain modules of the user.
 
-        A namespace that an installed package shares counts only if the processor's own module is in it.
+        A namespace package that is shared with an installed package counts only if the processor's own module is in it.
         """
         if self._described(name, spec) is not None:
             return True
@@ -196,7 +196,7 @@ def bytes_of(spec: ModuleSpec) -> bytes:
             data: bytes = loader.get_data(file)
         except (AttributeError, OSError):
             raise UsageError(
-                f"the module {spec.name} of the processor can't be read any more: {gone}; put it back, or start anew without it"
+                f"the module {spec.name} of the processor can no longer be read: {gone}\nPut the file back, or restart this process without the module"
             ) from None
         return data
 
@@ -212,7 +212,7 @@ def _imported(source: bytes, name: str, package: str) -> tuple[str, ...]:
         with warnings.catch_warnings(action="ignore"):
             tree = ast.parse(source)
     except (SyntaxError, ValueError) as error:
-        raise UsageError(f"the module {name} of the processor can't be parsed: {error}; mend it") from None
+        raise UsageError(f"the module {name} of the processor can't be parsed: {error}\nCorrect the file") from None
     names: list[str] = []
     pending: list[ast.AST] = [tree]
     while pending:
@@ -250,9 +250,9 @@ def spec_here(name: str, path: Any, finders: Sequence[Any]) -> ModuleSpec | None
 
 
 def bytes_here(name: str, finders: Sequence[Any]) -> bytes | None:
-    """Return the bytes of a module's file in this process; None without such a module.
+    """Return the bytes of a module's file in this process; None if no finder has the module.
 
-    Neither the module nor its package is run.
+    The function runs neither the module nor its package.
     """
     spec = _spec_in(name, finders)
     return None if spec is None else bytes_of(spec)
@@ -271,12 +271,12 @@ def _spec_in(name: str, finders: Sequence[Any]) -> ModuleSpec | None:
 
 
 def package_here(name: str, finders: Sequence[Any]) -> str:
-    """Return distribution and version of a module in this process, for messages."""
+    """Return the distribution and the version of a module in this process, as a text for messages."""
     spec = _spec_in(name, finders)
     if spec is None or spec.origin is None:
         return "not installed"
     package = distribution_of(spec.origin, name)
-    return f"{package.name} {package.version}" if package is not None else "no distribution's"
+    return f"{package.name} {package.version}" if package is not None else "of no known package"
 
 
 def runtime_sources() -> Iterator[tuple[str, str, bytes]]:
@@ -312,7 +312,7 @@ def runtime_archive(file: Path) -> None:
 
 @cache
 def is_runtime(file: str) -> bool:
-    """Return True if the file is one of `runtime_sources`."""
+    """Return True if the file is a module of Cairn itself."""
     return file in _runtime()
 
 
@@ -334,7 +334,7 @@ def _is_in_site(file: str) -> bool:
 
 @cache
 def _packages() -> frozenset[str]:
-    """Return the folders of installed packages, without the folder of Python's own modules."""
+    """Return the site-packages folders, without the folder of Python's own modules."""
     return frozenset(map(sysconfig.get_path, ("purelib", "platlib"))) - {sysconfig.get_path("stdlib")}
 
 

@@ -88,7 +88,7 @@ class ValueHasher:
         except RecursionError:
             where = f"{path[:60]}…" if len(path) > 60 else path
             raise UsageError(
-                f"{where}, a {_type_name(value)}, is nested too deep to be hashed; give the processor a flatter value"
+                f"{where}, a {_type_name(value)}, is nested too deeply; give the processor a flatter value"
             ) from None
         finally:
             del self._open[id(value)]
@@ -312,8 +312,8 @@ def _resolve(code: Any) -> Any:
 
 def _refused(path: str, value: Any, why: str) -> UsageError:
     return UsageError(
-        f"{path} is a {_type_name(value)}, which can't be sent to the workers as a value that is the same every time ({why})\n"
-        "Give the processor what it is made from, and make it in init()"
+        f"{path} is a {_type_name(value)}. Cairn can't send it to the workers, because it may differ in each process ({why})\n"
+        "Give the processor plain values, such as a name or a path, and create the object in init()"
     )
 
 

@@ -63,7 +63,7 @@ class _Parser:
         while ddl[end:].strip():
             found = _TOKEN.match(ddl, end)
             if found is None:
-                raise self._wrong(f"{ddl[end:].strip()[:20]!r} is no part of a schema")
+                raise self._wrong(f"{ddl[end:].strip()[:20]!r} does not belong in a schema")
             self._tokens.append((str(found.lastgroup), found[str(found.lastgroup)]))
             end = found.end()
         self._tokens.append(("end", "the end"))
@@ -122,8 +122,8 @@ class _Parser:
                 self._expect(">")
             return t.StructType(fields)
         raise self._wrong(
-            f"column {column!r} is {text!r}, which is not a type that is read without Spark; known are {', '.join(_ATOMIC)}, "
-            "decimal, array, map and struct; for another one pass a StructType"
+            f"column {column!r} has the type {text!r}, which Cairn can't parse without Spark\nKnown types: {', '.join(_ATOMIC)}, "
+            "decimal, array, map and struct. For another type, pass a StructType"
         )
 
     def _decimal(self) -> t.DecimalType:

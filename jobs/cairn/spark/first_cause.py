@@ -12,8 +12,8 @@ from state_backend.values.errors import CairnError
 
 # The pattern matches at the start of a line only: an indented line belongs to a note, and a note may name other errors.
 _RAISED = re.compile(r"^state_backend\.values\.errors\.(\w+): (.*)$", re.MULTILINE)
-# Packages that Cairn imports in a worker. If user code lacks a package, the ProcessorError of the worker names that
-# package.
+# Packages that Cairn itself imports in a worker. Packages of user code need no pattern: if one is missing, the worker
+# raises a ProcessorError that names the package.
 _MISSING = re.compile(
     r"ModuleNotFoundError: No module named '(cairn|state_backend|rocksdict|google_crc32c|google|xxhash|pydantic|pyarrow|pandas|numpy)\b"
 )
@@ -23,9 +23,10 @@ _END = re.compile(r"\n\s*(at org\.apache|at java|SQLSTATE|\tat |JVM stacktrace|D
 
 @contextmanager
 def first_cause() -> Iterator[None]:
-    """Raise Cairn's own error again if Spark reports a worker's error below JVM frames.
+    """Replace an error of Spark in the block by the error of Cairn that a worker raised.
 
-    Notes of the worker's error, such as the traceback of user code, become notes of the raised error.
+    Spark reports the worker's error only as text, below frames of the JVM. Notes of the worker's error, such as the
+    traceback of user code, become notes of the raised error.
 
     Raises:
         CairnError: A worker raised this error.
@@ -43,11 +44,11 @@ def first_cause() -> Iterator[None]:
                 raise errors.UsageError(
                     f"a Python worker of Spark lacks the package {missing[1]}\n"
                     "Install what Cairn needs where executors run: pip install './cairn_state-0.1.0-py3-none-any.whl[spark,gcs]'\n"
-                    "Or send a packed environment with spark.archives, and have spark.pyspark.python name its Python.\n"
-                    "Cairn's own modules are sent by the driver of a master; on a Connect server install them too"
+                    "Or send a packed environment with spark.archives, and set spark.pyspark.python to its Python.\n"
+                    "With a Spark master, the driver sends Cairn's own modules. On a Spark Connect server, install them too"
                 ) from error
             raise
-        # The worker's traceback lists the causes first. Spark received the last error.
+        # The worker's traceback lists the causes of an error before the error. So the last match is the error itself.
         last = found[-1]
         translated = getattr(errors, last[1], CairnError)(last[2].strip())
         rest = text[last.end() :]

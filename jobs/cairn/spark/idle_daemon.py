@@ -46,10 +46,11 @@ except OSError:
 
 
 def end_idle_daemon() -> None:
-    """Start a watcher for this worker's daemon.
+    """Start a watcher that ends this worker's `pyspark.daemon` when the daemon has had no worker for some time.
 
-    The function does nothing if the daemon has a watcher, if the worker serves no Connect session, if the system is not
-    Linux, or if the idle time is 0.
+    The time is 600 seconds, or the value of the environment variable CAIRN_DAEMON_IDLE_S. The function does nothing if
+    the daemon already has a watcher, if the worker serves no Connect session, if the system is not Linux, or if the time
+    is 0.
     """
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
     if sys.platform != "linux" or "SPARK_JOB_ARTIFACT_UUID" not in os.environ or not main:
@@ -61,7 +62,7 @@ def end_idle_daemon() -> None:
 
 
 def watch_daemon(daemon: int, idle_s: float) -> subprocess.Popen[bytes] | None:
-    """Start a process that ends the daemon after a time without a child.
+    """Start a process that ends the daemon when the daemon has had no child process for some time.
 
     Args:
         daemon: The process id of the daemon.

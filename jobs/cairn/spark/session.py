@@ -54,8 +54,8 @@ _LOST = (
     "NO_ACTIVE_SESSION",
     "stopped SparkContext",
 )
-# Spark ends an operation whose client is dead after `spark.connect.execute.manager.detachedTimeout` (5 minutes). So an
-# older operation still runs only if its driver does.
+# `interrupt_former` searches the sessions that began in the last 24 hours. This is enough for drivers that ran less than
+# a day: Spark ends an operation 5 minutes after its client died (`spark.connect.execute.manager.detachedTimeout`).
 _HOURS_BACK = 24
 # The most sessions of one name in an hour. A Connect server closes a session that was idle for the server's timeout
 # (default: 1 h). With a timeout of one minute, a server closes up to 60 sessions in an hour.
@@ -99,19 +99,19 @@ def connect(
         except Exception as error:
             if name := next((key for key in conf or {} if f'"{key}"' in str(error)), None):
                 raise UsageError(
-                    f"the Spark Connect server at {where} does not let a session set {name}: {_first_line(error)}; set it where the "
-                    "server is started"
+                    f"the Spark Connect server at {where} does not let a session set {name}: {_first_line(error)}\nSet it "
+                    "where the server is started"
                 ) from None
             if _is_refused(error):
                 raise UsageError(
                     f"the Spark Connect server at {where} refuses {'this token' if token else 'a session without a token'}: "
-                    f"{_first_line(error)}; put the server's token into the connection, as its password, or into the environment as "
+                    f"{_first_line(error)}\nSet the server's token as the password of the connection, or in the environment variable "
                     "SPARK_CONNECT_AUTHENTICATE_TOKEN"
                 ) from None
             raise StorageUnavailable(_no_answer(where, _first_line(error))) from error
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         raise UsageError(
-            f"Spark master {where!r} needs a Java 17+ runtime, and there is no java on the PATH; run 'make java'"
+            f"Spark master {where!r} needs a Java 17+ runtime, but no java is on the PATH; run 'make java'"
         )
     builder = SparkSession.builder.master(where).appName(app_name)
     given = dict(conf or {})
@@ -134,8 +134,8 @@ def collect_once(spark: SparkSession, made: Callable[[], DataFrame]) -> list[Row
 
     Args:
         spark: The session.
-        made: The function that makes the frame. A classic session reads the setting for the deletion when the frame is
-            made.
+        made: The function that makes the frame. `collect_once` calls it after it has turned on the deletion: a classic
+            session reads that setting when the frame is made.
 
     Source: SPARK-47764, SPARK-52777.
     """
@@ -164,11 +164,11 @@ def _set(spark: SparkSession, name: str, value: str) -> Iterator[None]:
     except Exception as error:
         if name not in str(error):
             raise
-        log.debug("%s is not set: %s", name, error)
+        log.debug("the Spark server does not let a session set %s: %s", name, error)
         allowed = False
     yield
     if allowed:
-        # The block has succeeded, so a server that died since is no failure.
+        # The block has succeeded. So an error of this reset, as of a server that has died since, is ignored.
         with suppress(Exception):
             spark.conf.unset(name) if before is None else spark.conf.set(name, before)
 
@@ -244,8 +244,8 @@ def _with_token(where: str, given: str | None) -> tuple[str, str | None]:
     url, tls = urlsplit(address), ";use_ssl=true" in where
     if given is not None and not tls and url.hostname not in LOOPBACK:
         raise UsageError(
-            f"the token of {where} would be sent unprotected; set use_ssl in the connection's extra, or name the host localhost if it "
-            "is this machine"
+            f"the token would be sent to {where} without encryption\nSet use_ssl in the connection's extra, or name the host localhost "
+            "if the server runs on this machine"
         )
     token = given or within or os.environ.get("SPARK_CONNECT_AUTHENTICATE_TOKEN")
     if token is None and not tls and url.hostname in LOOPBACK:
@@ -347,9 +347,9 @@ def interrupt_former(where: str, shared_as: str, tag: str, *, token: str | None 
         for hour in range(now, now - _HOURS_BACK, -1):
             found += _interrupt_sessions(where, shared_as, hour, tag, token, recent=hour >= now - 1)
     except Exception as error:
-        log.warning("an earlier try can't be interrupted: %s", _first_line(error))
+        log.warning("the operations of an earlier try could not be interrupted: %s", _first_line(error))
     if found:
-        log.info("interrupted what an earlier try still ran on the Spark server: %s", ", ".join(found))
+        log.info("interrupted operations of an earlier try on the Spark server: %s", ", ".join(found))
     return found
 
 
@@ -364,8 +364,8 @@ def _interrupt_sessions(
         hour: The hour of the sessions, in hours since the epoch.
         tag: The tag of the operations.
         token: The Connect server's token.
-        recent: True if sessions that replaced closed sessions of this hour are searched too. False for older hours:
-            Spark creates a session when a request names a session that does not exist.
+        recent: True to search also the sessions that replaced a closed session of this hour. False for older hours:
+            only the first session is searched, because a request for a session that does not exist creates it.
 
     Returns:
         The ids of the interrupted operations.
@@ -405,7 +405,8 @@ def interrupt_on_sigterm(session: SparkSession, where: str, tag: str, *, token: 
             pass
         try:
             log.info(
-                "SIGTERM: interrupted on the Spark server: %s", ", ".join(_interrupt(url, tag, token)) or "nothing ran"
+                "SIGTERM: interrupted operations on the Spark server: %s",
+                ", ".join(_interrupt(url, tag, token)) or "none were running",
             )
         finally:
             os._exit(128 + signal.SIGTERM)
@@ -429,11 +430,11 @@ def explain(error: Exception, where: str) -> Exception:
     if _is_cancelled(error):
         what = "was interrupted, by a later try of the same task or by a person"
     elif is_lost(error):
-        what = "lost its Spark Connect server, which is gone or was started anew"
+        what = "lost its Spark Connect server, which has stopped or was restarted"
     else:
         return error
     return StorageUnavailable(
-        f"the operation at {where} {what}: {_first_line(error)}\nNothing was committed; try again"
+        f"the operation at {where} {what}: {_first_line(error)}\nNothing was committed. Try again"
     )
 
 
@@ -455,7 +456,7 @@ def check_running(session: SparkSession) -> None:
     stopped = context._jsc is None if context is not None else getattr(session, "is_stopped", False)
     if stopped:
         raise UsageError(
-            "the Spark session was stopped; pass one that runs, as from SparkSession.builder.getOrCreate()"
+            "the Spark session has been stopped; pass a running session, such as SparkSession.builder.getOrCreate()"
         )
 
 
@@ -549,5 +550,5 @@ def _no_answer(where: str, why: str) -> str:
     start = f"Start one on this machine: cairn spark --port {address.port or 15002}" if here else "Start that server"
     return (
         f"no Spark Connect server answers at {where}: {why}\n{start}\n"
-        "Or name another one: in the Airflow connection, or by --spark of cairn run"
+        "Or name another server, in the Airflow connection or with --spark of cairn run"
     )
