@@ -227,10 +227,10 @@ def test_what_does_not_fit_is_refused(spark: SparkSession, tmp_path: Path) -> No
     refused(UsageError, "api='row' or 'pandas'", api="arrow")
     refused(
         StateSchemaError,
-        "has the (value|list|map) state '[vlm]', which init\\(\\) declares as a",
+        "has the (value|list|map) state '[vlm]', which is differently \\(as a",
         processor=AnotherKind,
     )
-    refused(StateSchemaError, "state v: the query .* has struct<n: bigint, s: string>, init", processor=AnotherType)
+    refused(StateSchemaError, "state v: the query .* has struct<n: bigint, s: string>, but init", processor=AnotherType)
     assert not list((tmp_path / "root").rglob("*.sst"))
     assert coordinator_of(pipeline, str(tmp_path / "root")).log().head_id == 0
 

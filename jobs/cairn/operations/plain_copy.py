@@ -71,7 +71,7 @@ def plain_copy(to: str) -> Callable[[SparkSession | None, list[str], Interval, i
         copies = [path for path in there if path not in wanted and _COPY.fullmatch(path)]
         note_names(destination, folder, [path.removeprefix(folder) for path in wanted])
         for path, handle in wanted.items():
-            # A late listing may still show a deleted file. So ask for the file by its name.
+            # Some storages list a file for a while after its deletion. So ask for the file by its name.
             if path not in there or (lists_late(destination) and destination.stat(path) is None):
                 _copy(source, handle, destination, path)
         for path in copies:

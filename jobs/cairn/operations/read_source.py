@@ -151,7 +151,7 @@ def _unreadable(where: str, error: Exception) -> str | None:
 
 
 def _causes_below(text: str) -> list[str]:
-    """Return the three innermost causes in a Java stack trace, one line each, the outermost first, each once."""
+    """Return the last three different "Caused by" messages of a Java stack trace, in their order, one line each."""
     causes: list[str] = []
     for found in _CAUSE.finditer(text):
         said = " ".join(line.strip() for line in found[2].splitlines())

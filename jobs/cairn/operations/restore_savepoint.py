@@ -70,8 +70,8 @@ def restore_savepoint(
         The new record.
 
     Raises:
-        UsageError: The savepoint does not fit the pipeline, another pipeline claimed it, or the attempt restored
-            another savepoint.
+        UsageError: The savepoint does not fit the pipeline, another pipeline claimed it, or an earlier call
+            with the same `attempt` restored another savepoint.
         CorruptFile: The savepoint is damaged.
         Fenced: Another run committed the interval meanwhile.
         Swept: A sweep abandoned the attempt.
