@@ -206,7 +206,7 @@ def test_a_quarantined_checkpoint_is_refused_before_anything_is_rewritten(
 
 def test_a_checkpoint_that_a_rerun_replaced_does_not_come_back(pipeline: RealPipeline) -> None:
     pipeline.run(6, "again", {KEYS[0]: 99})
-    with pytest.raises(UsageError, match=r"checkpoint 6 .* took its place"):
+    with pytest.raises(UsageError, match=r"checkpoint 6 .* a re-run of .* replaced it"):
         consolidate(pipeline, 6)
     assert next_base(pipeline, 7) == 7
 

@@ -1,4 +1,4 @@
-"""The commands `cairn try`, `cairn compare`, `cairn deploy` and `cairn trials`.
+"""The commands `cairn try`, `cairn compare`, `cairn deploy` and `cairn trials list`.
 
 They run changed code of a pipeline beside production, show what the code changes, and take the code over. Trying and
 deploying run Spark where `--spark` says. Comparing needs no Spark.
