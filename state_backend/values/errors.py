@@ -107,8 +107,9 @@ class SinkFailed(RetryableError):
     The checkpoints of these intervals stay committed. The next checkpoint, and each retry, calls the sink again.
 
     What to do:
-        Repair the sink, or the system that the sink writes to. Airflow retries the task, and each later checkpoint
-        calls the sink again. To call the sink now, type `cairn publish --code MODULE:NAME`. See docs/sinks.md.
+        Repair the sink, or the system that the sink writes to. Each retry of the task `checkpoint`, and each later
+        checkpoint, calls the sink again. To call the sink now, type `cairn publish --code MODULE:NAME`. See
+        docs/sinks.md.
 
     Attributes:
         ids: The commits whose output is missing from the sink. If the pipeline publishes in order, these include the
@@ -125,7 +126,7 @@ class UnknownOutcome(RetryableError):
 
     What to do:
         Repeat the command. In Airflow, wait for the retries of the task. The next try reads the storage first, and so
-        learns if the write took effect. Delete no file by hand.
+        learns if the write of the failed try took effect. Delete no file by hand.
     """
 
 
@@ -136,8 +137,9 @@ class AttemptLost(CairnError):
     """This attempt can no longer be committed. A new attempt may process the interval again.
 
     What to do:
-        Run the interval again. In Airflow, clear the task `process` of this run, with its downstream tasks. The log of
-        the task `checkpoint` has the command. Without Airflow, repeat the command.
+        Run the interval again. In Airflow, clear the task `process` of the failed run, with its downstream tasks. The
+        log of the task `checkpoint` has the command that clears these tasks. Without Airflow, repeat the command
+        that failed.
     """
 
 
@@ -146,7 +148,8 @@ class Fenced(AttemptLost):
 
     What to do:
         Type `cairn list` and find the checkpoint that the message names. If that checkpoint is the result that you
-        want, do nothing. Otherwise clear the task `process` of this run, with its downstream tasks.
+        want, do nothing. Otherwise run the interval again: clear the task `process` of the failed run, with its
+        downstream tasks.
     """
 
 
@@ -154,8 +157,8 @@ class BaseMoved(AttemptLost):
     """The checkpoint that this attempt started from is no longer the base of its interval.
 
     What to do:
-        If the message has a `cairn backfill` command, run that command first. Then clear the task `process` of this
-        run, with its downstream tasks.
+        If the message has a `cairn backfill` command, run that command first. Then run the interval again: clear the
+        task `process` of the failed run, with its downstream tasks.
     """
 
 
@@ -163,8 +166,8 @@ class Swept(AttemptLost):
     """A sweep abandoned this attempt after the attempt began. The sweep may have deleted the attempt's files.
 
     What to do:
-        Run the interval again: clear the task `process` of this run, with its downstream tasks. If a sweep took the
-        files of a task that was still at work, give the sweep a larger `--min-age` (default: 3 days).
+        Run the interval again: clear the task `process` of the failed run, with its downstream tasks. If the sweep
+        deleted files of a task that was still running, give the sweep a larger `--min-age` (default: 3 days).
     """
 
 
@@ -184,21 +187,22 @@ class CorruptFile(StateUnusable):
     """A file of a checkpoint or savepoint is missing or truncated, or its checksum or content is wrong.
 
     What to do:
-        Type `cairn verify`: its last line names the newest checkpoint without damage. Put the file back from a copy. If
-        there is no copy, run the interval that wrote the file again, and then all later intervals. To go back to an
-        older checkpoint, type `cairn restore --checkpoint ID --dry-run`, read what the command would discard, and type
-        the command again with `--yes` in place of `--dry-run`.
+        Type `cairn verify`: its last line names the newest checkpoint without damage. Put the damaged file back from a
+        copy. If there is no copy, run the interval that wrote the file again, and then all later intervals. To go back
+        to an older checkpoint instead, type `cairn restore --checkpoint ID --dry-run`, and read what the command would
+        discard. Then type it again with `--yes` in place of `--dry-run`.
     """
 
 
 class DamagedCopy(CorruptFile):
     """The host's cached copy of a file can't be read.
 
-    The cache has dropped the copy. A repeated call downloads the file again.
+    Cairn has deleted the copy from the cache, and downloads the file again in the next try. A Spark job that meets this
+    error runs again at once. So a task or a command fails by this error only after several tries.
 
     What to do:
-        Do nothing at first: an interval repeats its work by itself. Repeat any other command. If the error comes back,
-        check the disk that holds `EngineOptions.cache_dir` (docs/settings.md).
+        Check the disk that holds the host's cache, `EngineOptions.cache_dir` (docs/settings.md#engineoptions). Then
+        repeat the command that failed. In Airflow, clear the task.
     """
 
 
@@ -206,8 +210,8 @@ class CorruptRecord(CorruptFile):
     """A record, manifest or other metadata file can't be decoded.
 
     What to do:
-        Put the file back from a copy. Then type `cairn verify` to find other damaged files. Cairn deletes no state
-        files while a record can't be read.
+        Put the file that the message names back from a copy. Then type `cairn verify` to find other damaged files.
+        While a record can't be read, Cairn deletes no state files.
     """
 
 
@@ -243,7 +247,7 @@ class NotAsTried(StateUnusable):
     The interval is not committed. The message names the difference.
 
     What to do:
-        Remove the trial with `cairn trials remove`. Then try the code again with `cairn try`, and deploy that
+        Remove the trial with `cairn trials remove`. Then try the code again with `cairn try`, and deploy the new
         trial. See docs/trying.md.
     """
 
@@ -255,8 +259,8 @@ class ValidationRefused(StateUnusable):
 
     What to do:
         Read the findings in the log of the task `validate`. If the data are right, change the expectation. Otherwise
-        repair the input or the code. Then clear the task `process` of this run, with its downstream tasks. `cairn
-        status` shows the later intervals that must run again.
+        repair the input or the code. Then run the interval again: clear the task `process` of the failed run, with its
+        downstream tasks. `cairn status` shows the later intervals that must run again.
     """
 
 

@@ -30,16 +30,16 @@ _INTRO = """# Errors
 This page lists every error of Cairn: its cause, what to do, and what Airflow does. A message contains the name of its error, such as
 `StateGapError`. Search this page for that name.
 
-In Airflow, the message stands at the end of the task's log. The command `cairn` prints the message on stderr. The commands on this page
+In Airflow, an error's message stands at the end of the task's log. The command `cairn` prints the message on stderr. The commands on this page
 take the root and the pipeline from two variables:
 ```console
 $ export CAIRN_ROOT=file:///data/state CAIRN_PIPELINE=clicks
 ```
-The first error of each group is the base class of the group. Python code can catch a single error or a whole group:
-`from cairn.errors import StaleStateError, StateUnusable`.
+The errors of this page are in groups. The first error of each group is the base class of the others. Python code can catch a single error,
+such as `StaleStateError`, or the group's base class, such as `StateUnusable`: `from cairn.errors import StaleStateError, StateUnusable`.
 
-The retries are those of tasks that `stateful_pipeline` and `backfill_pipeline` make. Tasks that you wire by hand need
-`retry_arguments()` for these retries ([airflow.md](airflow.md#tasks)).
+The number of retries under each error holds for Airflow tasks that `stateful_pipeline` and `backfill_pipeline` make. Tasks that you wire by hand
+need `retry_arguments()` for these retries ([airflow.md](airflow.md#tasks)).
 """
 
 _CODES = f"""## Exit codes of `cairn`
@@ -52,7 +52,7 @@ _CODES = f"""## Exit codes of `cairn`
 | 130 | Ctrl-C ended `cairn spark`. | |
 
 `cairn status` and `cairn verify` return {FINDINGS} if they find a problem. `cairn diff --exit-code` and `cairn compare --exit-code` return
-{FINDINGS} if both sides differ.
+{FINDINGS} if the two compared sides differ.
 """
 
 
