@@ -250,7 +250,7 @@ def test_a_deleted_state_goes_with_its_entries(spark: SparkSession, tmp_path: Pa
     [
         ({"event_time": None}, "needs event_time, as in"),
         ({"watermark_delay": None}, "needs watermark_delay"),
-        ({"watermark_delay": timedelta(-1)}, "less than nothing"),
+        ({"watermark_delay": timedelta(-1)}, "which is negative; give 0 or more"),
         ({"time_mode": "processing"}, "event_time and watermark_delay needs time_mode='event'"),
         ({"watermark": "seen"}, "watermark='seen' is not one of observed, interval"),
         ({"api": "numpy"}, "api='numpy' is not one of row, pandas, arrow"),

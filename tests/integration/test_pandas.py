@@ -175,7 +175,7 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
         "",
         "state 'value': get was called outside a handler",
     ),
-    ("row", {"close": lambda s: s._value.get()}, "", "used outside a key"),
+    ("row", {"close": lambda s: s._value.get()}, "", "called outside a handler"),
     ("pandas", {"misbehave": lambda s, k, r: iter([Row(user="ann")])}, "", "must yield pandas.DataFrame"),
     (
         "pandas",
