@@ -1,4 +1,4 @@
-"""Files of a report: its JSON with the machine's description, and its table and plot in `benchmarks/REPORT.md`."""
+"""Files of a report: its JSON with the machine's description, its plot, and its tables in two Markdown pages."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from typing import Any
 
 from benchmarks import report
 from benchmarks.report import Part
+from benchmarks.report_summary import as_main_table
 
 ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS = ROOT / "benchmarks"
-_BEGIN, _END = "<!-- results: begin -->\n", "<!-- results: end -->\n"
+SHORT_PAGE = ROOT / "docs" / "benchmarks.md"
 
 
 def describe_machine() -> dict[str, Any]:
@@ -93,22 +94,27 @@ class Started:
         return made
 
 
-def into_report(made: dict[str, Any], folder: Path = BENCHMARKS) -> None:
-    """Write a run's report into `REPORT.md` of the folder and the files beside it.
+def into_report(made: dict[str, Any], folder: Path = BENCHMARKS, short_page: Path = SHORT_PAGE) -> None:
+    """Write a run's report into the two pages that show it, and the files beside `REPORT.md`.
 
-    The table goes between the marks in `REPORT.md`, the samples to `benchmarks.json`, and the plot to
-    `benchmarks.png`.
+    All lines go between the marks in the folder's `REPORT.md`, the samples to `benchmarks.json`, and the plot to
+    `benchmarks.png`. The main lines go between the marks in the short page.
     """
     from benchmarks.report_plot import draw_ratios
 
-    page = folder / "REPORT.md"
-    before, rest = page.read_text().split(_BEGIN)
-    _, after = rest.split(_END)
-    page.write_text(f"{before}{_BEGIN}{report.as_markdown(made)}\n\n{_END}{after}")
+    _replace_marked(folder / "REPORT.md", "results", report.as_markdown(made))
+    _replace_marked(short_page, "main table", as_main_table(made))
     # The JSON file leaves out the profiles, because they are long.
     runs = [{name: value for name, value in run.items() if name != "texts"} for run in made["runs"]]
     (folder / "benchmarks.json").write_text(_compact({**made, "runs": runs}) + "\n")
     draw_ratios(made["lines"], folder / "benchmarks.png")
+
+
+def _replace_marked(page: Path, name: str, text: str) -> None:
+    begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->\n"
+    before, rest = page.read_text().split(begin)
+    _, after = rest.split(end)
+    page.write_text(f"{before}{begin}{text}\n\n{end}{after}")
 
 
 def _compact(made: dict[str, Any]) -> str:

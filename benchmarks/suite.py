@@ -1,7 +1,7 @@
 """The benchmark suite: Cairn beside Spark's own state, MERGE, recomputing and Flink, on one machine in one run.
 
     python -m benchmarks.suite [--scale small|full] [--only row,pandas,...] [--out benchmarks/out/report.json] [--work FOLDER]
-    python -m benchmarks.suite --into-report        # the last report into benchmarks/REPORT.md, with its samples and its plot
+    python -m benchmarks.suite --into-report        # the last report into benchmarks/REPORT.md and docs/benchmarks.md
 
 Every run has a process, a JVM and a scratch folder of its own. The runs follow each other, so that none disturbs
 another. At full scale, sections with a peer run in two rounds, the second round in reverse order. Each run writes its
@@ -89,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs="*",
         type=Path,
         metavar="REPORT",
-        help="put the last report, or these of different sections, into benchmarks/REPORT.md instead",
+        help="put the last report, or these of different sections, into benchmarks/REPORT.md and docs/benchmarks.md",
     )
     parser.add_argument("--run", nargs=2, metavar=("SECTION", "VARIANT"), help=argparse.SUPPRESS)
     return parser
