@@ -249,7 +249,7 @@ def test_columns_have_the_dtypes_of_arrow() -> None:
         ({"timeout": "Never"}, "timeout='Never' is not one of NoTimeout"),
         ({"key": ["z"]}, "lacks the key column 'z'; it has k, n"),
         ({"input_schema": "k string, n array<int"}, "expected '>'"),
-        ({"input_schema": "k string, n"}, "'n' is no column"),
+        ({"input_schema": "k string, n"}, "'n' is not a column definition"),
     ],
 )
 def test_mistakes_are_told(changes: dict[str, Any], message: str) -> None:

@@ -244,7 +244,7 @@ def test_tables_of_expectations_have_the_columns_of_the_docs(
         ([*beside, "fate", "lost_row"], {"expectations_over_time": lambda: {state: OverTime(pairs=wrong())}}),
     ):
         pipeline = forgetful({}, processor=Shrinking, **more)
-        with pytest.raises(errors.UsageError, match=re.escape(f"The columns here are {', '.join(columns)}\n")):
+        with pytest.raises(errors.UsageError, match=re.escape(f"The columns of the table are {', '.join(columns)}\n")):
             validate_checkpoint(spark, pipeline, root, record, quarantine=False)
 
 

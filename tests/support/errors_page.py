@@ -35,6 +35,7 @@ take the root and the pipeline from two variables:
 ```console
 $ export CAIRN_ROOT=file:///data/state CAIRN_PIPELINE=clicks
 ```
+
 The errors of this page are in groups. The first error of each group is the base class of the others. Python code can catch a single error,
 such as `StaleStateError`, or the group's base class, such as `StateUnusable`: `from cairn.errors import StaleStateError, StateUnusable`.
 
@@ -43,6 +44,7 @@ need `retry_arguments()` for these retries ([airflow.md](airflow.md#tasks)).
 """
 
 _CODES = f"""## Exit codes of `cairn`
+
 | exit code | meaning | errors |
 |---|---|---|
 | 0 | The command succeeded. | |
