@@ -705,7 +705,7 @@ def test_a_query_on_the_server_never_shows_half_an_interval(
     monkeypatch.setattr("cairn.operations.coordinator_of.Coordinator", lambda *_, **__: coordinator)
     committed(4)
     coordinator_of(counting(), root).clean_up()
-    with pytest.raises(StorageUnavailable, match="a re-run replaced .* while this query ran"):
+    with pytest.raises(StorageUnavailable, match=r"a re-run replaced .* while this query ran"):
         totals(reader, partitions[1:])
     assert totals(*planned()) == [{4}, {4}]
 
