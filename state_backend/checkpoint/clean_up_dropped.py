@@ -100,12 +100,12 @@ def clean_up(storage: Storage, log: Log, read: Callable[[Log], Log]) -> CleanUp:
         entry = RecordReader(storage, checkpoint_id).fresh(checkpoint_id)
         assert info is not None  # no record is ever deleted, so an id of the log has a file
         if isinstance(entry, SweepRecord) or (isinstance(entry, Record) and checkpoint_id in unpublished):
-            continue  # the sink hook still needs the whole record; a clean-up after the publication shrinks it
+            continue  # the sink hook still needs the whole record; the next clean-up makes it a tombstone
         if checkpoint_id in leased:
             continue  # a later clean-up deletes the files, when the lease is over
         deleted += _collect(storage, log, entry, needed)
         if isinstance(entry, Record):
-            with suppress(PreconditionFailed):  # another clean-up shrank the record
+            with suppress(PreconditionFailed):  # another clean-up has already written the tombstone
                 tombstone = record_codec.encode(tombstone_of(entry))
                 storage.replace(paths.record(entry.id), tombstone, generation=info.generation)
                 shrunk.append(entry.id)

@@ -635,7 +635,7 @@ def _read_quarantined(storage: Storage) -> dict[int, Quarantine]:
         try:
             mark = record_codec.decode(storage.read(path), path, Quarantine)
         except NotFound:
-            continue  # the mark's name is noted before the mark is written
+            continue  # the file of names in `settled/names/` is written before the mark
         if paths.quarantine(mark.id) != path:
             raise CorruptRecord(f"{path} contains the mark of another checkpoint, {mark.id}")
         quarantined[mark.id] = mark

@@ -159,7 +159,7 @@ def _exchange_in_settled(storage: Storage, rewritten: RewrittenOutput) -> None:
         settled = read_settled(storage, Fact(rewritten.interval, rewritten.id, "interval"))
         if info is None or not _has_replaced(settled.outputs, rewritten):
             return
-        with suppress(PreconditionFailed):  # a clean-up has collected the output meanwhile
+        with suppress(PreconditionFailed):  # a clean-up deleted the output meanwhile: read the file again
             data = record_codec.encode(replace(settled, outputs=rewritten.outputs))
             storage.replace(path, data, generation=info.generation)
             return
@@ -179,7 +179,7 @@ def _exchange_in_record(storage: Storage, rewritten: RewrittenOutput) -> None:
             now = replace(entry, content=replace(entry.content, outputs=rewritten.outputs))
         else:
             now = replace(entry, outputs=rewritten.outputs)
-        with suppress(PreconditionFailed):  # a clean-up has shrunk the record meanwhile
+        with suppress(PreconditionFailed):  # a clean-up wrote the tombstone meanwhile: read it again
             storage.replace(path, record_codec.encode(now), generation=info.generation)
             return
     raise _disturbed(path)
