@@ -1,4 +1,7 @@
-"""Recorder of a store's writes as net changes: only the last write of each key is kept."""
+"""Record a store's writes during an interval, which become the interval's changelog segment.
+
+Only the last write of each key is kept.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,8 @@ class ChangeRecorder:
 
     Args:
         folder: A local folder, which need not exist.
-        limit_bytes: Above about this many bytes the recorder stops recording, because so many changes do not become a
-            segment.
+        limit_bytes: Above about this many bytes of changes, the recorder stops recording. The checkpoint then uploads
+            SSTs instead of a changelog segment.
     """
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:

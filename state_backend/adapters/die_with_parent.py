@@ -1,4 +1,7 @@
-"""Let the kernel end a child process when its parent dies, even if the parent was killed with SIGKILL."""
+"""Let the kernel end a child process when its parent dies, even if the parent was killed with SIGKILL.
+
+Airflow tasks start drivers this way, so that no driver runs on after its task.
+"""
 
 from __future__ import annotations
 

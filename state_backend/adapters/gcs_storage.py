@@ -294,7 +294,7 @@ class GcsStorage:
 
     Attributes:
         url: The root, for messages.
-        lists_what_is_there: Listings are always current (see `lists_late`).
+        lists_what_is_there: True, since listings are always current. `ports.storage.lists_late` reads this.
     """
 
     lists_what_is_there = True
@@ -577,7 +577,7 @@ class GcsStorage:
             path: The file's path.
             chunks: The bytes.
             generation: The generation that the file must have now; 0 if it must be absent.
-            doing: Completes "can't ..." in messages.
+            doing: The action and the file, in words: the text after "can't" in messages.
         """
         self._name(path)
         steps, write = _steps(chunks), _Write()
@@ -646,7 +646,7 @@ class GcsStorage:
             at: The offset of the piece in the file, in bytes.
             whole: With the last piece, the size and checksum of the whole file; otherwise None.
             write: The write that the piece belongs to.
-            doing: Completes "can't ..." in messages.
+            doing: The action and the file, in words: the text after "can't" in messages.
 
         Returns:
             The stored file after the last piece. After other pieces the result has no meaning.
@@ -691,7 +691,7 @@ class GcsStorage:
         return self._send(doing, push, None if whole is None else write)
 
     def _settled(self, google: _Connection, path: str, generation: int, write: _Write, doing: str) -> _Stored:
-        """Find out what a write did whose request failed its precondition.
+        """Find out if an earlier request of a write took effect, after a repeat failed its precondition (the generation).
 
         Returns:
             The file, if its metadata has the uuid of this write: an earlier request took effect.
@@ -715,7 +715,7 @@ class GcsStorage:
         return _Stored.of(found)
 
     def _compared(self, google: _Connection, stored: _Stored, handle: Handle, generation: int, doing: str) -> Handle:
-        """Return the handle if the server stored its size and checksum. Otherwise delete the created file.
+        """Check that the server stored the sent bytes, and return the handle. Otherwise delete the created file.
 
         Raises:
             StorageUnavailable: The server stored other bytes. The file was deleted.
@@ -749,7 +749,7 @@ class GcsStorage:
         """Send a request, and repeat it while a repeat may help.
 
         Args:
-            doing: Completes "can't ..." in messages.
+            doing: The action and the file, in words: the text after "can't" in messages.
             request: Sends the request; gets its timeout in seconds.
             write: The write that the request belongs to; None for requests without effect.
 

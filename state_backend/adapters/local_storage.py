@@ -88,7 +88,7 @@ def os_errors(doing: str, *, may_be_absent: bool = True, advice: Mapping[int, st
     """Turn an OSError in the block into an error of the storage port.
 
     Args:
-        doing: Completes "can't ..." and names the file.
+        doing: The action and the file, in words: the text after "can't" in messages.
         may_be_absent: A missing file raises `NotFound`. False: it raises `StorageUnavailable`, because the file's
             folder was deleted.
         advice: The next action for the user, by errno. Other errnos get the advice for a root.
@@ -407,7 +407,7 @@ class LocalStorage:
 
     @contextmanager
     def _written(self, path: str, chunks: Iterable[bytes], doing: str) -> Iterator[tuple[int, str, Handle]]:
-        """Yield a synced temp file, and delete it after the block. `os_errors` maps errors of the block too.
+        """Yield a synced temp file, and delete it after the block. An OSError in the block is mapped by `os_errors` too.
 
         Yields:
             The descriptor of the temp file's folder, the temp file's name, and its handle.

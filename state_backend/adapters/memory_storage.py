@@ -55,7 +55,7 @@ class MemoryStorage:
 
     Attributes:
         url: The root, for messages.
-        lists_what_is_there: Listings are always current (see `lists_late`).
+        lists_what_is_there: True, since listings are always current. `ports.storage.lists_late` reads this.
     """
 
     lists_what_is_there = True

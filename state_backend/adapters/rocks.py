@@ -140,7 +140,7 @@ class EngineOptions:
 
 
 class Recorder(Protocol):
-    """Object that a store reports its changes to."""
+    """An object that a `RocksStore` calls after each write, such as `ChangeRecorder`."""
 
     def write(self, changes: Sequence[tuple[bytes, bytes | None]]) -> None:
         """Record puts and deletions (value None) that the store has written."""
@@ -157,6 +157,8 @@ class SortedRun:
     """A sorted run: one file of level 0, or all files of a deeper level. No key is in two files of a run.
 
     Attributes:
+        size_bytes: Bytes of the run's files, as stored.
+        deletions: The number of deletions among the entries.
         entries: The number of puts and deletions, range deletions included.
         raw_bytes: Bytes of keys and values before compression, and 8 for each entry. RocksDB knows only the sum for all
             runs of level 0; each run gets a share by its size.
@@ -174,7 +176,8 @@ class RocksStore:
     Nothing survives a crash of the process before `capture`.
 
     Attributes:
-        recorder: Gets each change after the store has written it. The store closes it. None for no recording.
+        recorder: The object that gets each change after the store has written the change; None for no recording. The
+            store closes its recorder when it closes.
     """
 
     def __init__(self, directory: Path, options: EngineOptions = EngineOptions()) -> None:
@@ -588,19 +591,19 @@ class RocksStore:
             self._await_compactions(600.0)  # Raises the errors of the compaction's jobs; `compact_range` does not.
 
     def capture(self, destination: Path, *, deadline_s: float = 600.0) -> tuple[list[Path], list[Path]]:
-        """Flush, and hard-link a consistent image of the store into a new folder.
+        """Write all entries to files, and hard-link the store's files into a new folder, from which a checkpoint takes them.
 
-        Waits for compactions that the flush started. Otherwise chance would decide whether the next checkpoint uploads
-        small or merged files. RocksDB's own checkpoint call can't be used, because it refuses a store whose metadata
-        are in another folder. Its protection against concurrent writes is not needed: the caller is the only writer,
-        and no background job is running.
+        The method waits for compactions that the flush started. Otherwise chance would decide whether the next
+        checkpoint uploads small or merged files. RocksDB's own checkpoint call can't be used, because it refuses a store
+        whose metadata are in another folder. Its protection against concurrent writes is not needed: the caller is the
+        only writer, and no background job is running.
 
         Args:
             destination: The folder, which must not exist.
             deadline_s: The longest time to wait for compactions, in seconds.
 
         Returns:
-            The SSTs, and the small files that are needed to open the image, each sorted by name.
+            The linked SSTs, and the small files that RocksDB needs to open them. Both lists are sorted by name.
         """
         with _Failures(f"can't capture the state in {self.directory}"):
             self._db.flush()

@@ -49,8 +49,8 @@ def work_folder(what: str) -> Iterator[Path]:
         what: A part of the folder's name that tells a person its purpose.
 
     Raises:
-        StorageUnavailable: A disk is full (ENOSPC or EDQUOT), for the folder or elsewhere in the block. The message
-            names the host.
+        StorageUnavailable: A disk is full or over quota (ENOSPC or EDQUOT), while the folder is made or anywhere in the
+            `with` block. The message names the host.
     """
     try:
         with _work_folder(what) as folder:
@@ -104,7 +104,7 @@ def remove_abandoned(parent: Path, kernel: str, now_s: float) -> None:
 def touched_s(folder: Path | int) -> float:
     """Return the present time by the clock of a folder's file system, in seconds since the epoch.
 
-    A network disk takes the time from its server. The folder's mtime is set to it.
+    The function sets the folder's mtime to the present time and reads it back. A network disk uses its server's clock.
     """
     os.utime(folder)
     return os.stat(folder).st_mtime  # noqa: PTH116
@@ -127,7 +127,7 @@ def _remove_if_abandoned(above: int, name: str, kernel: str, now_s: float) -> bo
 
 
 def is_locked_by(name: str, kernel: str) -> bool:
-    """Return True if the lock on a work folder tells whether its task lives.
+    """Return True if this process can see the lock that a live task holds on a work folder.
 
     Args:
         name: The folder's name.
@@ -137,7 +137,12 @@ def is_locked_by(name: str, kernel: str) -> bool:
 
 
 def _changed_s(above: int, name: str) -> float:
-    """Return when a file was last created or deleted in a folder or its own folders, in seconds since the epoch."""
+    """Return when a file was last created or deleted in a work folder or its subfolders, in seconds since the epoch.
+
+    Args:
+        above: The descriptor of the folder that holds the work folder.
+        name: The name of the work folder.
+    """
     times_s = [os.stat(name, dir_fd=above, follow_symlinks=False).st_mtime]
     with no_follow.closing(no_follow.open_below(above, name, name)) as folder, os.scandir(folder) as entries:
         for entry in entries:

@@ -47,7 +47,7 @@ FEW = 0
 
 
 def append(storage: Storage, log: Log, entry: E) -> E:
-    """Create the record `entry`, which was decided over `log`, with its summary, and return it as written.
+    """Create the record `entry` after the newest record of `log`, and return it as written, with its summary.
 
     Raises:
         AlreadyExists: Another writer has created a record with this id.
@@ -81,7 +81,10 @@ def note_head(storage: Storage, log: Log, head_id: int) -> None:
 
 
 def settle(storage: Storage, log: Log) -> None:
-    """Write the files in `settled/` that repeat the facts of the newest record."""
+    """Write the files in `settled/` that repeat the facts of the newest record of `log`.
+
+    This must happen before the next record is created: readers of that record look these facts up by file name.
+    """
     if not log.head_id:
         return
     head = log.entries[log.head_id]
@@ -89,7 +92,11 @@ def settle(storage: Storage, log: Log) -> None:
 
 
 def write_settled(storage: Storage, settled: Collection[Settled | AttemptEnd]) -> None:
-    """Write those of the files in `settled/` that do not exist yet, and note their names where a listing may be old."""
+    """Write those of the given files in `settled/` that do not exist yet.
+
+    If the storage's listings may be some seconds old, the function also adds the names to `settled/names/`
+    (`fresh_listing.py`).
+    """
     noted: dict[str, set[str]] = {}
     for file in settled if lists_late(storage) else ():
         if isinstance(file, Settled):
@@ -172,9 +179,9 @@ def _done(storage: Storage, log: Log) -> set[int]:
 
 
 def is_collected(storage: Storage, log: Log, entry: Tombstone) -> bool:
-    """Return True if no clean-up has to delete output of this dropped commit.
+    """Return True if a clean-up has no output of this dropped commit to delete.
 
-    The output is still current, or it is deleted already, or the commit made no output.
+    There are three cases: the output is still current, or is deleted already, or the commit made no output.
     """
     if not is_replaced(log, entry):
         return True

@@ -57,7 +57,7 @@ class Needed:
     attempts: frozenset[str]
 
     def others(self, files: Iterable[str]) -> set[str]:
-        """Return those of the files that the clean-up may delete."""
+        """Return those of the given paths that no retained checkpoint needs, so that the clean-up may delete them."""
         return {p for p in files if p not in self.paths and not self._is_state_of(p)}
 
     def _is_state_of(self, path: str) -> bool:
@@ -100,12 +100,12 @@ def clean_up(storage: Storage, log: Log, read: Callable[[Log], Log]) -> CleanUp:
         entry = RecordReader(storage, checkpoint_id).fresh(checkpoint_id)
         assert info is not None  # no record is ever deleted, so an id of the log has a file
         if isinstance(entry, SweepRecord) or (isinstance(entry, Record) and checkpoint_id in unpublished):
-            continue  # the sink hook still needs the whole record; a clean-up after the publication shrinks it
+            continue  # the sink hook still needs the whole record; the next clean-up makes it a tombstone
         if checkpoint_id in leased:
             continue  # a later clean-up deletes the files, when the lease is over
         deleted += _collect(storage, log, entry, needed)
         if isinstance(entry, Record):
-            with suppress(PreconditionFailed):  # another clean-up shrank the record
+            with suppress(PreconditionFailed):  # another clean-up has already written the tombstone
                 tombstone = record_codec.encode(tombstone_of(entry))
                 storage.replace(paths.record(entry.id), tombstone, generation=info.generation)
                 shrunk.append(entry.id)
@@ -151,9 +151,9 @@ def needed_by_retained(storage: Storage, log: Log, read: Callable[[Log], Log]) -
 def _needed(storage: Storage, log: Log) -> Needed:
     """Return the needed files, reading few records and manifests.
 
-    An interval whose base is retained takes each state file from its base or wrote the file itself. So all state files
-    of its attempt stay, and its record and manifests need not be read. The other retained checkpoints are read, with
-    their manifests.
+    A checkpoint whose base is retained has two kinds of state files: files of its base, and files of its own attempt. The
+    function keeps all state files of the attempt, so it need not read the checkpoint's record and manifests. It reads
+    record and manifests of the other retained checkpoints.
     """
     intervals = [k for k in log.kept if k.kind == "interval" and k.base_id in log.retained]
     inner = {k.id for k in intervals}
@@ -190,7 +190,7 @@ def files_of(content: Content, storage: Storage, *, gone_before: bool = False) -
 
 
 def rewritten_outputs(content: Content) -> tuple[OutputFile, ...]:
-    """Return the output files that a forget replaces those of other commits by."""
+    """Return the new files by which a commit of `cairn forget` replaces output files of earlier commits; empty for others."""
     rewritten = content.forget.rewritten if content.forget is not None else ()
     return tuple(output for one in rewritten for output in one.outputs)
 

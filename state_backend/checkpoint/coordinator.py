@@ -1,4 +1,7 @@
-"""Begin, prepare, commit, publish and clean up: reads and writes around the decisions of the other modules.
+"""The `Coordinator`: begin, prepare, commit, publish and clean up the checkpoints of a pipeline.
+
+Other modules of this package decide, over a log in memory. This module reads the log for them, and carries out what they
+decide.
 
 A process that stops during one of these steps leaves:
 
@@ -96,7 +99,7 @@ class Begun:
 
     Attributes:
         attempt: Uuid of the attempt.
-        h0: The highest id in the log at begin; 0 for an empty log.
+        h0: The highest id in the log when the attempt began; 0 for an empty log.
         base: Record of the checkpoint that the attempt starts from; None for empty state.
         output: The newest output schema; None if no interval was committed, or for a restore.
         returning: The forgotten keys that the shards of the attempt leave out.
@@ -134,7 +137,9 @@ class _HookRaised(Exception):
 
 
 class Coordinator:
-    """The checkpoints of one pipeline. Any number of processes may work on one pipeline at the same time.
+    """The methods that begin, commit, publish and clean up the checkpoints of one pipeline.
+
+    Any number of processes may use a coordinator of the same pipeline at the same time.
 
     Args:
         storage: Storage of the pipeline's folder.
@@ -474,7 +479,7 @@ class Coordinator:
 
         Args:
             log: The log that says which checkpoints are usable.
-            there: Paths of marks that exist, though a listing may miss them.
+            there: Paths of validation marks that exist for certain. A listing may be old and miss them.
         """
         listed = {*there, *(info.path for info in self._storage.list(paths.VALIDATED))}
         marks = [mark for path in listed if (mark := paths.validated_id(path))]
@@ -625,7 +630,7 @@ class Coordinator:
         )
 
     def _is_own(self, log: Log, interval: Interval, checkpoint_id: int) -> bool:
-        """Return True if the commit made this interval's output.
+        """Return True if the commit `checkpoint_id` is of exactly this interval and made its output.
 
         False means that the commit is of an overlapping interval, and replaced this interval's output.
         """
@@ -672,7 +677,7 @@ class Coordinator:
     # --- clean up --------------------------------------------------------------------------------------------------------------
 
     def clean_up(self) -> CleanUp:
-        """Delete the files of dropped checkpoints that are no longer needed, as `clean_up_dropped.clean_up` does."""
+        """Delete the files that only dropped checkpoints need, as `clean_up_dropped.clean_up` does."""
         log, self._committed = self._committed or self._newest(), None
         note_head(self._storage, log, log.head_id)
         return clean_up(self._storage, log, self._newest)
@@ -740,7 +745,10 @@ class Coordinator:
 
 
 def _fitting(log: Log, which: str | int | datetime) -> list[Record]:
-    """Return the records of the retained checkpoints that `which` names. `Coordinator.record` explains `which`."""
+    """Return the records of the retained checkpoints that `which` names.
+
+    `which` is an id, an interval's end or "latest", as in `Coordinator.record`.
+    """
     completed = log.completed()
     if isinstance(which, int):
         return [c for c in completed if c.id == which]

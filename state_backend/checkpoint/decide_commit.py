@@ -113,7 +113,7 @@ def plan_commit(
             replaced=_replaced(log, content),
         ),
     )
-    # A forget changes no other key: what was computed for later intervals stays right, but for the forgotten keys.
+    # A forget changes only the forgotten keys. Later checkpoints stay right for all other keys, so none becomes stale.
     marks = {} if reproduced is not None or content.kind == "forget" else stale_marks(log, content, new_id)
     if reproduced in log.retained:
         # A consolidated checkpoint inherits the stale mark of its base.
@@ -159,7 +159,7 @@ def _fences(entry: Record | Tombstone, content: Content) -> bool:
         return False
     if entry.reproduces is not None:
         return False
-    # An earlier try of the same run may commit late. Such a commit does not fence this try, because the later try wins.
+    # An earlier try of the same run may commit late. That commit must not fence this later try.
     return run.run_id != content.run.run_id or _order(run) >= _order(content.run)
 
 

@@ -1,4 +1,4 @@
-"""Explain missing files of a checkpoint that retention dropped during a read, since these files are no damage."""
+"""Tell readers of a checkpoint that its files are missing because retention dropped it, and not because of damage."""
 
 from __future__ import annotations
 

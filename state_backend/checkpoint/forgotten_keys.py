@@ -1,13 +1,16 @@
-"""Rules of forgotten keys: which attempt would bring a key back, and when a forget may be committed. Pure functions over the log.
+"""Rules of forgotten keys, which `begin` and `commit` check: may an attempt run, or would it bring a key back?
 
-The invariant: a checkpoint whose id is that of the forget or higher does not hold what the key had before. Every commit keeps it:
+These are pure functions over the log. `cairn forget` removes a key by a commit, whose record is the forget. A checkpoint
+is called clean here if its id is the forget's id or a higher one. Invariant: no clean checkpoint holds entries that the
+key had before the forget. Each kind of commit keeps this invariant:
 
-    interval      its base has such an id and its rows are later, or its shards left the key out (`Content.filtered`)
-    rewind        its target has such an id
-    restore       the savepoint or the source of the fork says that the key was removed there before (`Content.forget`)
-    consolidate   its base has such an id
+    interval      the base is clean and the input rows are later than the forget; or the shards left the key out
+                  (`Content.filtered`)
+    rewind        the target is clean
+    restore       the savepoint, or the source of the fork, says that the key was removed there (`Content.forget`)
+    consolidate   the base is clean
 
-All older checkpoints may hold the key. Nobody has to read them to know that.
+All older checkpoints may hold the key. Comparing ids is enough to decide, so no state is read.
 """
 
 from __future__ import annotations
@@ -27,9 +30,10 @@ class Returning:
     """A forgotten key that an attempt would bring back.
 
     Attributes:
-        id: The record that removed the key.
-        rows: The attempt's rows are of a time before the forget.
-        base: The attempt's base is older than the forget, so it may hold the key.
+        id: Id of the record that removed the key.
+        key: The key, by its hash.
+        rows: True if the attempt's interval begins before the forget, so that its input rows may have the key.
+        base: True if the attempt's base is older than the forget, so that its state may hold the key.
     """
 
     id: int
@@ -39,20 +43,25 @@ class Returning:
 
 
 def key_hash(salt: str, encoded_key: bytes) -> str:
-    """Return the hex digits by which a record knows a key. ``salt``: hex digits."""
+    """Return the hash by which records name a forgotten key: SHA-256 of salt and encoded key, as hex digits.
+
+    Args:
+        salt: Random bytes, as hex digits, so that equal keys have other hashes in other records.
+        encoded_key: The key's bytes as in stored keys.
+    """
     return hashlib.sha256(bytes.fromhex(salt) + encoded_key).hexdigest()
 
 
 def is_key(forgotten: ForgottenKey, encoded_key: bytes) -> bool:
-    """Return True if the encoded key is the forgotten one."""
+    """Return True if `encoded_key` is the key that `forgotten` names by its hash."""
     return key_hash(forgotten.salt, encoded_key) == forgotten.key_hash
 
 
 def returning_keys(log: Log, start_ms: int | None, base_id: int | None) -> tuple[Returning, ...]:
-    """Return the forgotten keys that an attempt would bring back.
+    """Return the forgotten keys that an attempt could bring back, from its base's state or from its input rows.
 
     Args:
-        log: The log.
+        log: The log, whose newest record lists the forgotten keys.
         start_ms: The start of the attempt's interval, in milliseconds since the epoch; None for an attempt that reads no rows.
         base_id: The checkpoint that the attempt starts from; None for empty state.
     """
@@ -66,10 +75,16 @@ def returning_keys(log: Log, start_ms: int | None, base_id: int | None) -> tuple
 
 
 def check_rerun(log: Log, pipeline: str, interval: Interval, base_id: int | None) -> None:
-    """Refuse an interval that would bring a forgotten key back, if `cairn forget` was called with `refuse`.
+    """Refuse an interval that could bring a forgotten key back, if `cairn forget` was called with `--on-rerun refuse`.
+
+    Args:
+        log: The log as it is now.
+        pipeline: Name of the pipeline, for the message.
+        interval: The interval to process.
+        base_id: The checkpoint that the interval starts from; None for empty state.
 
     Raises:
-        UsageError: The interval is refused.
+        UsageError: The interval could bring a key back.
     """
     for key in returning_keys(log, interval.start_ms, base_id):
         if key.key.on_rerun == "refuse":
@@ -77,10 +92,18 @@ def check_rerun(log: Log, pipeline: str, interval: Interval, base_id: int | None
 
 
 def check_not_tried(log: Log, pipeline: str, interval: Interval, base_id: int | None) -> None:
-    """Refuse a trial that would bring a forgotten key into a root of its own, where no filter applies.
+    """Refuse a trial that could bring a forgotten key back into the trial's own root.
+
+    A trial learns the forgotten keys from its base only, and only if the base was committed since the keys were forgotten.
+
+    Args:
+        log: Production's log.
+        pipeline: Name of the pipeline, for the message.
+        interval: The trial's first interval.
+        base_id: Production's checkpoint that the trial starts from; None for empty state.
 
     Raises:
-        UsageError: The trial is refused.
+        UsageError: The trial starts from empty state or from a checkpoint that is older than a forget.
     """
     for key in returning_keys(log, interval.start_ms, base_id):
         if base_id is None or key.base:
@@ -91,10 +114,10 @@ def check_not_tried(log: Log, pipeline: str, interval: Interval, base_id: int | 
 
 
 def check_target(log: Log, target: int) -> None:
-    """Refuse to go back to, or to fork, a checkpoint that may hold a forgotten key.
+    """Refuse a rewind to, or a fork of, checkpoint `target` if the checkpoint may hold a forgotten key.
 
     Raises:
-        UsageError: The checkpoint is older than a forget.
+        UsageError: The checkpoint is older than a commit that forgot a key.
     """
     for forgotten in log.summary.forgotten:
         if target < forgotten.id:
@@ -107,10 +130,15 @@ def check_target(log: Log, target: int) -> None:
 
 
 def check_restored(log: Log, pipeline: str, content: Content) -> None:
-    """Refuse a savepoint's or another pipeline's state that may hold a forgotten key.
+    """Refuse to restore a savepoint, or to fork another pipeline, whose state may hold a key that this pipeline forgot.
+
+    Args:
+        log: The log of this pipeline.
+        pipeline: Name of this pipeline, for the message.
+        content: Content of the savepoint or of the other pipeline's checkpoint.
 
     Raises:
-        UsageError: The state does not say that the key was removed from it.
+        UsageError: `content.forget` does not list a key that this pipeline forgot.
     """
     for forgotten in _missing(log.summary.forgotten, content.forget):
         raise UsageError(
@@ -121,17 +149,18 @@ def check_restored(log: Log, pipeline: str, content: Content) -> None:
 
 
 def check_commit(log: Log, prepared: Prepared, who: str) -> None:
-    """Refuse an attempt that would bring back a key that was forgotten since its begin, and a forget that is too late.
+    """Check at commit that an attempt brings no forgotten key back.
 
-    A forget is too late once another checkpoint was committed: its base is no longer the newest state.
+    A key may have been forgotten while the attempt ran. An attempt of `cairn forget` itself may be committed only if no
+    other checkpoint was committed since it began. Otherwise that checkpoint would still hold the key.
 
     Args:
         log: The log as it is now.
         prepared: The attempt.
-        who: The attempt, for the message.
+        who: The name of the attempt, with which the message begins.
 
     Raises:
-        BaseMoved: The attempt is refused.
+        BaseMoved: The attempt could bring a key back, or is a forget that is too late.
     """
     content = prepared.content
     if content.kind == "forget":
@@ -155,7 +184,7 @@ def check_commit(log: Log, prepared: Prepared, who: str) -> None:
 
 
 def newest_state(log: Log) -> Kept | None:
-    """Return the usable checkpoint that extends furthest, which the next interval starts from; None if there is no usable one."""
+    """Return the usable checkpoint with the latest interval end, which the next interval starts from; None without one."""
     usable = [
         kept
         for kept in log.kept
@@ -167,7 +196,11 @@ def newest_state(log: Log) -> Kept | None:
 
 
 def is_free_of(log: Log, record: Record, encoded_key: bytes) -> bool:
-    """Return True if a checkpoint can't hold a key, because it was committed since the forget and all its rows are of before."""
+    """Return True if a checkpoint certainly does not hold a key.
+
+    That holds if the key was forgotten by this checkpoint or before it, and no later input can have brought the key
+    back: the checkpoint's interval ends no later than the latest interval that was committed before the forget.
+    """
     return any(
         record.id >= forgotten.id and record.content.interval.end_ms <= forgotten.key.until_ms
         for forgotten in log.summary.forgotten
@@ -176,7 +209,12 @@ def is_free_of(log: Log, record: Record, encoded_key: bytes) -> bool:
 
 
 def next_forgotten(before: Summary, new: Record) -> tuple[Forgotten, ...]:
-    """Return the forgotten keys as of a new record. A key that is forgotten again counts from the new record on."""
+    """Return all forgotten keys of the pipeline once the record `new` is created.
+
+    Args:
+        before: The summary with the earlier forgotten keys.
+        new: The new record. If it forgets a key again, the key's entry gets the id of `new`.
+    """
     if new.content.kind not in ("forget", "restore") or new.content.forget is None:
         return before.forgotten
     known = {(f.key.salt, f.key.key_hash): f for f in before.forgotten}
@@ -187,7 +225,7 @@ def next_forgotten(before: Summary, new: Record) -> tuple[Forgotten, ...]:
 
 
 def forgets_of(record: Record) -> Forget | None:
-    """Return what a copy of the checkpoint outside the log has to say of forgotten keys; None for nothing."""
+    """Return the forgotten keys that a savepoint or fork of the checkpoint must list as removed; None if there are none."""
     keys = tuple(forgotten.key for forgotten in record.summary.forgotten)
     return Forget(keys=keys) if keys else None
 

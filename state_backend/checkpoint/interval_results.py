@@ -1,4 +1,7 @@
-"""Find the current result of each of some intervals: its commit, its input hash, and whether it is still valid."""
+"""Find the current result of given intervals: its commit, its input hash, and whether it is still valid.
+
+A run over several intervals uses this to skip intervals whose result would not change.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from state_backend.values.records import Record, RunRef, Tombstone
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """The commit whose output of an interval is current.
+    """The current result of an interval: the commit whose output counts.
 
     Attributes:
         id: Id of the commit.
@@ -33,7 +36,7 @@ class Result:
 
 
 def results_of(log: Log, intervals: Sequence[Interval], pipeline_start: Interval) -> dict[Interval, Result]:
-    """Return the current result of each of the intervals. Intervals without output are left out.
+    """Return the current result of each given interval. Intervals without output are left out.
 
     The log has no stale marks for dropped checkpoints. The function finds out whether such a checkpoint is stale from
     all later commits, of any interval since the pipeline's start.

@@ -4,7 +4,7 @@ A lease is a file whose name contains the checkpoint's id and the lease's durati
 retention drops the checkpoint as always, and only the deletion of its files waits. The order of the steps makes that
 safe:
 
-    reader      1. writes the lease and notes its name (`fresh_listing.py`)
+    reader      1. writes the lease, and its name into `settled/names/` (`fresh_listing.py`)
                 2. reads the log, and gives up if the checkpoint is no longer retained
     clean-up    1. reads the log: which checkpoints are dropped?
                 2. lists the leases
@@ -51,7 +51,7 @@ _JOIN_S = 10.0
 
 
 def plan_leases(leases: Sequence[FileInfo], newest_record_ms: int) -> tuple[set[int], list[FileInfo]]:
-    """Return the ids of checkpoints with a lease, and the leases that have ended.
+    """Return the ids of checkpoints that a lease protects, and the leases that have ended, whose files may be deleted.
 
     Args:
         leases: The files in `leases/`.
@@ -130,7 +130,10 @@ def give_back(storage: Storage, path: str) -> None:
 
 
 def delete_lease(storage: Storage, path: str, generation: int | None = None) -> None:
-    """Delete a lease, and then its noted name. The errors are those of `Storage.delete` and `note_names`."""
+    """Delete a lease's file, and then its name from `settled/names/` (`fresh_listing.py`).
+
+    The errors are those of `Storage.delete` and `note_names`. With a `generation`, a file that was rewritten since stays.
+    """
     storage.delete(path, generation=generation)
     note_names(storage, paths.LEASES, [], drop=[path.removeprefix(paths.LEASES)])
 

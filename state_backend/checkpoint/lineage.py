@@ -235,7 +235,7 @@ def kept(log: Log) -> str:
 
 
 def lines_of(what: Iterable[object], most: int = 10) -> str:
-    """Return up to `most` items, each on a line of its own. A last line says how many more there are."""
+    """Return up to `most` of the items `what` as text, one item a line. A last line says how many items are left out."""
     listed = [f"\n  {one}" for one in what]
     more = len(listed) - most
     return "".join(listed if more <= 0 else [*listed[:most], f"\n  and {more} more"])
@@ -267,7 +267,7 @@ def _gap(
         log: The log as it is now.
         pipeline: Name of the pipeline.
         interval: The interval that can't start.
-        points: The ends of the checkpoints that an interval may start from, sorted. Ends of stale and quarantined
+        points: The interval ends of the checkpoints that an interval may start from, sorted. Ends of stale and quarantined
             checkpoints are left out, since a re-run from there would fail too.
         start: The pipeline's start.
     """

@@ -279,10 +279,13 @@ class Log:
         return self._facts(None)
 
     def _check_settled(self, below: list[Fact], own: list[Fact]) -> None:
-        """Raise `CorruptRecord` if fewer settled files exist than the newest record counts.
+        """Raise `CorruptRecord` if fewer files exist in `settled/commits/` than the newest record counts.
 
-        Readers would miss the intervals of the lost files. `below` are the facts from the listing, and `own` are the
-        facts of the newest record, which has no settled files yet.
+        Without the error, readers would miss the intervals of the lost files.
+
+        Args:
+            below: The facts from a listing of `settled/commits/`, all of ids below the newest record.
+            own: The facts of the newest record, which has no files there yet.
         """
         lost = self.summary.settled - len(own) - len({*below})
         if lost > 0:
@@ -335,7 +338,7 @@ class Log:
 
 
 def facts_of(record: Record) -> list[Fact]:
-    """Return what a commit did: one fact for its own interval, and one for each interval whose output it replaced."""
+    """Return the facts about a commit: one for its own interval, and one for each interval whose output it replaced."""
     own = Fact(record.content.interval, record.id, record.content.kind)
     return [own, *(Fact(interval, record.id, "replaced") for interval in record.replaced)]
 
@@ -632,7 +635,7 @@ def _read_quarantined(storage: Storage) -> dict[int, Quarantine]:
         try:
             mark = record_codec.decode(storage.read(path), path, Quarantine)
         except NotFound:
-            continue  # the mark's name is noted before the mark is written
+            continue  # the file of names in `settled/names/` is written before the mark
         if paths.quarantine(mark.id) != path:
             raise CorruptRecord(f"{path} contains the mark of another checkpoint, {mark.id}")
         quarantined[mark.id] = mark

@@ -53,7 +53,7 @@ NO_TOTALS = Totals(
 
 
 class OfShard(Protocol):
-    """A result of a job for one shard."""
+    """An object that a job returns for one shard, such as `ShardAck`: `by_shard` needs only the shard's number."""
 
     @property
     def shard(self) -> int:
@@ -132,8 +132,8 @@ class ShardAck:
         input_rows: Number of the interval's input rows.
         keys_touched: Number of keys that the interval processed.
         changed_bytes: Bytes of the keys and values that the interval changed.
-        mismatches: By state and field: the number of values that did not fit and were stored as NULL, and the message
-            of the first.
+        mismatches: By state name and field name: the number of values that did not fit the field's type and were
+            stored as NULL, and the error message for the first of these values.
     """
 
     shard: int

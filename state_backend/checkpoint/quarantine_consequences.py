@@ -1,4 +1,4 @@
-"""Find the consequences of a quarantine: current output made with the refused state, and intervals to run again."""
+"""Find out, for messages after a failed validation, which output was made with refused state and must be made again."""
 
 from __future__ import annotations
 

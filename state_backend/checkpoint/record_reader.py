@@ -33,7 +33,9 @@ LISTED_AT_ONCE = timedelta(days=400)
 
 
 class Fact(NamedTuple):
-    """One thing that a commit did: it was a commit of this interval, or it replaced this interval's output.
+    """One effect of a commit on one interval: the commit is of this interval, or it replaced this interval's output.
+
+    The name of a file in `settled/commits/` contains these three fields.
 
     Attributes:
         interval: The interval.
@@ -47,12 +49,14 @@ class Fact(NamedTuple):
 
 
 class RecordReader(Mapping[int, Entry]):
-    """The entries of the log from id 1 to `head_id`, each read on first use, and the files in `settled/` about them.
+    """A reader of one pipeline's log: its entries from id 1 to `head_id`, and the files in `settled/` about them.
+
+    An entry is a record or a tombstone. Each is read on first use.
 
     Args:
         storage: Storage of the pipeline's folder.
         head_id: Id of the newest record; 0 for an empty log.
-        before: Entries that were read earlier.
+        before: Entries by id that the same process has read earlier. They need not be read again.
     """
 
     def __init__(self, storage: Storage, head_id: int, before: Mapping[int, Entry] | None = None) -> None:
@@ -141,12 +145,12 @@ class RecordReader(Mapping[int, Entry]):
 
     @property
     def sweep_command(self) -> str:
-        """The shell command that sweeps the pipeline."""
+        """The shell command that sweeps the pipeline, for messages."""
         return sweep_command(self._storage)
 
     @property
     def lists_late(self) -> bool:
-        """True if a listing of `settled/` may miss files that were created some seconds ago."""
+        """True if the storage's listings of `settled/` may miss files that were created some seconds ago."""
         return lists_late(self._storage)
 
     def over(self, storage: Storage) -> RecordReader:
@@ -154,9 +158,9 @@ class RecordReader(Mapping[int, Entry]):
         return RecordReader(storage, self.head_id, self.known)
 
     def _remembered(self, checkpoint_id: int) -> Entry | None:
-        """Return the entry from memory, except a record that may have become a tombstone since it was read.
+        """Return the entry if this process has read it before; None if it must be read from the storage.
 
-        Records that the newest record retains are whole.
+        A record that the newest record does not retain must be read again: it may be a tombstone by now.
         """
         known = self._before.get(checkpoint_id)
         return known if not isinstance(known, Record) or checkpoint_id in self._whole else None
@@ -188,8 +192,9 @@ class RecordReader(Mapping[int, Entry]):
 
         Args:
             interval: The interval; None for the facts of all intervals.
-            levels: The classes of interval lengths in the log, as indexes into `paths.SETTLED_DAYS`. Only folders of
-                these classes are listed.
+            levels: Indexes into `paths.SETTLED_DAYS`, whose numbers are days. Index n stands for all intervals
+                that are at most that long, but longer than the number before it. Only the folders for these lengths
+                are listed, so `levels` must contain the length of every interval in the log.
         """
         if interval is None or interval.end - interval.start > LISTED_AT_ONCE:
             folders = [paths.SETTLED_COMMITS]
@@ -201,7 +206,7 @@ class RecordReader(Mapping[int, Entry]):
         return [f for f in every if f.id < self.head_id and (interval is None or f.interval.overlaps(interval))]
 
     def outputs(self, fact: Fact) -> tuple[OutputFile, ...]:
-        """Return the output files of an earlier commit than the newest, from the commit's file in `settled/commits/`.
+        """Return the output files of a commit before the newest record, from the commit's file in `settled/commits/`.
 
         Raises:
             StorageUnavailable: A later commit replaced the output, and the files are deleted.
@@ -215,7 +220,7 @@ class RecordReader(Mapping[int, Entry]):
         return found.outputs
 
     def ended(self, attempt: str) -> int | None:
-        """Return the id of the commit or sweep that ended an attempt; None without a file in `settled/attempts/`."""
+        """Return the id of the record that committed or abandoned an attempt; None without a file in `settled/attempts/`."""
         if attempt not in self._ends:
             self._ends[attempt] = self._read_end(attempt)
         return self._ends[attempt]
@@ -249,19 +254,19 @@ class RecordReader(Mapping[int, Entry]):
 
 
 def _fact(path: str) -> Fact | None:
-    """Return the fact that a path states; None for a file that no part of Cairn writes."""
+    """Return the fact that a path in `settled/commits/` states; None if Cairn writes no files with such names."""
     parsed = paths.parse_settled(path)
     return Fact(*parsed) if parsed is not None else None
 
 
 def sweep_command(storage: Storage) -> str:
-    """Return the shell command that sweeps the pipeline whose folder the storage is."""
+    """Return the shell command that sweeps a pipeline, for messages. `storage` is the storage of its folder."""
     root, _, pipeline = storage.url.rstrip("/").rpartition("/")
     return f"cairn sweep --root {shlex.quote(root)} --pipeline {pipeline}"
 
 
 def read_settled(storage: Storage, fact: Fact) -> Settled:
-    """Read the file in `settled/commits/` about a fact.
+    """Read the file in `settled/commits/` whose name states this fact.
 
     Raises:
         CorruptRecord: The file is missing, can't be decoded, or differs from its name.

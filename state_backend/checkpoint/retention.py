@@ -10,7 +10,7 @@ from state_backend.checkpoint.log import Log, base_of, kind_of
 from state_backend.values.records import Content, Kept, Record, Retained
 from state_backend.values.retention import RetentionPolicy, default_retention
 
-# The default for daily intervals; used where no policy is recorded.
+# The policy for a commit whose content has none: the default policy of daily intervals.
 DEFAULT_POLICY: RetentionPolicy = default_retention(timedelta(days=1))
 
 

@@ -61,7 +61,7 @@ class RewindPlan:
     rerun: Rerun | None
 
     def __str__(self) -> str:
-        """Return the plan as a text for the person who has to agree."""
+        """Return the plan as text. `cairn restore` shows it to the user, who must agree before the rewind."""
         content = self.target.content
         text = f"{content.pipeline}: go back to checkpoint {self.target.id}, the state at {format_instant(content.interval.end)}."
         if self.discards:
@@ -158,7 +158,7 @@ def rewind(
             record.
         permissions: Permissions of the rewind. With `allow_quarantined` the new checkpoint is usable even if its target
             is quarantined.
-        agreed: The ids of the checkpoints that a person agreed to lose; None agrees to all.
+        agreed: The ids of the checkpoints that the user agreed to lose; None if the user agreed to all.
 
     Raises:
         UsageError: The rewind would discard more checkpoints than agreed, the attempt began for another target, or the

@@ -1,14 +1,14 @@
-"""Output and late rows of committed intervals without the rows of forgotten keys.
+"""Rewrite the output and late rows of committed intervals without the rows of keys that `cairn forget` removes.
 
-What is on disk if we stop, line by line:
+The steps, and the files on disk after each step:
 
     write       new files under the forget's attempt, which no record names until it is prepared
     commit      the forget's record names the new files; readers still get the old ones
     exchange    file by file: `settled/commits/…`, then the record or tombstone of the interval, name the new files
-    delete      the old files; nothing names them any more
+    delete      the old files, which no record names any longer, are deleted
 
-`exchange_outputs` goes on from any of these lines. A reader that has read the log before may find an old file deleted, as after a re-run;
-it reads again.
+If a process stops during a step, the next call of `exchange_outputs` continues there. A reader that read the log before
+the exchange may find an old file deleted, as it may after a re-run. The reader must then read the log again.
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ _ROUNDS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputsWithout:
-    """The output that a forget rewrites.
+    """The output that a call of `cairn forget` rewrites.
 
     Attributes:
-        rewritten: The commits whose output has rows of the keys, with their output afterwards.
-        files: How many files have such rows.
-        rows: How many rows of the keys these files have.
-        unknown: Files without the key's columns, or with columns of another type: their rows can't be told apart by key.
+        rewritten: For each commit whose output has rows of the forgotten keys: its output files after the rewrite.
+        files: How many files have rows of the forgotten keys.
+        rows: How many rows of the forgotten keys these files have.
+        unknown: Paths of files that lack a key column, or whose key column has another type. Their rows can't be
+            compared with the keys, so these files stay as they are.
     """
 
     rewritten: tuple[RewrittenOutput, ...]
@@ -61,15 +62,17 @@ def write_outputs_without(
     attempt: str | None,
     work: Path,
 ) -> OutputsWithout:
-    """Write each current output file again that has rows of the keys. Reads all current output.
+    """Write a new file, without the rows of the forgotten keys, for each current output file that has such rows.
+
+    The function reads all current output, and deletes no file.
 
     Args:
-        storage: Of the pipeline's folder.
-        log: The log, whose current output is read.
-        keys: The encoded keys.
-        key_schema: The keys' schema.
-        attempt: The forget's attempt; None only counts, and the rewritten outputs name no new files.
-        work: A local folder.
+        storage: Storage of the pipeline's folder.
+        log: The log that names the current output.
+        keys: The encoded keys to forget.
+        key_schema: The schema of the pipeline's key.
+        attempt: Uuid of the attempt that forgets the keys. None: write no files, only count the rows.
+        work: A local folder for one output file at a time.
     """
     rewritten, files, rows, unknown = [], 0, 0, []
     for interval, (checkpoint_id, outputs) in sorted(log.current_outputs().items()):
@@ -94,11 +97,12 @@ def write_outputs_without(
 
 
 class _Filtered:
-    """One output file without the rows of the keys, in a local file.
+    """A copy of one output file without the rows of the forgotten keys, in the local file `local`.
 
     Attributes:
-        gone: How many rows the keys have; None if the file has no such key columns.
-        left: How many rows stay, which are in ``local``.
+        gone: How many rows of the forgotten keys were left out; None if the file lacks a key column, or if a key column
+            has another type. The file's rows can't be compared with the keys then.
+        left: How many rows remain in `local`.
     """
 
     def __init__(
@@ -131,10 +135,12 @@ class _Filtered:
 
 
 def exchange_outputs(storage: Storage, log: Log) -> int:
-    """Bring the output of retained forgets into force, and delete the files that it replaces. Return how many files were deleted.
+    """Make rewritten output files current, delete the files that they replace, and return how many files were deleted.
+
+    The function does so for each retained checkpoint that `cairn forget` committed. A repeated call changes nothing.
 
     Raises:
-        StorageUnavailable: Others rewrote a file again and again meanwhile.
+        StorageUnavailable: Other processes rewrote a record or a file in `settled/` again and again meanwhile.
     """
     deleted = 0
     for record in log.completed():
@@ -153,7 +159,7 @@ def _exchange_in_settled(storage: Storage, rewritten: RewrittenOutput) -> None:
         settled = read_settled(storage, Fact(rewritten.interval, rewritten.id, "interval"))
         if info is None or not _has_replaced(settled.outputs, rewritten):
             return
-        with suppress(PreconditionFailed):  # a clean-up has collected the output meanwhile
+        with suppress(PreconditionFailed):  # a clean-up deleted the output meanwhile: read the file again
             data = record_codec.encode(replace(settled, outputs=rewritten.outputs))
             storage.replace(path, data, generation=info.generation)
             return
@@ -173,7 +179,7 @@ def _exchange_in_record(storage: Storage, rewritten: RewrittenOutput) -> None:
             now = replace(entry, content=replace(entry.content, outputs=rewritten.outputs))
         else:
             now = replace(entry, outputs=rewritten.outputs)
-        with suppress(PreconditionFailed):  # a clean-up has shrunk the record meanwhile
+        with suppress(PreconditionFailed):  # a clean-up wrote the tombstone meanwhile: read it again
             storage.replace(path, record_codec.encode(now), generation=info.generation)
             return
     raise _disturbed(path)

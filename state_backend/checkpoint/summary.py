@@ -34,7 +34,8 @@ def next_summary(
         log: The log that `new` follows.
         new: The record without its summary.
         published: Those of the last summary's unpublished intervals whose published mark exists by now.
-        done: Those ids of the last summary's `dropping` whose records are tombstones and whose files are deleted.
+        done: The ids that the new summary's `dropping` leaves out, since the clean-up of these commits is finished: their
+            records are tombstones and their files are deleted.
     """
     before, kept = log.summary, {r.id for r in new.retained}
     dropping = {n for n in before.dropping if n not in done} | (log.retained.keys() - kept)

@@ -84,7 +84,7 @@ class SweepPlan:
 
     @property
     def delete_bytes(self) -> int:
-        """The bytes that the deletion frees."""
+        """The bytes of the files in `delete`."""
         return sum(f.size_bytes for f in self.delete)
 
 

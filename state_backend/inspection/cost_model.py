@@ -198,7 +198,7 @@ class Usage:
 
     @property
     def filed(self) -> bool:
-        """Return True if manifests are files of their own."""
+        """Return True if each manifest is a file of its own, and not a part of the record."""
         return self.shards >= _SHARDS_WITH_FILED_MANIFESTS if self.manifests_filed is None else self.manifests_filed
 
     @property
@@ -472,7 +472,16 @@ def savepoint_requests(usage: Usage) -> Requests:
 
 
 def _stops(usage: Usage, held: Held, requests: Mapping[Phase, Requests], seconds: float) -> Sequence[str]:
-    """Return a sentence for each limit of the measurements that the usage exceeds."""
+    """Return a sentence for each reason why the estimate may be wrong or the pipeline too slow.
+
+    Most reasons are sizes beyond the measured ones, on which the estimate is based.
+
+    Args:
+        usage: Size and load of the pipeline.
+        held: The checkpoints that the retention policy keeps.
+        requests: The requests of an interval by phase.
+        seconds: The estimated seconds of an interval.
+    """
     said = []
     if usage.keys / usage.shards > MEASURED.keys_per_shard:
         need = math.ceil(usage.keys / MEASURED.keys_per_shard)

@@ -36,7 +36,7 @@ def describe_log(log: Log, ids: Collection[int], written_ms: Mapping[int, int], 
         ids: The ids of the entries to describe.
         written_ms: By id, when the record's file was last written, in milliseconds since the epoch. For a dropped
             checkpoint this is when its record became a tombstone.
-        now_ms: The time now, in milliseconds since the epoch, for `age_s`.
+        now_ms: The time now, in milliseconds since the epoch, for the rows' field `age_s`.
     """
     rows, before = [], None
     for n in sorted(ids):

@@ -1,4 +1,7 @@
-"""Places that may still hold a key after `cairn forget`, as far as they can be found below the root."""
+"""Find places that may still hold a key after `cairn forget`, which prints them with the next step for each.
+
+Places outside of the root, such as the sink's tables, are listed without a search.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +32,8 @@ class Place:
 
     Attributes:
         what: The kind of place, in words.
-        where: Its path or URL; empty if Cairn does not know it.
-        then: What to do about it: a command, or a sentence.
+        where: Path or URL of the place; empty if Cairn does not know it.
+        then: The next step for the user: a command, or a sentence.
     """
 
     what: str
@@ -43,13 +46,15 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """What a forget left in the pipeline's own folder.
+    """The parts of the pipeline's own folder that may hold a key after `cairn forget`.
 
     Attributes:
-        dropped: Checkpoints that the forget dropped. A reader or a waiting sink may keep their files for a while.
-        holding: Retained checkpoints whose files may hold a key.
-        output_rewritten: The output was rewritten.
-        unknown_output: Output files that could not be told apart by key.
+        dropped: Ids of checkpoints that `cairn forget` dropped. Their files may stay for a while, if a reader has a lease
+            or the sink has not got the output yet.
+        holding: Ids of retained checkpoints whose files may hold a key.
+        output_rewritten: True if `cairn forget` has rewritten the output without the keys.
+        unknown_output: Paths of output files whose rows could not be compared with the keys, since a key column is
+            missing or has another type.
     """
 
     dropped: Collection[int]
@@ -59,14 +64,16 @@ class Left:
 
 
 def places_of(root: str, pipeline: str, encoded: Collection[bytes], texts: Collection[str], left: Left) -> list[Place]:
-    """Return the places, those of the pipeline's own folder first. Lists all files below the root.
+    """Return the places that may hold the forgotten keys, those in the pipeline's own folder first.
+
+    The function lists all files below the root.
 
     Args:
-        root: The URL above the pipelines' folders.
-        pipeline: The pipeline's name.
-        encoded: The encoded keys.
-        texts: The texts in the keys, which messages may quote.
-        left: What the forget left.
+        root: URL of the root.
+        pipeline: Name of the pipeline.
+        encoded: The encoded forgotten keys.
+        texts: The strings in the forgotten keys. Source positions and the findings of validations may quote them.
+        left: The parts of the pipeline's folder that may hold a key.
     """
     storage = open_storage(join_url(root, pipeline))
     found = [*_own(storage, pipeline, texts, left)]

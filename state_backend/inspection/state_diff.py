@@ -1,7 +1,9 @@
-"""Compare two states entry by entry.
+"""Compare two states entry by entry, for `cairn diff` and the comparison of a trial with production.
 
-    states       Two states with equal counts and digests are equal.
-    key groups   Two key groups with equal counts and digests are equal.
+The comparison reads only the parts of the states that may differ:
+
+    states       If counts and digests of both states are equal, the states are equal, and nothing is read.
+    key groups   If counts and digests of a key group are equal on both sides, this key group is not read.
     shards       Only shards with a differing key group are restored, and only from SSTs whose keys overlap those key
                  groups. A file that both sides need is fetched once.
     entries      The entries of a differing key group are read from both sides in the order of their keys. The
@@ -77,9 +79,13 @@ class EntryChange:
 
 
 def plan_groups(first: Groups | None, second: Groups | None, max_parallelism: int) -> list[int]:
-    """Return the key groups that may differ, ascending.
+    """Return the numbers of the key groups that may differ between two states, ascending.
 
-    If a side is None, the content of its key groups is unknown, so all key groups may differ.
+    Args:
+        first: The first state's key groups that have entries, by number. None if their content is unknown, so that any
+            key group may differ.
+        second: The same of the second state.
+        max_parallelism: The number of key groups.
     """
     if first is None or second is None:
         return [*range(max_parallelism)]
@@ -155,7 +161,7 @@ class _Side:
         return {s.key_group: s for m in manifests_of(self.source, self.storage) for s in m.key_group_states}
 
     def keeps(self, group: int) -> bool:
-        """Return True if the open shard holds this key group. Close the shard if not."""
+        """Return True if the open shard holds the key group `group`. Otherwise close the shard, and return False."""
         if self._range is not None and group in self._range:
             return True
         self._close()
@@ -300,7 +306,7 @@ def _same(before: Entry, after: Entry) -> bool:
 
 
 class _Reader:
-    """Decoder of the entries of one state on one side."""
+    """Decoder of the stored entries of one state variable, with the schemas of one of the two compared checkpoints."""
 
     def __init__(self, side: _Side, descriptor: StateDescriptor) -> None:
         version = descriptor.versions[-1]
@@ -361,7 +367,10 @@ def _timers(side: _Side, group: int) -> Iterator[tuple[bytes, bytes]]:
 def merged(
     first: Iterator[tuple[bytes, bytes]], second: Iterator[tuple[bytes, bytes]]
 ) -> Iterator[tuple[bytes, tuple[bytes | None, bytes | None]]]:
-    """Merge two ascending sequences of (key, entry). Yield each key with the entry of either side, or None."""
+    """Merge two ascending sequences of (key, entry).
+
+    Yield each key once, with the entry of the first side and that of the second; None for a side without the key.
+    """
     a, b = next(first, None), next(second, None)
     while a is not None or b is not None:
         if b is None or (a is not None and a[0] < b[0]):

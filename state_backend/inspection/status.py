@@ -45,10 +45,9 @@ class Status:
 
 
 def with_refused_bases(log: Log, pipeline: str, rerun: Rerun, length: timedelta, pipeline_start_ms: int) -> Rerun:
-    """Return the re-run, begun early enough that the base of its first interval is usable.
+    """Return `rerun`, extended to earlier intervals if Cairn would refuse its first interval.
 
-    The base of the re-run's first interval may be stale or quarantined itself. Cairn would refuse this interval, so the
-    re-run must begin earlier.
+    Cairn refuses an interval whose base is stale or quarantined. The intervals that make a valid base must run first.
 
     Args:
         log: The log of the pipeline.

@@ -98,8 +98,8 @@ def _holds_handles(hint: Any, above: frozenset[type]) -> bool:
 
     Args:
         hint: A type hint.
-        above: The classes on the way down to `hint`. They are not searched again, since a class may have fields of its
-            own type.
+        above: The classes that the search is inside of. They are not searched again, since a class may have fields of
+            its own type, and the search would never end.
     """
     if hint is Handle or any(_holds_handles(inner, above) for inner in get_args(hint)):
         return True

@@ -73,7 +73,7 @@ _SHOWN_MS = to_ms(datetime(1, 1, 2, tzinfo=UTC)), to_ms(datetime(9999, 12, 31, t
 
 
 def shown_ms(ms: int) -> int:
-    """Return an instant as tables and reports show it.
+    """Return an instant, in milliseconds since the epoch, limited to the dates that tables and reports can show.
 
     A timer or an expiry time may be a number beyond all dates, which means "never". Tables show such a number as
     9999-12-31T00:00:00Z or 0001-01-02T00:00:00Z. The state keeps the exact number.

@@ -194,15 +194,15 @@ class ShardChanges:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InSegment:
-    """The place of a manifest at the end of a changelog segment's file.
+    """The place of a manifest that is stored at the end of the file of the shard's newest changelog segment.
 
-    The manifest can't contain the handle of its own file. So this class holds the numbers of that file's segment, which
-    the reader appends to the manifest as its last segment.
+    Such a manifest lists all segments of the shard but the newest: it can't contain the checksum of its own file. The
+    reader appends the newest segment to the manifest, with the numbers in this class.
 
     Attributes:
         offset: The byte at which the manifest begins.
-        changes: `Segment.changes` of the file's segment.
-        content_bytes: `Segment.content_bytes` of the file's segment.
+        changes: `Segment.changes` of the newest segment.
+        content_bytes: `Segment.content_bytes` of the newest segment.
     """
 
     offset: int
@@ -386,12 +386,13 @@ class ForgottenKey:
 
     Attributes:
         forget: The uuid of the attempt that removed the key.
-        salt: Random bytes as hex digits, new for each record.
+        salt: Random bytes as hex digits, new for each record, so that equal keys have different hashes in other records.
         key_hash: SHA-256, as hex digits, of the salt's bytes and the encoded key.
-        key_group: The key's group among ``max_parallelism`` groups.
-        until_ms: The latest end of an interval that was committed before, in milliseconds since the epoch. Rows of earlier time may
-            bring the key back.
-        on_rerun: What happens to an attempt that would bring the key back: it is refused, or its shards leave the key out.
+        key_group: The key's group among `max_parallelism` groups.
+        max_parallelism: The number of key groups when the key was removed.
+        until_ms: The latest end of all intervals that were committed before the removal, in milliseconds since the epoch.
+            A re-run of an interval that starts before this time may read rows with the key, and so bring the key back.
+        on_rerun: The effect on such a re-run: it is refused, or its shards leave the key out.
     """
 
     forget: str
@@ -405,9 +406,13 @@ class ForgottenKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewrittenOutput:
-    """All output files of commit ``id`` of ``interval`` without the rows of forgotten keys.
+    """The output of one commit after `cairn forget` has removed the rows of the forgotten keys.
 
-    ``replaces``: the paths of the earlier files that have such rows.
+    Attributes:
+        id: The id of the commit that made the output.
+        interval: The interval of that commit.
+        outputs: All output files of the commit after the removal: new files, and old files without rows of these keys.
+        replaces: The paths of the old files with rows of these keys, which are deleted.
     """
 
     id: int
@@ -418,13 +423,14 @@ class RewrittenOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forget:
-    """The part of a content about forgotten keys.
+    """The part of a `Content` about keys that `cairn forget` removed.
 
     Attributes:
-        keys: The keys that a ``forget`` record removes. Of a ``restore`` record or savepoint: the keys that its state never holds, since
-            they were removed where the state comes from.
-        drops: The checkpoints that the commit drops, whatever the retention policy says, because their files may hold the keys.
-        rewritten: The output files that replace those of earlier commits.
+        keys: In a `forget` record: the keys that the commit removes. In a `restore` record or a savepoint: the keys that
+            were removed from the state before it was copied.
+        drops: The ids of the checkpoints that a `forget` commit drops, whatever the retention policy says, because their
+            files may hold the keys.
+        rewritten: The output of earlier commits without the rows of the keys.
     """
 
     keys: tuple[ForgottenKey, ...]
@@ -548,7 +554,7 @@ class Unpublished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Superseded:
-    """A checkpoint whose interval has a later commit with another state.
+    """A retained checkpoint that was replaced: its interval has a later commit with another state.
 
     Attributes:
         id: The id of the checkpoint.
@@ -597,7 +603,13 @@ class Judged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forgotten:
-    """A forgotten key, and the id of the record from which on no checkpoint holds the key's entries of before ``key.until_ms``."""
+    """A key that `cairn forget` removed, as the summary lists it.
+
+    Attributes:
+        id: The id of the record that removed the key. No checkpoint with this id or a higher one holds entries that the
+            key got from rows before `key.until_ms`.
+        key: The key, by its hash.
+    """
 
     id: int
     key: ForgottenKey
@@ -610,16 +622,18 @@ class Summary:
     Attributes:
         dropping: Earlier ids that are no longer retained or whose output was replaced, and whose files may still exist.
         unpublished: Intervals whose output the sink hook may not have published yet.
-        superseded: The retained checkpoints whose interval has a later commit with another state.
+        superseded: The retained checkpoints that were replaced: their interval has a later commit with another state.
         marks: The ids of the checkpoints that had a quarantine mark when the record was written.
-        refused: The checkpoints that are quarantined or descend from a quarantined checkpoint, among the retained ones
-            and those listed in `Superseded.by`.
-        levels: The lengths of intervals that the log contains, as indexes into `paths.SETTLED_DAYS`: each index stands
-            for all lengths up to so many days. A look-up in `settled/commits/` needs only the folders of these classes.
+        refused: The checkpoints that are quarantined or descend from a quarantined checkpoint. Only retained checkpoints
+            and the commits in `Superseded.by` are listed.
+        levels: Indexes into `paths.SETTLED_DAYS`, a list of lengths in days. Each interval of the log belongs to the
+            shortest of these lengths that is at least the interval's length. `settled/commits/` has folders by these
+            lengths, and a look-up needs only the folders of the lengths in `levels`.
         kept: The facts about all retained checkpoints, by id, including the record itself.
         latest_end_ms: The latest end of all intervals that were ever committed, including this one. No committed
             interval overlaps an interval that starts at or after this time.
-        replaced_outputs: The ids, among the retained and those in `dropping`, whose output is no longer current.
+        replaced_outputs: The ids of commits whose output is no longer current. Only retained checkpoints and ids in
+            `dropping` are listed.
         settled: The number of files that `settled/commits/` must have for this commit and all earlier ones. If a
             listing shows fewer, a file is lost.
         forgotten: All keys that `cairn forget` removed, including those of this record.

@@ -9,7 +9,7 @@ RELEASE = "0.1.0"
 
 
 def unsupported(where: str, wrote: str, reads: str, release: str | None = None) -> UnsupportedFormat:
-    """Return an error that names both releases and the release to use.
+    """Return an error for a file in a format that this release can't read. Its message names the release to use.
 
     Args:
         where: The path of the file, or the name of the state whose entry was read.

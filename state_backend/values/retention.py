@@ -1,4 +1,4 @@
-"""Retention policies: values that say which checkpoints stay. Records store them.
+"""Retention policies: rules by which a commit chooses the checkpoints to retain. Each record stores its policy.
 
 Policies combine as unions and intersections. No policy limits the bytes of all checkpoints: checkpoints share files,
 and the newest record does not list each checkpoint's files. So when a commit applies the policy, it does not know how
@@ -39,11 +39,11 @@ class KeepLast:
         _check_number("KeepLast", self.count)
 
     def keep(self, checkpoints: Sequence[Ended]) -> frozenset[int]:
-        """Return the ids of the kept checkpoints. `checkpoints` must ascend by id."""
+        """Return the ids of the last `count` checkpoints in `checkpoints`, which must ascend by id."""
         return frozenset(c.id for c in checkpoints[-self.count :]) if self.count > 0 else frozenset()
 
     def intervals_back(self, every: timedelta) -> int:
-        """Return how far back the oldest kept checkpoint may be, as a number of intervals of length `every`."""
+        """Return how many intervals of length `every` the oldest kept checkpoint may be behind the newest, at most."""
         return self.count
 
     def __str__(self) -> str:
@@ -77,7 +77,7 @@ class KeepPerDay:
         return frozenset(checkpoint_id for _, checkpoint_id in by_day.values())
 
     def intervals_back(self, every: timedelta) -> int:
-        """Return how far back the oldest kept checkpoint may be, as a number of intervals of length `every`."""
+        """Return how many intervals of length `every` the oldest kept checkpoint may be behind the newest, at most."""
         return math.ceil(timedelta(days=self.days) / every)
 
     def __str__(self) -> str:
@@ -102,7 +102,7 @@ class KeepYounger:
         return frozenset(c.id for c in checkpoints if newest is not None and newest - c.interval.end < self.age)
 
     def intervals_back(self, every: timedelta) -> int:
-        """Return how far back the oldest kept checkpoint may be, as a number of intervals of length `every`."""
+        """Return how many intervals of length `every` the oldest kept checkpoint may be behind the newest, at most."""
         return math.ceil(self.age / every)
 
     def __str__(self) -> str:
@@ -123,11 +123,11 @@ class AnyOf:
         _check_policies("AnyOf", self.any_of)
 
     def keep(self, checkpoints: Sequence[Ended]) -> frozenset[int]:
-        """Return the ids that at least one of the policies keeps."""
+        """Return the ids of the checkpoints that at least one of the policies keeps."""
         return frozenset().union(*(p.keep(checkpoints) for p in self.any_of))
 
     def intervals_back(self, every: timedelta) -> int:
-        """Return how far back the oldest kept checkpoint may be, as a number of intervals of length `every`."""
+        """Return how many intervals of length `every` the oldest kept checkpoint may be behind the newest, at most."""
         return max((policy.intervals_back(every) for policy in self.any_of), default=0)
 
     def __str__(self) -> str:
@@ -147,11 +147,11 @@ class AllOf:
         _check_policies("AllOf", self.all_of)
 
     def keep(self, checkpoints: Sequence[Ended]) -> frozenset[int]:
-        """Return the ids that all of the policies keep."""
+        """Return the ids of the checkpoints that all of the policies keep."""
         return frozenset(c.id for c in checkpoints).intersection(*(p.keep(checkpoints) for p in self.all_of))
 
     def intervals_back(self, every: timedelta) -> int:
-        """Return how far back the oldest kept checkpoint may be, as a number of intervals of length `every`."""
+        """Return how many intervals of length `every` the oldest kept checkpoint may be behind the newest, at most."""
         return max((policy.intervals_back(every) for policy in self.all_of), default=0)
 
     def __str__(self) -> str:
