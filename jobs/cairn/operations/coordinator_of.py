@@ -1,4 +1,4 @@
-"""The coordinator of a declared pipeline."""
+"""Make the `Coordinator` of a pipeline, which reads and writes its log: it begins, prepares and commits attempts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from state_backend.checkpoint.coordinator import Coordinator
 
 
 def coordinator_of(pipeline: Pipeline, root: str, *, remembers: bool = False) -> Coordinator:
-    """Return the coordinator of the pipeline's folder under a root.
+    """Return an object that begins, prepares and commits attempts in the pipeline's folder.
 
     Args:
         pipeline: The pipeline, which gives the folder's name.

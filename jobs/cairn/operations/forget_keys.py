@@ -341,7 +341,10 @@ def _forgotten_keys(
 def _forgotten_before(
     log: Log, encoded: Collection[bytes], options: ForgetOptions, storage: Storage, engine: EngineOptions
 ) -> Forgot | None:
-    """Return the result of an earlier call if it committed the newest state and nothing more needs a commit, else None."""
+    """Return the result of an earlier `forget` that removed the same keys and committed the newest state.
+
+    Return None if there is no earlier `forget`, or if files that may hold a key still need a commit.
+    """
     newest = newest_state(log)
     record = log.whole(newest.id) if newest is not None and newest.kind == "forget" else None
     if record is None or record.content.forget is None or record.content.base_id is None:
@@ -371,7 +374,7 @@ def _forgotten_before(
 
 
 def located(encoded: Collection[bytes], content: Content) -> Keys:
-    """Return each encoded key with its key group in a checkpoint."""
+    """Return each encoded key with its key group, by the key-group count of the checkpoint that `content` describes."""
     schema = parse_struct(content.key_schema)
     codec = KeyCodec(schema)
     return tuple((key_group(codec.decode(key), schema, content.max_parallelism), key) for key in encoded)
@@ -464,8 +467,8 @@ def _rewritten(
 def suspected(log: Log, encoded: Collection[bytes], storage: Storage, engine: EngineOptions) -> tuple[int, ...]:
     """Return the ids of the retained checkpoints whose files may hold one of the keys.
 
-    Files with deleted or replaced entries count, because they may still contain the key. For a key that was forgotten
-    before, `forgotten_keys.is_free_of` decides from the log which checkpoints don't have it.
+    A checkpoint also counts if only deleted or replaced entries of its files may hold a key. For a key that was forgotten
+    before, `forgotten_keys.is_free_of` decides from the log which checkpoints don't hold it.
     """
     known: dict[bytes, bool] = {}
     found = []

@@ -1,6 +1,6 @@
 """Decisions which intervals of a range are computed, and which results stay.
 
-All functions are pure. They decide from the log's results.
+`run_intervals` uses these pure functions. They decide from the results of intervals that the log records.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class AskSource:
 
 
 def keep_or_compute(there: Result | None, reprocess: Reprocess, run: RunRef) -> Keep | Compute | AskSource:
-    """Decide about an interval, as far as the log allows.
+    """Decide if an interval keeps its result; return `AskSource` if the log alone can't tell.
 
     Args:
         there: The interval's committed result; None if it has no result.
@@ -76,10 +76,10 @@ def keep_or_compute(there: Result | None, reprocess: Reprocess, run: RunRef) -> 
 
 
 def plan_by_input(there: Result, input_hash: str | None) -> Keep | Compute:
-    """Decide about an interval with a valid result.
+    """Keep an interval's valid result if its input hash equals that of a new result, else compute the interval again.
 
     Args:
-        there: The committed result.
+        there: The interval's committed result.
         input_hash: Input hash that a new result would have; None if it can't be computed.
     """
     if there.input_hash is None or input_hash is None:

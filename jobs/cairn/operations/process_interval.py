@@ -56,7 +56,7 @@ def process_interval(
         attempt: The attempt.
         coordinator: Coordinator of the pipeline; None makes one.
         on_begin: Gets the attempt's options before the attempt is computed.
-        on_shards: Brings the rows to the shards and runs the job on each; None for Spark.
+        on_shards: Function that brings the rows to the shards and runs the job on each; None uses Spark.
         read: The source's answer, if the source was asked before; None asks now.
 
     Raises:

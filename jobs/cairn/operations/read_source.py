@@ -163,7 +163,7 @@ def _causes_below(text: str) -> list[str]:
 
 
 def _told(error: Exception) -> str:
-    """Return an exception in one line.
+    """Return the message of an exception in one line.
 
     An exception of Py4J yields Java's message and its cause, because Py4J's own first line names only an object number.
     """

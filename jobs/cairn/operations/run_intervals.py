@@ -119,7 +119,7 @@ def run_intervals(
         read_ahead: True asks the source for the next interval while this interval is computed. Pass False if the source
             reads the pipeline's own output.
         on_outcome: Gets each outcome with its record, and the progress.
-        on_shards: Brings the rows to the shards and runs the job on each; None for Spark.
+        on_shards: Function that brings the rows to the shards and runs the job on each; None uses Spark.
         before_commit: Gets the prepared content. An exception stops the range before this commit.
         asked: Answers of the source for some intervals. The source is not asked for these intervals again.
 
@@ -277,25 +277,25 @@ def _how_far(outcomes: Sequence[Outcome], intervals: Sequence[Interval], *, agai
 
 
 class _Aside:
-    """A thread that does one piece of work at a time, and ends when the given `ExitStack` closes."""
+    """A background thread that runs one function at a time, and ends when the given `ExitStack` closes."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._pool = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="cairn-range"))
         self._under_way: Future[Any] | None = None
 
     def begin(self, work: Callable[[], Any]) -> None:
-        """Wait for the earlier work, then start new work. Raise the exception of the earlier work, if it failed."""
+        """Wait for the function that the thread runs, then start `work` in it. Raise the earlier function's exception."""
         self.wait()
         self._under_way = self._pool.submit(work)
 
     def wait(self) -> Any:
-        """Wait for the present work.
+        """Wait for the function that the thread runs now.
 
         Returns:
-            The return value of the work; None if there is no work.
+            The return value of the function; None if the thread runs no function.
 
         Raises:
-            Exception: The work failed with this exception.
+            Exception: The function failed with this exception.
         """
         under_way, self._under_way = self._under_way, None
         return None if under_way is None else under_way.result()
@@ -308,7 +308,7 @@ class _Range:
     Attributes:
         first: Permissions for the first interval that is computed.
         reading: Thread that asks the source for the next interval.
-        finishing: Thread that does the work after a commit.
+        finishing: Thread that publishes and cleans up after a commit.
         known: Answers that the source gave before this call.
 
     The other fields are the arguments of `run_intervals`.
@@ -432,9 +432,9 @@ class _Range:
     # --- the source ---------------------------------------------------------------------------------------------------
 
     def _read(self, interval: Interval) -> Read:
-        """Return the source's answer for the interval, from a request ahead or from a request now.
+        """Return the source's answer for the interval. Ask the source now if the thread `reading` has not asked it.
 
-        An error of a request ahead is raised here, when the interval has its turn.
+        If the source failed in that thread, this method raises the error.
         """
         began_ns = time.monotonic_ns()
         return replace(self._asked(interval), waited_ns=time.monotonic_ns() - began_ns)

@@ -213,7 +213,13 @@ class _StateReader:
 
 
 def _operator(spark: SparkSession, path: str, operator_id: int) -> tuple[dict[str, Any], int]:
-    """Return the properties of a query's transformWithState, and the last batch that the query committed."""
+    """Return the properties of a query's `transformWithState` operator, and its last committed batch.
+
+    Args:
+        spark: The session.
+        path: The query's `checkpointLocation`.
+        operator_id: Number of the operator in the query.
+    """
     what = f"{path} is not the checkpoint of a streaming query with state"
     try:
         rows = spark.read.format("state-metadata").load(path).collect()

@@ -236,7 +236,7 @@ class _Target:
         folder: URL of the folder that the file handles are relative to.
         content: The recorded content.
         before: Record of the base, to evaluate `expectations_over_time`; None skips them.
-        options: Options with which `format("keyed_state")` reads the state.
+        options: Options with which Cairn's Spark source `format("keyed_state")` reads the state.
         savepoint: The canonical files of a savepoint; None for a checkpoint or attempt.
         checkpoint_id: Id of the checkpoint; None for an attempt or savepoint.
     """
@@ -317,7 +317,7 @@ def _reports(target: _Target) -> tuple[StateReport, ...]:
 
 
 def _restored(spark: SparkSession, pipeline: Pipeline, target: _Target, found: Validation) -> Validation:
-    """Restore every shard in a Spark job, and return the validation with the job's findings."""
+    """Restore every shard in a Spark job, and return `found` with the job's findings added."""
     from cairn.shard_jobs.run_on_shards import run_on_shards
     from cairn.shard_jobs.validate import ValidationJob
 

@@ -41,7 +41,7 @@ class KeyedRows:
     """Rows of many keys.
 
     Attributes:
-        rows: The rows of all chosen keys, key after key.
+        rows: The rows of all keys that the caller passed (the chosen keys), key after key.
         offsets: Positions in `rows` as int64, one more than there are chosen keys. The i-th chosen key has the rows
             `offsets[i] .. offsets[i+1]-1`.
     """
@@ -51,11 +51,11 @@ class KeyedRows:
 
     @property
     def key_of_row(self) -> npt.NDArray[np.int64]:
-        """Return, for each row, the position of its key among the chosen keys."""
+        """Return, for each row, the position of its key among the keys that the caller passed."""
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
     def lists(self) -> pa.ListArray:
-        """Return the rows as one column: for each chosen key a list of structs."""
+        """Return the rows as one column: a list of structs for each key that the caller passed."""
         structs = self.rows.to_struct_array().combine_chunks()
         return pa.ListArray.from_arrays(pa.array(self.offsets, pa.int32()), structs)
 
@@ -66,7 +66,7 @@ class KeyedEntries:
 
     Attributes:
         keys: The user keys of all entries, one row for each entry.
-        values: The values of all entries, one row for each entry.
+        values: The values of all entries, one row for each entry. A chosen key is a key that the caller passed.
         offsets: Positions in `keys` and `values` as int64, one more than there are chosen keys. The i-th chosen key has
             the entries `offsets[i] .. offsets[i+1]-1`.
     """
@@ -77,7 +77,7 @@ class KeyedEntries:
 
     @property
     def key_of_row(self) -> npt.NDArray[np.int64]:
-        """Return, for each entry, the position of its key among the chosen keys."""
+        """Return, for each entry, the position of its key among the keys that the caller passed."""
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
 
@@ -156,11 +156,11 @@ class ArrowListState(_OfBatch):
     _columns: ListColumns
 
     def exists(self, keys: Keys | None = None) -> Mask:
-        """Return, for each chosen key, True if its list has an element that has not expired."""
+        """Return, for each key in `keys` (None: all of the batch), True if its list has an unexpired element."""
         return self._columns.exists(self._chosen(keys))
 
     def get(self, keys: Keys | None = None) -> KeyedRows:
-        """Return the elements of the chosen keys in list order, without expired elements."""
+        """Return the unexpired list elements of the keys in `keys` (None: all keys of the batch), in list order."""
         rows, offsets = self._columns.get(self._chosen(keys))
         return KeyedRows(rows=rows, offsets=offsets)
 
@@ -183,7 +183,7 @@ class ArrowListState(_OfBatch):
         self._columns.append(self._of_rows(keys, rows), rows)
 
     def clear(self, keys: Keys | None = None) -> None:
-        """Remove the lists of the chosen keys."""
+        """Remove the lists of the keys in `keys`; None removes the lists of all keys of the batch."""
         self._columns.clear(self._chosen(keys))
 
 
@@ -197,7 +197,7 @@ class ArrowMapState(_OfBatch):
     _columns: MapColumns
 
     def exists(self, keys: Keys | None = None) -> Mask:
-        """Return, for each chosen key, True if its map has an entry that has not expired."""
+        """Return, for each key in `keys` (None: all of the batch), True if its map has an unexpired entry."""
         return self._columns.exists(self._chosen(keys))
 
     def getValue(self, keys: Keys, user_keys: pa.Table) -> tuple[pa.Table, Mask]:
@@ -226,13 +226,13 @@ class ArrowMapState(_OfBatch):
         self._columns.remove(self._of_rows(keys, user_keys), self._by_position(user_keys))
 
     def iterator(self, keys: Keys | None = None) -> KeyedEntries:
-        """Return all entries of the chosen keys, sorted by user key for each key, without expired entries."""
+        """Return the unexpired map entries of the keys in `keys` (None: all keys), sorted by user key for each key."""
         columns, values, offsets = self._columns.entries(self._chosen(keys))
         user_keys = pa.table(columns, names=list(self._columns.user_key_names))
         return KeyedEntries(keys=user_keys, values=values, offsets=offsets)
 
     def clear(self, keys: Keys | None = None) -> None:
-        """Remove all entries of the chosen keys."""
+        """Remove the maps of the keys in `keys`; None removes the maps of all keys of the batch."""
         self._columns.clear(self._chosen(keys))
 
     def _by_position(self, user_keys: pa.Table) -> Sequence[pa.Array]:
@@ -258,7 +258,7 @@ class ArrowTimers(_OfBatch):
         self._columns.delete(*self._timers(keys, expiries_ms))
 
     def times(self, keys: Keys | None) -> KeyedRows:
-        """Return the timers of the chosen keys, as `ArrowHandle.listTimers` does."""
+        """Return the timers of the keys in `keys` (None: all keys), as `ArrowHandle.listTimers` does."""
         times_ms, offsets = self._columns.times(self._chosen(keys))
         return KeyedRows(rows=pa.table({EXPIRY: times_ms}), offsets=offsets)
 

@@ -27,7 +27,7 @@ class Output(Protocol):
 
     @property
     def full(self) -> bool:
-        """Return True if the buffer should be written now."""
+        """Return True if the buffer holds so much that the runner should call `flush`."""
 
     def add(self, item: Any) -> None:
         """Buffer one row or frame that a handler yielded.

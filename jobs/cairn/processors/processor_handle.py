@@ -529,10 +529,10 @@ class ArrowHandle(ProcessorHandle):
         self._timers.delete(keys, expiryTimestampMs)
 
     def listTimers(self, keys: Any = None) -> Any:
-        """Return the timers of the chosen keys as `KeyedRows` with the column `expiry_ms`, ascending for each key.
+        """Return the timers of the keys in `keys` as `KeyedRows` with the column `expiry_ms`, ascending for each key.
 
         Args:
-            keys: The chosen keys: ascending positions in `batch.keys`, one bool for each key, or None for all keys.
+            keys: The keys to return: ascending positions in `batch.keys`, one bool for each key, or None for all keys.
 
         Raises:
             PySparkRuntimeError: The time mode is "none", or the call comes from outside a handler.

@@ -1,4 +1,4 @@
-"""Routed rows without those of forgotten keys, which the record knows by a hash only."""
+"""Remove the rows of forgotten keys from a shard's input. The record holds only a hash of each forgotten key."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from state_backend.values.records import ForgottenKey
 
 
 class ForgottenRows:
-    """Filter for batches of routed rows. ``max_parallelism``: the number of key groups that rows are routed by."""
+    """Filter that removes forgotten keys from batches of routed rows.
+
+    `max_parallelism` is the number of key groups by which the rows are routed.
+    """
 
     def __init__(self, keys: Sequence[ForgottenKey], key_schema: StructType, max_parallelism: int) -> None:
         self._keys = keys

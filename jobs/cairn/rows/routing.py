@@ -110,7 +110,7 @@ def route(spark: SparkSession, inputs: Inputs, *, parts: Sequence[bytes], max_pa
     Args:
         spark: The Spark session.
         inputs: The rows.
-        parts: The data of each shard's tick.
+        parts: The data that each shard's tick carries to the shard's job, in the order of the shards.
         max_parallelism: The number of key groups.
 
     Returns:
@@ -262,7 +262,7 @@ def ticks(spark: SparkSession, parts: Sequence[bytes], *, max_parallelism: int) 
 
     Args:
         spark: The Spark session.
-        parts: The data of each shard's tick.
+        parts: The data that each shard's tick carries to the shard's job, in the order of the shards.
         max_parallelism: The number of key groups.
 
     Returns:
@@ -282,7 +282,7 @@ def place(
     Args:
         spark: The Spark session.
         frames: DataFrames with the column `__key_group`. Their other columns may differ.
-        parts: The data of each shard's tick.
+        parts: The data that each shard's tick carries to the shard's job, in the order of the shards.
         max_parallelism: The number of key groups.
     """
     rows = _tick_rows(spark, parts, max_parallelism)
@@ -301,9 +301,9 @@ def _tick_rows(spark: SparkSession, parts: Sequence[bytes], max_parallelism: int
 
     Args:
         spark: The Spark session.
-        parts: The data of each shard's tick.
+        parts: The data that each shard's tick carries to the shard's job, in the order of the shards.
         max_parallelism: The number of key groups.
-        kind: The value of the column `__kind`; None leaves the column out.
+        kind: The value of the column `__kind` (input, initial state or tick); None leaves the column out.
     """
     firsts = [range_of(shard, len(parts), max_parallelism).first for shard in range(len(parts))]
     columns = {KEY_GROUP: pa.array(firsts, pa.int32()), PART: pa.array(parts, pa.binary())}

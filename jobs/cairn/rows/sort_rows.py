@@ -130,7 +130,12 @@ def total_order(columns: Iterable[pa.Array], count: int) -> Positions:
 
 
 def _sorted_within(group: Positions, values: npt.NDArray[Any]) -> Positions:
-    """Return the positions of `values` in the order of group and value. `group` ascends."""
+    """Return the positions that sort `values` by group, then by value.
+
+    Args:
+        group: For each value, the number of its group, in ascending order.
+        values: The values to sort within each group.
+    """
     low, high = int(values.min()), int(values.max())
     first, last = int(group[0]), int(group[-1])
     bits = (high - low).bit_length()
@@ -358,9 +363,9 @@ def _merged(written: Sequence[_Written], columns_of: SortColumns, most_bytes: in
 
 
 def _first_of(runs: Sequence[_Run], columns_of: SortColumns) -> Iterator[pa.RecordBatch]:
-    """Yield the smallest rows that were read, up to the first row that an unread row may precede.
+    """Yield the read rows of all runs in sorted order, up to the first row that an unread row may precede.
 
-    The runs keep the other rows.
+    Each run keeps its other read rows in `rows`.
     """
     counts = np.array([run.rows.num_rows for run in runs])
     pool = pa.concat_tables([run.rows for run in runs]).combine_chunks().to_batches()[0]
