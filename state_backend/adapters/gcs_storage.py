@@ -691,7 +691,7 @@ class GcsStorage:
         return self._send(doing, push, None if whole is None else write)
 
     def _settled(self, google: _Connection, path: str, generation: int, write: _Write, doing: str) -> _Stored:
-        """Find out if an earlier request of a write took effect, after a repeat failed its precondition (the generation).
+        """Find out if a write took effect, after the server refused its last request because of the file's generation.
 
         Returns:
             The file, if its metadata has the uuid of this write: an earlier request took effect.

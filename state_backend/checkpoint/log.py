@@ -610,7 +610,7 @@ def _read_hint(storage: Storage) -> int:
     """
     try:
         return record_codec.decode(storage.read(paths.HEAD), paths.HEAD, Head).id
-    except (NotFound, CorruptRecord, UnsupportedFormat):  # a flipped bit may look like an unknown format
+    except (NotFound, CorruptRecord, UnsupportedFormat):  # a damaged file may seem to have an unknown format
         return 0
 
 
