@@ -970,7 +970,7 @@ def _is_transient(error: BaseException) -> bool:
 
 
 def _is_refusal(error: BaseException) -> bool:
-    """Return True if a permission is missing. The server answers 403 for some kinds of overload too."""
+    """Return True if the error says that a permission is missing. Some 403 answers mean an overload instead."""
     if not isinstance(error, GoogleAPICallError) or error.code != 403:
         return False
     return not any(isinstance(e, dict) and e.get("reason") in _OVERLOAD for e in error.errors)

@@ -353,7 +353,7 @@ class Coordinator:
         return self._storage.stat(paths.prepared(attempt)) is not None
 
     def is_refused(self, attempt: str) -> bool:
-        """Return True if validation refused the attempt, so that `commit` raises `ValidationRefused`."""
+        """Return True if validation refused the attempt; `commit` then raises `ValidationRefused`."""
         return self._storage.stat(paths.refused(attempt)) is not None
 
     # --- commit --------------------------------------------------------------------------------------------------------------
