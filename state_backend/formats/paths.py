@@ -284,7 +284,7 @@ def parse_settled(path: str) -> tuple[Interval, int, str] | None:
 
 
 def settled_level(interval: Interval) -> int:
-    """Return the index in `SETTLED_DAYS` of the shortest length that is at least the interval's length."""
+    """Return the index in `SETTLED_DAYS` of the shortest number of days that is at least the interval's length."""
     length_ms = interval.end_ms - interval.start_ms
     return next(n for n, days in enumerate(SETTLED_DAYS) if length_ms <= days * _DAY_MS)
 

@@ -101,7 +101,7 @@ def mentions(log: bytes, name: str, text: bytes) -> bool:
     """Return True if a record of the log has these bytes, also a record about a deleted file.
 
     Raises:
-        CorruptFile: The log, called ``name`` in the message, can't be followed.
+        CorruptFile: The log, called `name` in the message, is damaged.
     """
     try:
         return any(text in record for record in _records(log))

@@ -55,12 +55,18 @@ class MismatchCounts:
         self._first: dict[tuple[str, str], str] = {}
 
     def add(self, state_name: str, path: str, message: str) -> None:
-        """Count one value."""
+        """Count one value that became NULL.
+
+        Args:
+            state_name: The name of the state that the value was stored in.
+            path: The path of the value within the row, such as `a.b`.
+            message: The message that says why the value does not fit. The first message of each field is kept.
+        """
         self._counts[state_name, path] += 1
         self._first.setdefault((state_name, path), message)
 
     def as_mapping(self) -> Mapping[tuple[str, str], tuple[int, str]]:
-        """Return count and first message by state and field."""
+        """Return the counts: the state's name and the field's path -> number of values, first message."""
         return {place: (count, self._first[place]) for place, count in self._counts.items()}
 
 

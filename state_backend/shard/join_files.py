@@ -30,6 +30,9 @@ def join_manifests(
 ) -> tuple[ShardManifest, tuple[ShardManifest, ...]]:
     """Join the files and segments of `first` and of each of the `others` whose files can be in the same store.
 
+    The files of another shard can be in the same store if no key or deleted range in them lies in the key range of the
+    files joined so far.
+
     Returns:
         The joint manifest, with `key_groups` and `key_group_states` of `first`, and those of `others` that were joined,
         in the order of their segments. If no other shard can be joined, `first` and an empty tuple.

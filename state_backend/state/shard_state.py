@@ -114,7 +114,8 @@ class _Scan:
     Attributes:
         start: The first stored key that is not read yet.
         end: The end of the scan (exclusive); None for the last key of the store.
-        over: For each entry that differs in the store now, the entry at the beginning of the scan; None for no entry.
+        over: The old entries, by stored key, of those entries that the store got or lost since the scan began. None
+            stands for no entry. The scan yields the old entries.
     """
 
     start: bytes
@@ -125,17 +126,21 @@ class _Scan:
 class ShardState:
     """State of the key groups of one shard, in a store that holds nothing else.
 
-    The state variables of `state_variables` act on the key of the last `set_key`. They also access the attributes
-    `cache`, `before` and `unaccounted`, for speed.
+    The state variables of `state_variables` act on the key of the last `set_key`. For speed, they change the attributes
+    `cache`, `before` and `unaccounted` themselves instead of calling methods. These three are dicts by stored key, in
+    which None stands for no entry.
 
     Attributes:
         now_ms: The interval's processing time, in milliseconds since the epoch. An entry has expired if its expiry is
             not after this time; the wall clock plays no role.
-        mismatches: Counts of values that did not fit and were stored as NULL, as Spark does (`spark_nulls`). None
-            unless the argument `nulls_for_misfits` is true.
+        mismatches: Counts of the values that did not fit their type and were stored as NULL, as Spark does
+            (`spark_nulls`). None if `nulls_for_misfits` is false: then such a value raises an error.
         changed_bytes: Bytes of keys and entries written or deleted so far.
         struct_factory: Makes the struct values that processors get; None for tuples.
         zone: The time zone of naive datetimes in timestamps.
+        cache: The present entries that this round of keys read or changed.
+        before: For each changed entry, the entry that the store still holds, or `UNREAD` if it was not read.
+        unaccounted: Changed list positions and index keys, which digests and entry counts leave out.
         gathered_bytes: Bytes in memory that were read on demand or changed since the last flush.
         key_group: The current key's group; -1 for no key.
         key: The current key, encoded.
@@ -247,7 +252,7 @@ class ShardState:
         self._prefetched[descriptor.state_id, suffix] = descriptor.name
 
     def set_key(self, key_group: int, key: bytes) -> None:
-        """Choose the key that states and timers act on.
+        """Set the current key, which state variables and timers act on until the next call.
 
         Args:
             key_group: The key's group; -1 for no key. State variables raise `UsageError` without a key.
@@ -331,7 +336,7 @@ class ShardState:
             name: The state's name.
             key_groups: The key group of each wanted entry, ascending.
             wanted: The stored keys, ascending.
-            most_bytes: Reading ends behind the entry that exceeds this; None reads all.
+            most_bytes: Reading ends soon after the entries that were read have this many bytes; None reads all.
 
         Returns:
             The entry of each stored key, None for no entry. With `most_bytes`, possibly the entries of the first stored
@@ -537,7 +542,15 @@ class ShardState:
         self.put_many(keys, positions)
 
     def account(self, key_group: int, name: str, digest_change: int, count_change: int, size_change_bytes: int) -> None:
-        """Add changes to the digest, the entry count and the bytes of a key group."""
+        """Add changes to the digest, the entry count and the bytes of a key group.
+
+        Args:
+            key_group: The key group.
+            name: The name of the state whose entries changed; `layout.TIMERS_NAME` for timers.
+            digest_change: The hashes of the new entries minus the hashes of the old ones, modulo 2^64.
+            count_change: The number of added entries minus the number of removed ones.
+            size_change_bytes: The change of the bytes of entries and index keys.
+        """
         self.resize(key_group, size_change_bytes)
         self._digests[key_group] = self._digests.get(key_group, 0) + digest_change
         self._counts[key_group, name] = self._counts.get((key_group, name), 0) + count_change
@@ -642,7 +655,9 @@ class ShardState:
         return row if ttl_ms is None else layout.with_expiry(row, layout.later(self.now_ms, ttl_ms))
 
     def scan_map(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield all entries under a map's prefix, ordered by user key, expired entries included.
+        """Yield all entries of a map, or all timers of a key, by their prefix. Expired entries are included.
+
+        Map entries come in the order of encoded user keys, timers in the order of time.
 
         The caller gets the entries as they are when it asks for the first one: later writes and flushes do not change
         the result. The store is read only as far as the caller iterates.
@@ -659,7 +674,8 @@ class ShardState:
             chunk = list(zip(keys, entries, strict=True))
             (self._scans.discard if ended else self._scans.add)(scan)
             for key, entry in chunk:
-                # A later change of one of these entries needs the old entry, for the digest. It finds it in the cache.
+                # If the processor changes this entry later, the digest needs the old entry. The cache keeps the old entry,
+                # so it need not be read again.
                 self.cache.setdefault(key, entry)
             self.gathered_bytes += _READ_BYTES * len(chunk) + sum(map(len, entries))
             if not ended:
@@ -695,7 +711,13 @@ class ShardState:
         return False
 
     def write_map(self, start: bytes, stored_key: bytes, entry: bytes | None) -> None:
-        """Replace an entry of the map with the prefix `start`; None removes the entry."""
+        """Replace an entry of a map, or a timer of a key.
+
+        Args:
+            start: The prefix of the stored keys of all the map's entries, or of all the key's timers.
+            stored_key: The stored key of the entry.
+            entry: The new entry; None removes the entry.
+        """
         self.write(stored_key, entry)
         self._changed_maps.setdefault(start, set()).add(stored_key)
 
@@ -782,7 +804,7 @@ class ShardState:
     def due_timers(self, now_ms: int) -> Iterator[DueTimer]:
         """Yield the timers with time <= `now_ms`, ordered by time, key group and key.
 
-        The timer's key is chosen and the key's state is prefetched before the timer is yielded. A timer is deleted when
+        Before a timer is yielded, its key becomes the current key and the key's state is prefetched. A timer is deleted when
         the caller asks for the next one. A timer that a handler deletes meanwhile does not fire. A timer that a handler
         registers meanwhile fires in the next interval at the earliest.
         """
@@ -878,8 +900,8 @@ def _overlaid(
 
     Args:
         chunk: Stored keys and entries as the store has them now.
-        over: For each entry that differs in the store now, the entry at the beginning of the scan; None for no entry.
-            Items before `end` are removed from it.
+        over: For each stored key whose entry differs in the store now, the entry when the scan began; None for no entry.
+            The function removes the items before `end` from this dict.
         end: The end of the chunk (exclusive); None for the last chunk.
     """
     entries: dict[bytes, bytes | None] = dict(chunk)
@@ -891,7 +913,14 @@ def _overlaid(
 def _index_expiry(
     index: dict[bytes, bytes | None], stored_key: bytes, before: bytes | None, entry: bytes | None
 ) -> None:
-    """Add to `index` the changes of the expiry index when `entry` replaces `before`."""
+    """Add to `index` the changes of the expiry index that follow when one entry replaces another.
+
+    Args:
+        index: The changed expiry-index keys: an empty value for a key to write, None for a key to delete.
+        stored_key: The stored key of both entries.
+        before: The old entry; None for no entry.
+        entry: The new entry; None for no entry.
+    """
     if before is not None and before[0] == layout.EXPIRING:
         index[_expiry_key(stored_key, before)] = None
     if entry is not None and entry[0] == layout.EXPIRING:
