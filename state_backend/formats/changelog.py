@@ -141,7 +141,7 @@ def read_segment(file: BinaryIO, name: str) -> Iterator[tuple[int, list[Pair]]]:
 
 
 def content_bytes(pairs: Iterable[Pair]) -> int:
-    """Return the size of keys and values before compression, without their lengths. Thresholds use this size."""
+    """Return the bytes of all keys and values before compression. Changelog thresholds compare this number."""
     return sum(len(first) + len(second or b"") for first, second in pairs)
 
 

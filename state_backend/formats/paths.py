@@ -185,12 +185,12 @@ def prepared(attempt: str) -> str:
 
 
 def refused(attempt: str) -> str:
-    """Return the path of the mark that validation refused an attempt before its commit."""
+    """Return the path of the mark which says that validation refused an attempt before its commit."""
     return f"{ATTEMPTS}{attempt}/refused.json"
 
 
 def shared(attempt: str, shard: int, task: int, number: int, suffix: str) -> str:
-    """Return the path of a shard's immutable file.
+    """Return the path of one of a shard's immutable state files: an SST, a changelog segment or a manifest.
 
     Args:
         attempt: The attempt that writes the file.

@@ -275,7 +275,11 @@ def _check_content(content: Content) -> None:
 
 
 def _check_groups(states: tuple[KeyGroupState, ...], owned: KeyGroupRange) -> None:
-    """Check all key groups at once, because a shard may have thousands."""
+    """Check all key-group states of one shard at once, which is faster than one by one: there may be thousands.
+
+    Raises:
+        UsageError: A key group is outside of the shard's key groups, occurs twice, or has an impossible number.
+    """
     groups = [owned.first - 1, *(s.key_group for s in states), owned.last + 1]
     _require(all(a < b for a, b in pairwise(groups)), f"its key groups do not ascend within {owned}")
     counts, digests = [n for s in states for n in s.entries.values()], [s.digest for s in states]

@@ -221,10 +221,12 @@ def _older_reader(
 def field_sources(
     chain: Sequence[StructType], struct_factory: StructFactory | None = None
 ) -> list[tuple[int, Convert | None]]:
-    """Return, for each field of the chain's last schema, its place in the first schema and the converter of its values.
+    """Return how to compute each field of the newest schema from a row of the oldest schema in the chain.
 
-    The place is -1 if the first schema lacks the field. The converter takes non-null Python values. It is None if
-    values stay the same.
+    Returns:
+        For each field of the chain's last schema, the field's index in the first schema, and the converter of its
+        values. The index is -1 if the first schema lacks the field. The converter takes non-null Python values; None
+        means that values stay the same.
 
     Args:
         chain: The schemas of all versions from the rows' version to the latest. If one of them lacks a field, the field

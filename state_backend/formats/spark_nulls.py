@@ -85,7 +85,7 @@ def nulling_encoder(
         counts: The counts to add to.
 
     Raises:
-        StateTypeError: The returned function gets another value that does not fit.
+        StateTypeError: The returned function gets a value that does not fit, and for which Spark does not store NULL.
     """
 
     def encode_or_null(row: Any) -> bytes:
@@ -133,7 +133,7 @@ def _fitting(data_type: DataType, value: Any, zone: tzinfo, path: str, found: li
         value: The value.
         zone: The zone of naive datetimes for timestamps.
         path: The path of the value within the row.
-        found: A list to which the path and message of each replaced value are added.
+        found: A list to which this function adds, for each replaced value, its path and why it does not fit.
     """
     if value is None:
         return None

@@ -202,10 +202,10 @@ def open_cache(options: EngineOptions) -> FileCache | None:
 
 @contextmanager
 def damage_of_copies(cache: FileCache | None, url: str, manifests: Iterable[ShardManifest]) -> Iterator[None]:
-    """Replace a `CorruptFile` of the block by `DamagedCopy` if cached copies may be the cause.
+    """Run a block that reads files of manifests; if cached copies may have caused its `CorruptFile`, raise `DamagedCopy`.
 
-    The block's damaged files may be damaged only in this host's cache. So the cached files of the manifests are
-    removed. Another try downloads them from the storage, and shows if those are damaged too.
+    A file may be damaged in this host's cache only. So this function removes the cached files of the manifests. The
+    caller's next try downloads the files from the storage, and fails only if the storage's files are damaged too.
 
     Raises:
         DamagedCopy: The block raised `CorruptFile`, and the cache had files of these manifests.

@@ -30,8 +30,9 @@ def join_manifests(
 ) -> tuple[ShardManifest, tuple[ShardManifest, ...]]:
     """Join the files and segments of `first` and of each of the `others` whose files can be in the same store.
 
-    The files of another shard can be in the same store if no key or deleted range in them lies in the key range of the
-    files joined so far.
+    Three conditions decide. Each of the other shard's SSTs stays within that shard's key groups. No SST that is in the
+    joint store already has a key in these key groups. The joint store has at most `_MOST_RUNS` files in level 0. If a
+    MANIFEST can't be parsed, no shard is joined.
 
     Returns:
         The joint manifest, with `key_groups` and `key_group_states` of `first`, and those of `others` that were joined,

@@ -129,7 +129,7 @@ def changes_since(earlier: ShardChanges | None, base: ShardManifest, now: ShardM
     """Return the difference between the manifest in a file and the manifest `now`.
 
     Args:
-        earlier: The changes from the manifest in the file to `base`; None if the file holds `base` itself.
+        earlier: The changes that lead from the manifest in the file to `base`; None if the file holds `base` itself.
         base: The manifest of the base.
         now: The new manifest.
 
@@ -149,14 +149,14 @@ def changes_since(earlier: ShardChanges | None, base: ShardManifest, now: ShardM
 
 
 def plan_ref(manifest: ShardManifest, kept: FiledShard | None, parallelism: int) -> ShardRef | None:
-    """Return a ref without a new file, if it fits the shard's equal part of the 40 KiB that a record has for manifests.
+    """Return a ref that needs no new file, or None if the manifest must be written as a file.
 
-    The part depends on `parallelism` alone, so a worker and the driver come to the same result.
+    A ref without a new file must fit the shard's equal part of the 40 KiB that a record has for manifests. The part depends on `parallelism` alone, so a worker and the driver come to the same result.
 
     Args:
         manifest: The shard's manifest.
-        kept: A ref to the file of an earlier manifest, with the changes since; None if the manifest differs in more
-            than such changes can express.
+        kept: A ref to the file of an earlier manifest, with the changes since that file; None if the manifest differs
+            from the earlier one in other fields than segments and key-group states.
         parallelism: The number of shards.
 
     Returns:

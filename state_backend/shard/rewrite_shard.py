@@ -27,7 +27,7 @@ def rewrite_without(
     directory: Path,
     options: EngineOptions,
 ) -> tuple[RestoredShard, RemovedKeys]:
-    """Remove keys from a restored shard and copy the rest to a new store in ``directory``.
+    """Remove keys from a restored shard, and copy the remaining entries to a new store in `directory`.
 
     The restored shard's own store is closed and its folder deleted, also if the copy fails.
 
@@ -35,12 +35,13 @@ def rewrite_without(
         restored: The shard, open.
         owned: The shard's key groups. Entries of other key groups, which a clipped file may still hold, are left behind.
         states: All states of the checkpoint.
-        keys: Key group and encoded key of each key.
+        keys: The key group and the encoded key of each key to remove.
         directory: The folder of the new store, on the same file system.
-        options: How the new store is written.
+        options: The options of the new store.
 
     Returns:
-        The shard without ``base`` and opened files, so that the next checkpoint uploads all of it; and what was removed.
+        The new shard; and the removed keys' entries and bytes. The shard has neither `base` nor opened files, so the next
+        checkpoint uploads all its files.
     """
     old = restored.store
     try:

@@ -137,8 +137,8 @@ def take_snapshot(
         key_groups: The key groups of the shard.
         key_group_states: Counts and digests for the manifest.
         opened: The files that the store was opened from.
-        opened_inline: Names of SSTs that the base's manifest carried inline. They count against the budget, but not as
-            uploaded.
+        opened_inline: Names of the SSTs that the base's manifest contains itself. They count against
+            `inline_budget_bytes`, but not as uploaded.
         full: True: upload every file.
         inline_budget_bytes: The most bytes of inline SSTs.
         cache: The host's cache, which keeps the uploaded files for the next interval; None: no cache.
