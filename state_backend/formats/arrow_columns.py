@@ -106,9 +106,9 @@ def dtype_of(data_type: DataType) -> np.dtype[Any] | None:
 
 
 def _fits(found: pa.DataType, expected: DataType) -> bool:
-    """Return True if every value of the Arrow type `found` has an equal value in `expected`.
+    """Return True if every value of the Arrow type `found` has an equal value in the Spark type `expected`.
 
-    Other functions check nulls and ranges.
+    This function compares only types. `check_values` and the encoders check nulls and ranges.
     """
     if pa.types.is_dictionary(found):
         return _fits(found.value_type, expected)
@@ -148,8 +148,8 @@ def _fits(found: pa.DataType, expected: DataType) -> bool:
 def checked_column(column: pa.Array | pa.ChunkedArray, field: Field, owner: str) -> pa.Array:
     """Return the column in one piece, cast to the Arrow type of the field. A nested column keeps its type.
 
-    Dictionaries, large strings and binaries, narrower integers, other time zones and all-null columns are cast. A
-    nested column must have a type that `_fits` accepts.
+    The function casts dictionary columns, large strings and binaries, narrower integers, timestamps of other zones, and
+    columns of nulls only. A nested column must have a type that `_fits` accepts.
 
     Args:
         column: The column.

@@ -198,7 +198,7 @@ def _sortable(values: Array) -> Array:
 
 
 def _escaped(array: pa.Array) -> pa.BinaryArray:
-    """Replace 0x00 by 0x00 0xFF. Null rows get no bytes."""
+    """Return the strings with each byte 0x00 replaced by 0x00 0xFF. Null becomes the empty string."""
     array = array.cast(pa.binary())
     if array.null_count:
         array = array.fill_null(b"")
@@ -231,7 +231,14 @@ def _physical(image: Array, data_type: DataType, nulls: Mask | None) -> Array:
 
 
 def _terminators(raw: Array, begins: Array, ends: Array, valid: Mask) -> Array:
-    """Return the position of each string's terminator, and for a null the position where the string would begin."""
+    """Return the position of the terminator (0x00 0x01) of each key's string.
+
+    Args:
+        raw: The bytes of all keys.
+        begins: The position in `raw` where each string begins; for null, where it would begin.
+        ends: The position in `raw` where each key ends.
+        valid: True for each string that is not null. For null, the result is the item of `begins`.
+    """
     found = np.flatnonzero((raw[:-1] == 0) & (raw[1:] == 1))
     stops = begins.copy()
     nearest = np.searchsorted(found, begins[valid])

@@ -276,7 +276,7 @@ def settled(interval: Interval, checkpoint_id: int, kind: str) -> str:
 
 @lru_cache(maxsize=4096)
 def parse_settled(path: str) -> tuple[Interval, int, str] | None:
-    """Return interval, id and kind in a settled commit's path, or None if the path is no settled commit's."""
+    """Return the interval, record id and kind in the path of a file in `settled/commits/`; None for other paths."""
     match = _SETTLED.fullmatch(path)
     if match is None:
         return None
@@ -290,7 +290,7 @@ def settled_level(interval: Interval) -> int:
 
 
 def settled_folders(interval: Interval, levels: Iterable[int]) -> list[str]:
-    """Return the folders that may hold settled commits whose intervals overlap the interval.
+    """Return the folders in `settled/commits/` that may hold files of commits whose intervals overlap an interval.
 
     Args:
         interval: The interval.
@@ -311,7 +311,7 @@ def _period(level: int, ms: int) -> int:
 
 
 def _settled_folder(level: int, period: int) -> str:
-    """Return the folder of a period, named by the length of the period in days and the date of its first day.
+    """Return the folder in `settled/commits/` of a period, named by the period's length in days and its first day.
 
     A period that begins before the year 1 has the first day of the year 1 in its name.
     """
@@ -331,7 +331,7 @@ def names(folder: str) -> str:
 
 
 def attempt_end(attempt: str) -> str:
-    """Return the path of the file that names the record which ended an attempt."""
+    """Return the path of the file in `settled/attempts/` that holds the id of the record which ended an attempt."""
     return f"{SETTLED_ATTEMPTS}{attempt}.json"
 
 

@@ -215,7 +215,8 @@ def _check(value: Any) -> None:
     """Check values that have the right type but are impossible.
 
     Examples are negative counts, repeated ids, missing shards and local file names that lead to another folder. A log
-    has thousands of records of a hundred values each. So `_to_check` works out the fields to check once per class.
+    has thousands of records of a hundred values each. For speed, `_to_check` finds the fields to check only once for
+    each class.
 
     Raises:
         UsageError: A value is impossible.
@@ -278,7 +279,7 @@ def _check_groups(states: tuple[KeyGroupState, ...], owned: KeyGroupRange) -> No
     """Check all key-group states of one shard at once, which is faster than one by one: there may be thousands.
 
     Raises:
-        UsageError: A key group is outside of the shard's key groups, occurs twice, or has an impossible number.
+        UsageError: The key groups do not ascend, lie outside of `owned`, or have an impossible count, digest or size.
     """
     groups = [owned.first - 1, *(s.key_group for s in states), owned.last + 1]
     _require(all(a < b for a, b in pairwise(groups)), f"its key groups do not ascend within {owned}")

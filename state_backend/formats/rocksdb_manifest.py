@@ -45,7 +45,8 @@ class SstSpan:
         smallest: The smallest key, deleted ranges included.
         largest: The largest key, deleted ranges included.
         epoch: RocksDB's epoch number. In level 0, the file with the greater epoch is newer. 0 if the log has no epoch.
-        described: The log's bytes behind the number, without the epoch and without the end of the fields.
+        described: The bytes of the log that describe the SST, as they follow its number, without the field of the epoch
+            and without the field that ends the list. `with_stores` copies them into another log.
     """
 
     number: int
@@ -98,7 +99,12 @@ def store_of(log: bytes, name: str) -> Store:
 
 
 def mentions(log: bytes, name: str, text: bytes) -> bool:
-    """Return True if a record of the log has these bytes, also a record about a deleted file.
+    """Return True if a record of a MANIFEST contains some bytes, such as a key. Records about deleted files count too.
+
+    Args:
+        log: The content of the MANIFEST.
+        name: The name of the MANIFEST, for the message.
+        text: The bytes to search.
 
     Raises:
         CorruptFile: The log, called `name` in the message, is damaged.

@@ -223,15 +223,15 @@ def field_sources(
 ) -> list[tuple[int, Convert | None]]:
     """Return how to compute each field of the newest schema from a row of the oldest schema in the chain.
 
-    Returns:
-        For each field of the chain's last schema, the field's index in the first schema, and the converter of its
-        values. The index is -1 if the first schema lacks the field. The converter takes non-null Python values; None
-        means that values stay the same.
-
     Args:
         chain: The schemas of all versions from the rows' version to the latest. If one of them lacks a field, the field
             was dropped there, and a later field of the same name is another field.
         struct_factory: The factory of nested structs; None for tuples.
+
+    Returns:
+        For each field of the chain's last schema, the field's index in the first schema, and the converter of its
+        values. The index is -1 if any schema of the chain lacks the field: its values are null then. The converter
+        takes non-null Python values; None means that values stay the same.
     """
     by_name = [_by_name(schema) for schema in chain]
     places = {name: i for i, name in enumerate(chain[0].names)}
@@ -265,10 +265,10 @@ def _row_conversion(
 
 
 def _conversion(chain: Sequence[DataType], struct_factory: StructFactory | None) -> Convert | None:
-    """Return the conversion from a non-null Python value of the chain's first type to its last type.
+    """Return the function that converts a non-null Python value of the chain's first type to its last type.
 
-    The result is None if values stay the same. The types between matter for structs only, because every widening is
-    exact.
+    The result is None if values stay the same. Only for structs do the types between matter: a field that one of them
+    lacks was dropped. All other conversions are exact, so one step gives the same value as several.
     """
     first, last = chain[0], chain[-1]
     match last:

@@ -1,4 +1,4 @@
-"""Consolidation: merge a shard's files, so that their number and bytes stay constant over any number of intervals.
+"""Consolidation: merge a shard's files, so that their number and bytes stay bounded over any number of intervals.
 
 Every interval adds one sorted run of files. The entries that it replaces stay in the older runs. Two rules limit this
 growth. Both are applied at the end of an interval, before the checkpoint uploads the shard's new files. So the results

@@ -1,4 +1,4 @@
-"""A restored shard in files of its own that never held the removed keys.
+"""Removal of keys from a shard's files: for `cairn forget`, copy all other entries to new files.
 
 A deletion in RocksDB leaves the key: in older SSTs, in the deletion itself, in the smallest and largest keys of deleted files that a
 MANIFEST lists. So the remaining entries are copied to an empty store, and nothing of the old one is shared.

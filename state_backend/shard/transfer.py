@@ -1,4 +1,7 @@
-"""Upload, copy or download many files at once. Either all succeed, or the first error is raised."""
+"""Functions that upload, copy or download many files at once in threads.
+
+Snapshots, restores and savepoints use them. Either all transfers succeed, or the first error is raised.
+"""
 
 from __future__ import annotations
 

@@ -150,7 +150,12 @@ class _Check:
             self.findings.append(f"shard {self._manifest.shard}: {text}")
 
     def look_at(self, stored: pa.Array, entries: pa.Array) -> None:
-        """Check one batch of entries. Batches come in the order of the stored keys."""
+        """Check one batch of entries, and add its problems to `findings`. Batches come in the order of the stored keys.
+
+        Args:
+            stored: The whole stored keys, ascending.
+            entries: The values that the store has under these keys.
+        """
         long_enough = np.diff(binary_views(stored)[0]) >= 3
         if not long_enough.all():
             self.found(f"{np.count_nonzero(~long_enough)} stored keys are too short for a key group and a state id")

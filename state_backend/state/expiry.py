@@ -1,4 +1,7 @@
-"""Deletion of expired entries at the end of an interval, many entries at a time as Arrow columns."""
+"""Deletion of a shard's expired entries at the end of an interval, many entries at a time as Arrow columns.
+
+The expiry index lists the entries by time, so no other entries are read.
+"""
 
 from __future__ import annotations
 
