@@ -28,8 +28,8 @@ _HEADER = struct.Struct("<IHB")
 _WHOLE, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 _IGNORABLE = 1 << 13
 _NEXT_FILE, _LAST_SEQUENCE, _DELETED_FILE, _NEW_FILE = 3, 4, 6, 103
-# Tags with a number as value. Tags 200 to 202 are missing: only a store with several column families has them, and
-# Cairn's stores have one.
+# The tags of version edits whose value is a number. Tags 200 to 202 are left out: only a store with several column
+# families writes them, and Cairn's stores have one column family. So the reader refuses a MANIFEST with these tags.
 _NUMBERS = (2, _NEXT_FILE, _LAST_SEQUENCE, 9, 10, 203, 300)
 _TEXTS = (1,)
 _FIELDS_END, _EPOCH, _SEQUENCE_BYTES = 1, 13, 8

@@ -85,7 +85,8 @@ def compare_schemas(recorded: StructType, declared: StructType) -> SchemaChange:
     )
 
 
-# For each difference, the path of the field and why the change is refused. None: the field is dropped, which is allowed.
+# The differences of two schemas, as pairs: the path of a field, and the reason why its change is refused. The reason is
+# None for a dropped field, because drops are allowed.
 _Differences = Iterator[tuple[str, str | None]]
 
 
@@ -211,8 +212,8 @@ def _any_version(
 def _older_reader(
     state_name: str, version: int, chain: Sequence[StructType], struct_factory: StructFactory | None, zone: tzinfo
 ) -> ReadRow:
-    # This codec gets no factory, so nested structs are tuples: the objects of the caller's factory may not be
-    # indexable.
+    # `RowCodec` gets no struct factory here, so it decodes nested structs to tuples. The conversion needs items by index,
+    # which the objects of the caller's factory may not have.
     decode = RowCodec(state_name, chain[0], version, zone=zone).decode
     convert = _row_conversion(chain, struct_factory)
     return decode if convert is None else lambda data: convert(decode(data))

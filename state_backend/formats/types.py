@@ -600,8 +600,8 @@ def _from_decimal(expected: DecimalType) -> Convert:
                 raise _misfit(expected, value)
             exact = Decimal(exact)
         try:
-            # `quantize` raises for more digits than the context has. Without it, int() of 1E+999999999 would fill the
-            # memory.
+            # `quantize` raises an error for a number with more digits than the context has. Without `quantize`,
+            # `int` of Decimal("1E+999999999") would fill the memory with a billion digits.
             unscaled = int(exact.quantize(unit, context=_ROUNDED).scaleb(scale, _EXACT))
         except (ArithmeticError, ValueError):
             unscaled = limit

@@ -95,7 +95,7 @@ def plan_changelog(
 
 
 def kept_segments(base: ShardManifest) -> tuple[Segment, ...]:
-    """Return the base's segments that stay when a new segment is added.
+    """Return the base's segments that the next manifest keeps when a new segment is added.
 
     If the base's last segment is inline, the new segment absorbs its changes. Otherwise a few small intervals would
     fill the record, and each later segment would need a file.
@@ -196,8 +196,8 @@ class ShardChangelog:
             inline = Segment(handle=None, data=data, changes=count, content_bytes=content_bytes)
             return self._snapshot(_followed_by(unchanged, inline), uploaded_files=0, uploaded_bytes=size_bytes)
         path = paths.shared(attempt, base.shard, task, 0, "log")
-        # The checksum is known only after the upload. Until then a number with the most digits stands for it, so that
-        # the record is not estimated too small.
+        # The checksum is known only after the upload. Until then the greatest possible checksum stands for it: with fewer
+        # digits, the estimate of the record's size could be too small.
         handle = Handle(path=path, size_bytes=size_bytes, crc32c=2**32 - 1)
         expected = Segment(handle=handle, data=None, changes=count, content_bytes=content_bytes)
         in_segment = None

@@ -157,8 +157,8 @@ def most_bytes(store: RocksStore, key_groups: Sequence[KeyGroupState], options: 
     """Return the most bytes that a shard's files and segments may take together before a rewrite is urgent.
 
     Returns:
-        The limit in bytes. None in three cases: a key group has no byte count; the shard has no file; or the shard's
-        files have a deleted range, but the shard has changed too little for a rewrite (`_is_paid`).
+        The limit in bytes. None, for no limit, in three cases: a key group has no byte count; the shard has no file; or
+        the shard's files have a deleted range, but the shard has changed too little for a rewrite (`_is_paid`).
     """
     sizes = [s.size_bytes for s in key_groups]
     runs = store.sorted_runs(flushed=False)

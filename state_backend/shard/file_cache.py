@@ -195,7 +195,7 @@ def _entry(url: str, handle: Handle) -> str:
 
 
 def open_cache(options: EngineOptions) -> FileCache | None:
-    """Return the cache of this host; None if the options disable it."""
+    """Return the cache of immutable files on this host; None if the options disable it."""
     folder = options.cache_folder()
     return None if folder is None else FileCache(folder, options.cache_bytes)
 
@@ -225,7 +225,7 @@ def _sealed_ns(name: str) -> int:
 
 
 def _copied(source: Path, destination: Path, handle: Handle) -> bool:
-    """Copy a file. If the copy does not match the handle, delete it and return False."""
+    """Copy a file, and return True. If the copy has another size or checksum than the handle, delete it and return False."""
     shutil.copyfile(source, destination)
     if (destination.stat().st_size, _crc32c_of(destination)) == (handle.size_bytes, handle.crc32c):
         return True

@@ -217,8 +217,15 @@ def _replay(
 ) -> None:
     """Write the changes of the manifest's segments into the store, limited to key groups of `target`.
 
-    Segments are replayed in their order. `replayed` is the number of segments in the folder that belong to other shards
-    and come first.
+    Segments are replayed in the order of the manifest.
+
+    Args:
+        manifest: The manifest whose segments are replayed.
+        directory: The folder with the segments' files.
+        store: The open store.
+        target: The key groups of the shard.
+        replayed: The number of segments in the folder that come before those of this manifest, because they belong to
+            other shards.
 
     Raises:
         CorruptFile: A segment is damaged, or has another number of changes than its manifest records.
@@ -248,7 +255,7 @@ def _replay(
 
 
 def _inside(directory: Path, name: str) -> Path:
-    """Return the path of a file in the folder. A decoded manifest never names a file outside of it."""
+    """Return the path of a file in the folder. Decoding of the manifest has refused names that lead out of the folder."""
     if "/" in name or name in ("", ".", "..") or "\\" in name:
         raise InvariantViolated(f"a manifest names the local file {name!r}, which is outside of {directory}")
     return directory / name

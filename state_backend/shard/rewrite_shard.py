@@ -1,7 +1,10 @@
-"""Removal of keys from a shard's files: for `cairn forget`, copy all other entries to new files.
+"""Removal of forgotten keys from a shard's files: all other entries are copied to a new store.
 
-A deletion in RocksDB leaves the key: in older SSTs, in the deletion itself, in the smallest and largest keys of deleted files that a
-MANIFEST lists. So the remaining entries are copied to an empty store, and nothing of the old one is shared.
+`cairn forget` uses it, and each interval whose base may still have a forgotten key.
+
+A deletion in RocksDB leaves the key's bytes in three places: in older SSTs, in the deletion marker, and in the MANIFEST,
+which lists the smallest and largest keys of deleted files too. So the remaining entries are copied to an empty store, and
+the new store shares no file with the old one.
 """
 
 from __future__ import annotations

@@ -264,7 +264,7 @@ class ShardState:
     # --- batches ----------------------------------------------------------------------------------------------------------------
 
     def prefetch(self, key_groups: npt.NDArray[np.uint16], keys: pa.Array) -> int:
-        """Read what the next keys of a batch need. Call `flush` before.
+        """Read the entries that the next keys of a batch need into memory. Call `flush` before.
 
         Args:
             key_groups: The key group of each key, ascending.
@@ -315,7 +315,11 @@ class ShardState:
         return len(keys), size_bytes
 
     def _get_some(self, wanted: Sequence[bytes], most_bytes: int = PREFETCH_BYTES) -> list[bytes | None]:
-        """Look up the first of these stored keys, until their entries have about `most_bytes`."""
+        """Look up stored keys from the first on, until the entries found have about `most_bytes`.
+
+        Returns:
+            The entries of the first stored keys, None for no entry. The list may be shorter than `wanted`.
+        """
         found: list[bytes | None] = []
         size_bytes = 0
         while len(found) < len(wanted) and size_bytes < most_bytes:
@@ -684,9 +688,10 @@ class ShardState:
             yield from _overlaid(chunk, over, None if ended else scan.start) if over else chunk
 
     def _changes_to_scan(self, prefix: bytes) -> set[bytes]:
-        """Return the stored keys under a map's prefix that have unwritten changes.
+        """Return the stored keys under a map's prefix whose changes are not yet written to the store.
 
-        More than _SCANNED_CHANGES changes are written first, because a scan checks each of them.
+        A scan of the map merges each of them into its result. If there are more than _SCANNED_CHANGES, this method
+        writes all changes to the store, and returns the empty set.
         """
         changed = self._changed_maps.get(prefix, _NO_CHANGES)
         if len(changed) <= _SCANNED_CHANGES:
