@@ -255,7 +255,11 @@ def _replay(
 
 
 def _inside(directory: Path, name: str) -> Path:
-    """Return the path of a file in the folder. Decoding of the manifest has refused names that lead out of the folder."""
+    """Return the path of a file in the folder.
+
+    Raises:
+        InvariantViolated: The name leads out of the folder. The decoder of manifests has already refused such names.
+    """
     if "/" in name or name in ("", ".", "..") or "\\" in name:
         raise InvariantViolated(f"a manifest names the local file {name!r}, which is outside of {directory}")
     return directory / name

@@ -147,8 +147,8 @@ class StateRows:
             raise CorruptFile(f"list state {self._descriptor.name!r}: the positions of a list are not 16 bytes")
         nexts = _u64(entry_bytes, starts[:-1][heads] + 8).astype(np.int64)
         list_of = np.cumsum(heads) - 1
-        # Elements before the first positions of this batch belong to a list of an earlier batch. Their `list_of` is -1,
-        # which picks that list's next position from the end of `every`.
+        # A batch may begin with elements of a list that began in an earlier batch. The `list_of` of these elements is -1.
+        # As an index into `every`, -1 picks the last item, which is the next position of that list.
         every = np.concatenate((nexts, [self._next_position]))
         elements = ~heads
         positions = _u64(raw, offsets[1:][elements] - 8).astype(np.int64)

@@ -1,6 +1,6 @@
 """Plan the states of an interval from the states that its base recorded and those that the processor declares.
 
-The driver plans before the Spark job starts, so that a schema that does not fit fails once, and not in each shard.
+The driver plans before the shards' tasks start. So a schema that does not fit fails once, and not in each shard.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ from state_backend.values.records import KeyGroupState, StateDescriptor
 UNREAD: Any = object()
 _FLUSH_ENTRIES = 10_000
 MIB = 1024 * 1024
-# PREFETCH_BYTES is the most bytes that are prefetched for one round of keys, GATHERED_BYTES the most that are read on
-# demand or changed before a flush, and PART_BYTES the most that a flush converts to Arrow at once.
+# All three are limits in bytes of entries. PREFETCH_BYTES: prefetched for one round of keys. GATHERED_BYTES: read on
+# demand or changed before a flush. PART_BYTES: converted to Arrow by a flush at once.
 PREFETCH_BYTES, GATHERED_BYTES, PART_BYTES = 16 * MIB, 32 * MIB, 32 * MIB
 # Bytes of entries in one write batch. RocksDB holds a batch twice in memory until the batch is written.
 _WRITE_BYTES = 8 * MIB
@@ -58,8 +58,9 @@ MIN_COLUMN_ROWS, MAX_COLUMN_BYTES = 64, 4096
 # From this many keys on, `delete_many` writes one range deletion. A range deletion slows down every read of its file a
 # little, so fewer keys are deleted one by one.
 RANGE_KEYS = 64
-# A scan takes about 1/SCAN_SHARE of a lookup's time for each entry that it passes. For fewer than MIN_SCAN_ROWS wanted
-# entries, lookups take less time than the start of a scan.
+# For each entry, wanted or not, a scan takes about 1/SCAN_SHARE of the time of a lookup. So a scan is worth its time if
+# at least 1/SCAN_SHARE of the entries are wanted. Fewer than MIN_SCAN_ROWS wanted entries are always looked up, because
+# the start of a scan takes longer than their lookups.
 SCAN_SHARE = 4
 MIN_SCAN_ROWS = 16
 
@@ -179,7 +180,7 @@ class ShardState:
         self._prefetch_stride = Stride(size_bytes=PREFETCH_BYTES, most=1 << 20)
         self._change_stride = Stride(size_bytes=PART_BYTES, most=1024)
         # The stored keys of map entries and timers with unwritten changes, grouped by the prefix of the map or of the
-        # key's timers: a scan of a prefix must merge its changes into what it reads.
+        # key's timers. A scan of a prefix merges these changes into the entries that it reads from the store.
         self._changed_maps: dict[bytes, set[bytes]] = {}
         self._scans: WeakSet[_Scan] = WeakSet()
         # True once the processor has listed timers. From then on `prefetch` also reads each key's timers, and puts
@@ -588,8 +589,8 @@ class ShardState:
 
     def _counted_bytes(self, key_group: int) -> int | None:
         size_bytes = self._sizes.get(key_group, 0)
-        # A size below 0 means that a count was wrong. It must not get into the record, which would be unreadable. None
-        # means "not counted"; the worst result is that the shard is rewritten once.
+        # A size below 0 means that a count was wrong. A negative size would make the record unreadable, so this method
+        # returns None, which means "not counted". The worst result is that the shard is rewritten once.
         return None if key_group in self._uncounted or size_bytes < 0 else size_bytes
 
     # --- single entries ---------------------------------------------------------------------------------------------------------
