@@ -251,7 +251,13 @@ def binary_views(column: pa.Array) -> tuple[npt.NDArray[np.int32], npt.NDArray[n
 
 
 def gather(raw: Array, positions: Array, dtype: np.dtype[Any]) -> Array:
-    """Return the values of `dtype` at the given byte positions. Positions may overlap and need no alignment."""
+    """Return the values of type `dtype` that begin at some byte positions.
+
+    Args:
+        raw: The bytes.
+        positions: Where each value begins in `raw`. Values may overlap and need no alignment.
+        dtype: The type of the values.
+    """
     if not len(positions):
         return np.empty(0, dtype)
     everywhere = np.ndarray((len(raw) - dtype.itemsize + 1,), dtype, raw.data, 0, (1,))
@@ -285,7 +291,7 @@ def binary_column(offsets: Array, data: pa.Buffer) -> pa.BinaryArray:
 
 
 def cut(data: pa.Buffer, begins: Array, ends: Array) -> pa.BinaryArray:
-    """Return the slices `begins[i]:ends[i]` of the bytes as a binary column. The slices must ascend.
+    """Return a binary column whose value i is the bytes `begins[i]` to `ends[i] - 1` of `data`. The slices must ascend.
 
     The slices and the gaps between them become one column without a copy, from which `take` then drops the gaps.
     """

@@ -211,9 +211,9 @@ def attempt_of(path: str) -> str | None:
 
 
 def output(interval: Interval, attempt: str, shard: int, task: int, *, late: bool = False) -> str:
-    """Return the path of a shard's output file or late rows.
+    """Return the path of the file with a shard's output rows or, if `late` is true, with its late rows.
 
-    The name contains the number of the Spark task, because two tries at one shard must write two files.
+    The name contains the number `task` of the Spark task, because two tries at one shard must write two files.
     """
     return f"{OUTPUT}{interval_name(interval)}/{attempt}/{'late' if late else 'part'}-{shard:05d}-{task}.parquet"
 

@@ -63,7 +63,13 @@ class FileCache:
         self._limit_bytes = limit_bytes
 
     def link(self, url: str, handle: Handle, destination: Path) -> bool:
-        """Link a cached file to `destination`, which must not exist, and return True. Return False for a miss."""
+        """Link a cached file to `destination`, and return True. If the cache can't deliver the file, return False.
+
+        Args:
+            url: The URL of the root that the handle belongs to.
+            handle: The path, size and checksum of the file.
+            destination: The local path of the link, which must not exist.
+        """
         name = _entry(url, handle)
         try:
             with self._opened() as folder:

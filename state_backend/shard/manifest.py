@@ -105,6 +105,11 @@ def _manifest_in(where: InSegment, handle: Handle, storage: Storage) -> ShardMan
     The stored manifest can't name the segment's file, because it is a part of this file. Only the bytes from the
     manifest's offset on are read.
 
+    Args:
+        where: The manifest's offset in the file, and the numbers that the file's segment has in the manifest.
+        handle: The path, size and checksum of the segment's file.
+        storage: The storage of the file.
+
     Raises:
         CorruptFile: A checksum is wrong, or the file has another size than the handle.
     """

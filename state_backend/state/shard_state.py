@@ -115,8 +115,8 @@ class _Scan:
     Attributes:
         start: The first stored key that is not read yet.
         end: The end of the scan (exclusive); None for the last key of the store.
-        over: The old entries, by stored key, of those entries that the store got or lost since the scan began. None
-            stands for no entry. The scan yields the old entries.
+        over: For each stored key whose entry in the store differs from the entry when the scan began: the entry when the
+            scan began; None for no entry. The scan yields these entries in place of the store's.
     """
 
     start: bytes
@@ -453,8 +453,14 @@ class ShardState:
     ) -> dict[bytes, bytes | None]:
         """Update digests, counts and sizes of the key groups, one entry at a time.
 
+        Args:
+            keys: The stored keys of the changed entries, ascending.
+            old: The replaced entries; None for no entry.
+            new: The entries that replace them; None for a removed entry.
+
         Returns:
-            The keys of the timer index and the expiry index to write, with an empty value, or to delete, with None.
+            The changed keys of the timer index and the expiry index: empty bytes for a key to write, None for a key to
+            delete.
         """
         index: dict[bytes, bytes | None] = {}
         for key, entry_before, entry in zip(keys, old, new, strict=True):
@@ -479,8 +485,14 @@ class ShardState:
     ) -> dict[bytes, bytes | None]:
         """Update digests, counts and sizes of the key groups, with all entries as Arrow columns.
 
+        Args:
+            keys: The stored keys of the changed entries, ascending.
+            old: The replaced entries; None for no entry.
+            new: The entries that replace them; None for a removed entry.
+
         Returns:
-            The keys of the timer index and the expiry index to write, with an empty value, or to delete, with None.
+            The changed keys of the timer index and the expiry index: empty bytes for a key to write, None for a key to
+            delete.
         """
         groups, state_ids, rests = parts_of(pa.array(keys, pa.binary()))
         old_entries, new_entries = pa.array(old, pa.binary()), pa.array(new, pa.binary())
