@@ -75,6 +75,7 @@ RUN = {
     "cairn backfill --dag aircraft --from 2013-01-04 --to 2013-01-05": "not run: needs Airflow, where printed backfills are run by "
     "tests/integration/test_airflow.py; its options are parsed here",
     "cairn run pipelines.clicks:CLICKS --every 1h --count 3": WITH_SPARK,
+    "cairn run pipelines.clicks:CLICKS --from \"$(date -u -d '7 days ago' +%F)\" --to \"$(date -u -d yesterday +%F)\" --reprocess none": WITH_SPARK,
     "cairn try --code pipelines.clicks:CLICKS --from 2024-01-01T01:00 --to 2024-01-01T03:00 --name shorter": WITH_SPARK,
     "cairn compare shorter --key user": WITH_SPARK,
     "cairn deploy shorter --code pipelines.clicks:CLICKS --past --yes": WITH_SPARK,
