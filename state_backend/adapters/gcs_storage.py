@@ -691,7 +691,7 @@ class GcsStorage:
         return self._send(doing, push, None if whole is None else write)
 
     def _settled(self, google: _Connection, path: str, generation: int, write: _Write, doing: str) -> _Stored:
-        """Find out if an earlier request of a write took effect, after a repeat failed its precondition (the generation).
+        """Find out if a write took effect, after the server refused its last request because of the file's generation.
 
         Returns:
             The file, if its metadata has the uuid of this write: an earlier request took effect.
@@ -970,7 +970,7 @@ def _is_transient(error: BaseException) -> bool:
 
 
 def _is_refusal(error: BaseException) -> bool:
-    """Return True if a permission is missing. The server answers 403 for some kinds of overload too."""
+    """Return True if the error says that a permission is missing. Some 403 answers mean an overload instead."""
     if not isinstance(error, GoogleAPICallError) or error.code != 403:
         return False
     return not any(isinstance(e, dict) and e.get("reason") in _OVERLOAD for e in error.errors)

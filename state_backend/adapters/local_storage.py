@@ -262,7 +262,14 @@ class LocalStorage:
         return replace(handle, path=path)
 
     def _linked(self, source: LocalStorage, handle: Handle, into: int, name: str, doing: str) -> bool:
-        """Hard-link a file of another root to a new name here.
+        """Hard-link a file of another root to a new name in this root.
+
+        Args:
+            source: The storage that has the file.
+            handle: The file. Its bytes are checked before the link is made.
+            into: The descriptor of the folder for the link.
+            name: The name of the link.
+            doing: The action and the file, in words: the text after "can't" in messages.
 
         Returns:
             True if the link was made. False if the system refuses it, or if the file is a symbolic link or lies behind

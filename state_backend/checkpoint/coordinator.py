@@ -353,7 +353,7 @@ class Coordinator:
         return self._storage.stat(paths.prepared(attempt)) is not None
 
     def is_refused(self, attempt: str) -> bool:
-        """Return True if validation refused the attempt, so that `commit` raises `ValidationRefused`."""
+        """Return True if validation refused the attempt; `commit` then raises `ValidationRefused`."""
         return self._storage.stat(paths.refused(attempt)) is not None
 
     # --- commit --------------------------------------------------------------------------------------------------------------
@@ -585,7 +585,7 @@ class Coordinator:
             Pairs of an interval and the id of the commit that made or replaced the interval's output.
         """
         log = self._newest() if log is None else log
-        # The commit that this process has just made counts as unpublished, without a look-up of its mark.
+        # The commit that this process has just made has no published mark yet, so its mark is not looked up.
         own = log.head_id if log is self._committed else 0
         told = [(u.interval, u.id) for u in log.summary.unpublished]
         return [(i, n) for i, n in told if n == own or self._storage.stat(paths.published(i, n)) is None]

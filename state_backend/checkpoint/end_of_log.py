@@ -1,4 +1,4 @@
-"""Find records that are missing from the log; readers, `cairn verify` and sweeps share this rule.
+"""Find records that are missing from the log, for readers, `cairn verify` and sweeps.
 
 A missing record in the middle of the log leaves a hole in the ids. If the newest record is missing, the ids have no
 hole, and results that the record replaced or made stale would count again. Marks of that checkpoint (published,

@@ -96,7 +96,7 @@ def _noted(storage: Storage, path: str) -> set[str]:
         return {*record_codec.decode(storage.read(path), path, Names).names}
     except NotFound:
         return set()
-    except (CorruptRecord, UnsupportedFormat) as error:  # a flipped bit may look like an unknown format
+    except (CorruptRecord, UnsupportedFormat) as error:  # a damaged file may seem to have an unknown format
         # Without the names, a listing may miss only files of the last seconds. The next writer writes `path` again.
         logger.warning("%s: %s; the folder is listed without the names in this file", storage.url, error)
         return set()

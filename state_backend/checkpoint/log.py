@@ -185,7 +185,7 @@ class Log:
         return [e for e in found if not isinstance(e, SweepRecord)]
 
     def committed_intervals(self) -> set[Interval]:
-        """Return the intervals of all commits, also of dropped ones, from a listing of all settled files."""
+        """Return the intervals of all commits, dropped ones included, from a listing of `settled/commits/`."""
         return {f.interval for f in self._facts(None) if f.kind != "replaced"}
 
     def outputs_near(self, interval: Interval) -> list[tuple[Interval, int]]:
@@ -251,7 +251,7 @@ class Log:
         return [(f.interval, f.id) for f in sorted(told, key=lambda f: (f.id, f.kind == "interval", f.interval))]
 
     def _facts(self, interval: Interval | None) -> list[Fact]:
-        """Return the facts of the intervals that overlap this interval, or of all intervals (None)."""
+        """Return the facts about the intervals that overlap `interval`; None: about all intervals."""
         if not self.head_id:
             return []
         if self.entries.lists_late and (interval is None or interval.end - interval.start > LISTED_AT_ONCE):
@@ -610,7 +610,7 @@ def _read_hint(storage: Storage) -> int:
     """
     try:
         return record_codec.decode(storage.read(paths.HEAD), paths.HEAD, Head).id
-    except (NotFound, CorruptRecord, UnsupportedFormat):  # a flipped bit may look like an unknown format
+    except (NotFound, CorruptRecord, UnsupportedFormat):  # a damaged file may seem to have an unknown format
         return 0
 
 

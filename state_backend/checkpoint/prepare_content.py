@@ -64,7 +64,7 @@ Ack = TypeVar("Ack", bound=OfShard)
 
 
 def by_shard(acks: Sequence[Ack], parallelism: int) -> list[Ack]:
-    """Return the acknowledgements in the order of their shards.
+    """Return the acknowledgements in the order of their shards, and check that each of the `parallelism` shards has one.
 
     Raises:
         InvariantViolated: A shard has no acknowledgement, or more than one.

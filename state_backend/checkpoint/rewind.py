@@ -345,6 +345,14 @@ def take_over(
 ) -> ShardManifest:
     """Copy a shard's files and segments to `shared/<attempt>/` of `storage`, and return the manifest of the copies.
 
+    Args:
+        manifest: The manifest of the shard to copy.
+        source: The storage that has the shard's files.
+        storage: The storage that gets the copies.
+        attempt: Uuid of the attempt that the copies belong to.
+        task: A number in the names of the copies. It must differ from the numbers of earlier tries of this attempt.
+        parallelism: Number of files that are copied at the same time.
+
     Raises:
         NotFound: The source lacks a file. The other errors are those of `copy_all`.
     """

@@ -299,7 +299,7 @@ def _needed(log: Log, storage: Storage) -> frozenset[str]:
     loose = {ref.manifest: ref for c in dropped for ref in c.shards if ref.manifest is not None}
 
     def paths_in(handle: Handle) -> list[str]:
-        """Return every path in a manifest's file, also of files that the record no longer uses."""
+        """Return every path that the manifest file `handle` names, also of files that the record no longer uses."""
         ref = strict.get(handle) or loose[handle]
         try:
             manifest = manifest_of(replace(ref, changes=None), storage)

@@ -106,9 +106,9 @@ def dtype_of(data_type: DataType) -> np.dtype[Any] | None:
 
 
 def _fits(found: pa.DataType, expected: DataType) -> bool:
-    """Return True if every value of the Arrow type `found` has an equal value in `expected`.
+    """Return True if every value of the Arrow type `found` has an equal value in the Spark type `expected`.
 
-    Other functions check nulls and ranges.
+    This function compares only types. `check_values` and the encoders check nulls and ranges.
     """
     if pa.types.is_dictionary(found):
         return _fits(found.value_type, expected)
@@ -148,8 +148,8 @@ def _fits(found: pa.DataType, expected: DataType) -> bool:
 def checked_column(column: pa.Array | pa.ChunkedArray, field: Field, owner: str) -> pa.Array:
     """Return the column in one piece, cast to the Arrow type of the field. A nested column keeps its type.
 
-    Dictionaries, large strings and binaries, narrower integers, other time zones and all-null columns are cast. A
-    nested column must have a type that `_fits` accepts.
+    The function casts dictionary columns, large strings and binaries, narrower integers, timestamps of other zones, and
+    columns of nulls only. A nested column must have a type that `_fits` accepts.
 
     Args:
         column: The column.
@@ -208,10 +208,10 @@ def valid_rows(column: pa.Array) -> Mask:
 
 
 def fixed_values(column: pa.Array, data_type: DataType) -> Array:
-    """Return the physical values as an array, with 0 for null.
+    """Return the physical values (`types.to_physical`) of a fixed-width column as an array, with 0 for null.
 
     Returns:
-        (n,) of `dtype_of(data_type)`; for decimals of more than 18 digits (n, 2) uint64, the low half first.
+        An array of the shape (n,) of `dtype_of(data_type)`; for decimals of more than 18 digits (n, 2) uint64, the low half first.
     """
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.uint8())
@@ -237,7 +237,12 @@ def _buffer(column: pa.Array, dtype: np.dtype[Any]) -> Array:
 
 
 def binary_views(column: pa.Array) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
-    """Return a string or binary column's offsets, one more than rows, and the bytes that the offsets point into."""
+    """Return the buffers of a string or binary column as arrays, without a copy.
+
+    Returns:
+        The offsets, one more than the column has rows, and the bytes that they point into. Value i is the bytes
+        `offsets[i]` to `offsets[i + 1] - 1`.
+    """
     _, offsets, data = column.buffers()
     if not len(column):
         return np.zeros(1, np.int32), np.empty(0, np.uint8)
@@ -246,7 +251,13 @@ def binary_views(column: pa.Array) -> tuple[npt.NDArray[np.int32], npt.NDArray[n
 
 
 def gather(raw: Array, positions: Array, dtype: np.dtype[Any]) -> Array:
-    """Return the values of `dtype` at the given byte positions. Positions may overlap and need no alignment."""
+    """Return the values of type `dtype` that begin at some byte positions.
+
+    Args:
+        raw: The bytes.
+        positions: Where each value begins in `raw`. Values may overlap and need no alignment.
+        dtype: The type of the values.
+    """
     if not len(positions):
         return np.empty(0, dtype)
     everywhere = np.ndarray((len(raw) - dtype.itemsize + 1,), dtype, raw.data, 0, (1,))
@@ -280,7 +291,7 @@ def binary_column(offsets: Array, data: pa.Buffer) -> pa.BinaryArray:
 
 
 def cut(data: pa.Buffer, begins: Array, ends: Array) -> pa.BinaryArray:
-    """Return the slices `begins[i]:ends[i]` of the bytes as a binary column. The slices must ascend.
+    """Return a binary column whose value i is the bytes `begins[i]` to `ends[i] - 1` of `data`. The slices must ascend.
 
     The slices and the gaps between them become one column without a copy, from which `take` then drops the gaps.
     """
@@ -321,7 +332,7 @@ def concatenate(count: int, pieces: Sequence[Fixed | pa.Array]) -> pa.BinaryArra
 
 
 def _of_one_width(column: pa.Array) -> Fixed | pa.Array:
-    """Return the array as `Fixed` if all rows have the same size, 1 to 64 bytes. Otherwise return the array."""
+    """Return a binary column as `Fixed` if all its values have the same size, 1 to 64 bytes; otherwise unchanged."""
     offsets, raw = binary_views(column)
     width = int(offsets[1] - offsets[0]) if len(column) else 0
     if not 0 < width <= _PACKED_BYTES or (np.diff(offsets) != width).any():
@@ -347,9 +358,13 @@ def _packed(count: int, pieces: Sequence[Any]) -> pa.BinaryArray:
 
 
 def encode_each(column: pa.Array, field: Field, owner: str, encode: Callable[[Any], bytes]) -> pa.BinaryArray:
-    """Return the result of `encode` for each value or None, as a binary column.
+    """Encode a column value by value, and return the results as a binary column.
 
-    `encode` gets values in the form that `to_physical` takes: structs as tuples, maps as dicts.
+    Args:
+        column: The column.
+        field: The field of the schema that the column belongs to.
+        owner: The beginning of error messages ("state 'x' field 'a'").
+        encode: The encoder of one value. It gets None for null, structs as tuples, and maps as dicts.
 
     Raises:
         StateTypeError: `encode` refuses a value, a map has a key twice, or Python can't hold a time.

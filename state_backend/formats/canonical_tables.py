@@ -40,7 +40,7 @@ KEY_GROUP = pa.field("key_group", pa.int32(), False)
 
 
 def state_schema(descriptor: StateDescriptor, key_schema: StructType) -> pa.Schema:
-    """Return the columns of a state's files.
+    """Return the Arrow schema of the Parquet files that hold one state of a canonical savepoint.
 
     Raises:
         UsageError: Parquet can't hold the key.
@@ -61,7 +61,7 @@ def state_schema(descriptor: StateDescriptor, key_schema: StructType) -> pa.Sche
 
 
 def timers_schema(key_schema: StructType) -> pa.Schema:
-    """Return the columns of the timers' files.
+    """Return the Arrow schema of the Parquet files that hold the timers of a canonical savepoint.
 
     Raises:
         UsageError: Parquet can't hold the key.
@@ -153,10 +153,10 @@ def read_tables(file: Path, schema: pa.Schema, key_groups: KeyGroupRange | None,
 
 
 def _may_hold(parquet: pq.ParquetFile, at: int, key_groups: KeyGroupRange) -> bool:
-    """Return True if the row group may hold rows of these key groups, after a read of its small `key_group` column.
+    """Read the small `key_group` column of row group `at`, and return True if it may hold rows of these key groups.
 
-    The footer's statistics are not used: Arrow ends the process if they are no numbers, as in a file of another
-    program.
+    The function does not use the statistics in the file's footer. Another program may have written the file with
+    statistics that are no numbers, and then Arrow would end the process.
     """
     rows = parquet.read_row_group(at, columns=[KEY_GROUP.name])
     if not rows.num_columns:

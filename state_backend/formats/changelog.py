@@ -40,8 +40,8 @@ _DELETED = 0xFFFFFFFF
 _END_BYTES = _HEAD.size + _CRC.size
 _BLOCK_PAIRS = 4096
 _BLOCK_BYTES = 1024 * 1024
-# One large entry can make a block exceed _BLOCK_BYTES. A block head with a size over this limit is damaged; its block
-# is not read.
+# One large entry can make a block exceed _BLOCK_BYTES, but never this limit. A head that names a larger size is damaged,
+# so the reader raises an error instead of allocating memory for the block.
 _MOST_BLOCK_BYTES = 256 * _BLOCK_BYTES
 _ZSTD = pa.Codec("zstd", 1)
 
@@ -141,7 +141,7 @@ def read_segment(file: BinaryIO, name: str) -> Iterator[tuple[int, list[Pair]]]:
 
 
 def content_bytes(pairs: Iterable[Pair]) -> int:
-    """Return the size of keys and values before compression, without their lengths. Thresholds use this size."""
+    """Return the bytes of all keys and values before compression. Changelog thresholds compare this number."""
     return sum(len(first) + len(second or b"") for first, second in pairs)
 
 

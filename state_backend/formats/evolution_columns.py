@@ -1,6 +1,6 @@
-"""Decoder of columns of state values of any recorded schema version: many rows of `EvolvingRowCodec.decode` at a time.
+"""Decoder of many stored rows of any recorded schema version to Arrow columns of the latest version.
 
-The decoder decodes the rows of each older version together, casts their columns with Arrow, and puts all rows back in
+The values are those that `EvolvingRowCodec.decode` returns row by row. The decoder decodes the rows of each older version together, casts their columns with Arrow, and puts all rows back in
 order. Arrays, maps and structs whose values change are converted value by value.
 """
 

@@ -162,7 +162,12 @@ class Sketches:
         return pa.Array.from_buffers(pa.binary(), self.count, buffers)
 
     def add(self, owners: I64, hashes: U64) -> Sketches:
-        """Return the sketches with each `hashes[i]` added to the set of `owners[i]`. Owners may come in any order."""
+        """Return new sketches, in which each value's hash is added to the sketch of its owner.
+
+        Args:
+            owners: The index of the sketch that each hash is added to, in any order.
+            hashes: The hashes of the values, from `hash_values`.
+        """
         rest_bits = np.uint64(64 - self.precision)
         rest = hashes & ((np.uint64(1) << rest_bits) - np.uint64(1))
         # The bit length of `rest`. Each bit directly below a set bit is cleared first, so that rounding to a float
@@ -312,7 +317,11 @@ def _weights(precision: int) -> tuple[F64, F64]:
 
 @lru_cache(maxsize=4)
 def _sigmas(precision: int) -> F64:
-    """Return Ertl's sigma, which accounts for unset registers: item i is for i of m unset ones, infinite for m."""
+    """Return a table of Ertl's function sigma, which corrects the estimate for unset registers.
+
+    Returns:
+        Item i is the value for a sketch with i unset registers of m. It is infinite for i = m.
+    """
     x = np.arange((1 << precision) + 1) / (1 << precision)
     total, scale = x.copy(), 1.0
     total[-1] = np.inf
@@ -327,7 +336,7 @@ def _sigmas(precision: int) -> F64:
 
 
 def _tau(x: float) -> float:
-    """Return Ertl's tau, which accounts for registers with the highest rank."""
+    """Return the value of Ertl's function tau, which corrects the estimate for registers with the highest rank."""
     if x in (0.0, 1.0):
         return 0.0
     scale, total, before = 1.0, 1 - x, math.inf

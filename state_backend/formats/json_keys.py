@@ -1,4 +1,7 @@
-"""Keys as people write them: a JSON object with the key's columns, in the form that `cairn diff` prints."""
+"""Parser of keys as people write them on the command line: a JSON object with the key's columns.
+
+`cairn diff` prints keys in this form.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,14 @@ _NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def encode_json_key(text: str, schema: StructType) -> bytes:
-    """Encode the key that a text gives.
+    """Encode a key that is written as JSON, such as `{"origin": "JFK"}`.
 
-    Bytes are hex digits, decimals and dates are text, instants are ISO 8601, timestamps with a time zone.
+    In the JSON, binary values are strings of hex digits. Decimals and dates are strings. Timestamps are strings in ISO
+    8601, with a time zone for `timestamp`.
+
+    Args:
+        text: The JSON object, with one field for each column of the key.
+        schema: The schema of the key.
 
     Raises:
         UsageError: The text is no JSON object with exactly the key's columns, or a value does not fit its column.

@@ -128,7 +128,18 @@ class KeyColumns:
         raise InvariantViolated(f"{self.what}: the rows can be decoded one by one, but not as columns: {why}")
 
     def _column(self, field: Field, data: pa.BinaryArray, raw: Array, at: Array, ends: Array) -> tuple[pa.Array, Array]:
-        """Decode the column whose values begin at `at`, and return where the next column's values begin."""
+        """Decode one column of the keys.
+
+        Args:
+            field: The column's field in the key schema.
+            data: The encoded keys.
+            raw: The bytes of all keys.
+            at: The position in `raw` where each key's value of this column begins.
+            ends: The position in `raw` where each key ends.
+
+        Returns:
+            The column, and the position in `raw` where each key's next value begins.
+        """
         if codec := self._nested.get(field.name):
             rows = cut(data.buffers()[2], at, ends).to_pylist()
             decoded = [codec.decode_prefix(row) for row in rows]
@@ -165,7 +176,7 @@ class KeyColumns:
 
 
 def _sortable(values: Array) -> Array:
-    """Return numbers in a dtype whose bytes sort as the numbers do."""
+    """Return each number as big-endian bytes that sort like the number, as `key_codec` draws them."""
     if values.ndim == 2:
         # A wide decimal is an array of two 8-byte halves, the low half first.
         halves = values[:, ::-1].astype(">u8")
@@ -187,7 +198,7 @@ def _sortable(values: Array) -> Array:
 
 
 def _escaped(array: pa.Array) -> pa.BinaryArray:
-    """Replace 0x00 by 0x00 0xFF. Null rows get no bytes."""
+    """Return the strings with each byte 0x00 replaced by 0x00 0xFF. Null becomes the empty string."""
     array = array.cast(pa.binary())
     if array.null_count:
         array = array.fill_null(b"")
@@ -201,7 +212,7 @@ def _escaped(array: pa.Array) -> pa.BinaryArray:
 
 
 def _physical(image: Array, data_type: DataType, nulls: Mask | None) -> Array:
-    """Invert `_sortable`: return the values that `fixed_column` takes, with 0 for null."""
+    """Return the numbers that `_sortable` encoded, as `fixed_column` takes them, with 0 for null."""
     dtype = dtype_of(data_type)
     if dtype is None:
         halves = image.view(">u8").reshape(-1, 2).astype(np.uint64)
@@ -220,7 +231,14 @@ def _physical(image: Array, data_type: DataType, nulls: Mask | None) -> Array:
 
 
 def _terminators(raw: Array, begins: Array, ends: Array, valid: Mask) -> Array:
-    """Return the position of each string's terminator, and for a null the position where the string would begin."""
+    """Return the position of the terminator (0x00 0x01) of each key's string.
+
+    Args:
+        raw: The bytes of all keys.
+        begins: The position in `raw` where each string begins; for null, where it would begin.
+        ends: The position in `raw` where each key ends.
+        valid: True for each string that is not null. For null, the result is the item of `begins`.
+    """
     found = np.flatnonzero((raw[:-1] == 0) & (raw[1:] == 1))
     stops = begins.copy()
     nearest = np.searchsorted(found, begins[valid])

@@ -185,12 +185,12 @@ def prepared(attempt: str) -> str:
 
 
 def refused(attempt: str) -> str:
-    """Return the path of the mark that validation refused an attempt before its commit."""
+    """Return the path of the mark which says that validation refused an attempt before its commit."""
     return f"{ATTEMPTS}{attempt}/refused.json"
 
 
 def shared(attempt: str, shard: int, task: int, number: int, suffix: str) -> str:
-    """Return the path of a shard's immutable file.
+    """Return the path of one of a shard's immutable state files: an SST, a changelog segment or a manifest.
 
     Args:
         attempt: The attempt that writes the file.
@@ -211,9 +211,9 @@ def attempt_of(path: str) -> str | None:
 
 
 def output(interval: Interval, attempt: str, shard: int, task: int, *, late: bool = False) -> str:
-    """Return the path of a shard's output file or late rows.
+    """Return the path of the file with a shard's output rows or, if `late` is true, with its late rows.
 
-    The name contains the number of the Spark task, because two tries at one shard must write two files.
+    The name contains the number `task` of the Spark task, because two tries at one shard must write two files.
     """
     return f"{OUTPUT}{interval_name(interval)}/{attempt}/{'late' if late else 'part'}-{shard:05d}-{task}.parquet"
 
@@ -276,7 +276,7 @@ def settled(interval: Interval, checkpoint_id: int, kind: str) -> str:
 
 @lru_cache(maxsize=4096)
 def parse_settled(path: str) -> tuple[Interval, int, str] | None:
-    """Return interval, id and kind in a settled commit's path, or None if the path is no settled commit's."""
+    """Return the interval, record id and kind in the path of a file in `settled/commits/`; None for other paths."""
     match = _SETTLED.fullmatch(path)
     if match is None:
         return None
@@ -284,13 +284,13 @@ def parse_settled(path: str) -> tuple[Interval, int, str] | None:
 
 
 def settled_level(interval: Interval) -> int:
-    """Return the index in `SETTLED_DAYS` of the shortest length that is at least the interval's length."""
+    """Return the index in `SETTLED_DAYS` of the shortest number of days that is at least the interval's length."""
     length_ms = interval.end_ms - interval.start_ms
     return next(n for n, days in enumerate(SETTLED_DAYS) if length_ms <= days * _DAY_MS)
 
 
 def settled_folders(interval: Interval, levels: Iterable[int]) -> list[str]:
-    """Return the folders that may hold settled commits whose intervals overlap the interval.
+    """Return the folders in `settled/commits/` that may hold files of commits whose intervals overlap an interval.
 
     Args:
         interval: The interval.
@@ -311,7 +311,7 @@ def _period(level: int, ms: int) -> int:
 
 
 def _settled_folder(level: int, period: int) -> str:
-    """Return the folder of a period, named by the length of the period in days and the date of its first day.
+    """Return the folder in `settled/commits/` of a period, named by the period's length in days and its first day.
 
     A period that begins before the year 1 has the first day of the year 1 in its name.
     """
@@ -331,7 +331,7 @@ def names(folder: str) -> str:
 
 
 def attempt_end(attempt: str) -> str:
-    """Return the path of the file that names the record which ended an attempt."""
+    """Return the path of the file in `settled/attempts/` that holds the id of the record which ended an attempt."""
     return f"{SETTLED_ATTEMPTS}{attempt}.json"
 
 

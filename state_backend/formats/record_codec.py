@@ -62,8 +62,8 @@ from state_backend.values.release import RELEASE, is_newer, unsupported
 FORMAT = 1
 MAX_BYTES = 64 * 1024 * 1024
 _PLAIN_BYTES = 16 * 1024
-# Every gzip file of Cairn begins with these bytes. The reader compares all of them, because gzip has no checksum of its
-# header.
+# Every gzip file of Cairn begins with these bytes. The reader compares all of them, because gzip's own checksum does not
+# cover the header, so damage there would go unnoticed.
 _GZIP_HEADER = b"\x1f\x8b\x08" + bytes(6) + b"\x03"
 
 _TYPES: dict[str, type] = {
@@ -88,8 +88,8 @@ _TYPES: dict[str, type] = {
 _NAMES = {cls: name for name, cls in _TYPES.items()}
 _CONFIG = ConfigDict(strict=True, extra="forbid", ser_json_bytes="base64", val_json_bytes="base64")
 
-# Integer fields are 0 .. 2^63 - 1. The fields in _SIGNED may also be negative. _BITS has the number of bits of other
-# fields that are unsigned.
+# Integer fields of records must be in 0 .. 2^63 - 1, with two exceptions: fields in _SIGNED may also be negative, and
+# fields in _BITS are unsigned integers of that many bits.
 _SIGNED = {
     "until_ms",
     "latest_end_ms",
@@ -215,7 +215,8 @@ def _check(value: Any) -> None:
     """Check values that have the right type but are impossible.
 
     Examples are negative counts, repeated ids, missing shards and local file names that lead to another folder. A log
-    has thousands of records of a hundred values each. So `_to_check` works out the fields to check once per class.
+    has thousands of records of a hundred values each. For speed, `_to_check` finds the fields to check only once for
+    each class.
 
     Raises:
         UsageError: A value is impossible.
@@ -275,7 +276,11 @@ def _check_content(content: Content) -> None:
 
 
 def _check_groups(states: tuple[KeyGroupState, ...], owned: KeyGroupRange) -> None:
-    """Check all key groups at once, because a shard may have thousands."""
+    """Check all key-group states of one shard at once, which is faster than one by one: there may be thousands.
+
+    Raises:
+        UsageError: The key groups do not ascend, lie outside of `owned`, or have an impossible count, digest or size.
+    """
     groups = [owned.first - 1, *(s.key_group for s in states), owned.last + 1]
     _require(all(a < b for a, b in pairwise(groups)), f"its key groups do not ascend within {owned}")
     counts, digests = [n for s in states for n in s.entries.values()], [s.digest for s in states]
@@ -399,10 +404,10 @@ def _finite(text: str) -> float:
 
 
 def _unknown_field(error: ValidationError) -> str | None:
-    """Return the field that a newer release has added, or None if the file has another problem.
+    """Return the name of a field that a newer release has added, or None if the file has another problem.
 
-    If a value may have one of several types, pydantic reports each type's fields as unknown for the other types. So
-    beside other problems, only a field name that no type has counts as added.
+    If a value may have one of several types, pydantic tries each type and reports fields of the other types as unknown.
+    So if pydantic reports other problems too, only a field name that no type has counts as added by a newer release.
     """
     problems = error.errors(include_url=False, include_input=False)
     extra = [p["loc"] for p in problems if p["type"] in ("extra_forbidden", "unexpected_keyword_argument")]

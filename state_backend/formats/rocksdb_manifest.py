@@ -28,8 +28,8 @@ _HEADER = struct.Struct("<IHB")
 _WHOLE, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 _IGNORABLE = 1 << 13
 _NEXT_FILE, _LAST_SEQUENCE, _DELETED_FILE, _NEW_FILE = 3, 4, 6, 103
-# Tags with a number as value. Tags 200 to 202 are missing: only a store with several column families has them, and
-# Cairn's stores have one.
+# The tags of version edits whose value is a number. Tags 200 to 202 are left out: only a store with several column
+# families writes them, and Cairn's stores have one column family. So the reader refuses a MANIFEST with these tags.
 _NUMBERS = (2, _NEXT_FILE, _LAST_SEQUENCE, 9, 10, 203, 300)
 _TEXTS = (1,)
 _FIELDS_END, _EPOCH, _SEQUENCE_BYTES = 1, 13, 8
@@ -45,7 +45,8 @@ class SstSpan:
         smallest: The smallest key, deleted ranges included.
         largest: The largest key, deleted ranges included.
         epoch: RocksDB's epoch number. In level 0, the file with the greater epoch is newer. 0 if the log has no epoch.
-        described: The log's bytes behind the number, without the epoch and without the end of the fields.
+        described: The bytes of the log that describe the SST, as they follow its number, without the field of the epoch
+            and without the field that ends the list. `with_stores` copies them into another log.
     """
 
     number: int
@@ -98,10 +99,15 @@ def store_of(log: bytes, name: str) -> Store:
 
 
 def mentions(log: bytes, name: str, text: bytes) -> bool:
-    """Return True if a record of the log has these bytes, also a record about a deleted file.
+    """Return True if a record of a MANIFEST contains some bytes, such as a key. Records about deleted files count too.
+
+    Args:
+        log: The content of the MANIFEST.
+        name: The name of the MANIFEST, for the message.
+        text: The bytes to search.
 
     Raises:
-        CorruptFile: The log, called ``name`` in the message, can't be followed.
+        CorruptFile: The log, called `name` in the message, is damaged.
     """
     try:
         return any(text in record for record in _records(log))

@@ -85,7 +85,8 @@ def compare_schemas(recorded: StructType, declared: StructType) -> SchemaChange:
     )
 
 
-# For each difference, the path of the field and why the change is refused. None: the field is dropped, which is allowed.
+# The differences of two schemas, as pairs: the path of a field, and the reason why its change is refused. The reason is
+# None for a dropped field, because drops are allowed.
 _Differences = Iterator[tuple[str, str | None]]
 
 
@@ -211,8 +212,8 @@ def _any_version(
 def _older_reader(
     state_name: str, version: int, chain: Sequence[StructType], struct_factory: StructFactory | None, zone: tzinfo
 ) -> ReadRow:
-    # This codec gets no factory, so nested structs are tuples: the objects of the caller's factory may not be
-    # indexable.
+    # `RowCodec` gets no struct factory here, so it decodes nested structs to tuples. The conversion needs items by index,
+    # which the objects of the caller's factory may not have.
     decode = RowCodec(state_name, chain[0], version, zone=zone).decode
     convert = _row_conversion(chain, struct_factory)
     return decode if convert is None else lambda data: convert(decode(data))
@@ -221,15 +222,17 @@ def _older_reader(
 def field_sources(
     chain: Sequence[StructType], struct_factory: StructFactory | None = None
 ) -> list[tuple[int, Convert | None]]:
-    """Return, for each field of the chain's last schema, its place in the first schema and the converter of its values.
-
-    The place is -1 if the first schema lacks the field. The converter takes non-null Python values. It is None if
-    values stay the same.
+    """Return how to compute each field of the newest schema from a row of the oldest schema in the chain.
 
     Args:
         chain: The schemas of all versions from the rows' version to the latest. If one of them lacks a field, the field
             was dropped there, and a later field of the same name is another field.
         struct_factory: The factory of nested structs; None for tuples.
+
+    Returns:
+        For each field of the chain's last schema, the field's index in the first schema, and the converter of its
+        values. The index is -1 if any schema of the chain lacks the field: its values are null then. The converter
+        takes non-null Python values; None means that values stay the same.
     """
     by_name = [_by_name(schema) for schema in chain]
     places = {name: i for i, name in enumerate(chain[0].names)}
@@ -263,10 +266,10 @@ def _row_conversion(
 
 
 def _conversion(chain: Sequence[DataType], struct_factory: StructFactory | None) -> Convert | None:
-    """Return the conversion from a non-null Python value of the chain's first type to its last type.
+    """Return the function that converts a non-null Python value of the chain's first type to its last type.
 
-    The result is None if values stay the same. The types between matter for structs only, because every widening is
-    exact.
+    The result is None if values stay the same. Only for structs do the types between matter: a field that one of them
+    lacks was dropped. All other conversions are exact, so one step gives the same value as several.
     """
     first, last = chain[0], chain[-1]
     match last:

@@ -55,12 +55,18 @@ class MismatchCounts:
         self._first: dict[tuple[str, str], str] = {}
 
     def add(self, state_name: str, path: str, message: str) -> None:
-        """Count one value."""
+        """Count one value that became NULL.
+
+        Args:
+            state_name: The name of the state that the value was stored in.
+            path: The path of the value within the row, such as `a.b`.
+            message: The message that says why the value does not fit. The first message of each field is kept.
+        """
         self._counts[state_name, path] += 1
         self._first.setdefault((state_name, path), message)
 
     def as_mapping(self) -> Mapping[tuple[str, str], tuple[int, str]]:
-        """Return count and first message by state and field."""
+        """Return the counts: the state's name and the field's path -> number of values, first message."""
         return {place: (count, self._first[place]) for place, count in self._counts.items()}
 
 
@@ -79,7 +85,7 @@ def nulling_encoder(
         counts: The counts to add to.
 
     Raises:
-        StateTypeError: The returned function gets another value that does not fit.
+        StateTypeError: The returned function gets a value that does not fit, and for which Spark does not store NULL.
     """
 
     def encode_or_null(row: Any) -> bytes:
@@ -127,7 +133,7 @@ def _fitting(data_type: DataType, value: Any, zone: tzinfo, path: str, found: li
         value: The value.
         zone: The zone of naive datetimes for timestamps.
         path: The path of the value within the row.
-        found: A list to which the path and message of each replaced value are added.
+        found: A list to which this function adds, for each replaced value, its path and why it does not fit.
     """
     if value is None:
         return None

@@ -1,4 +1,4 @@
-"""Conversion of tables with an older schema to the newest schema.
+"""Conversion of Arrow tables that were written with an older schema to the newest schema.
 
 The rules are those of state values (`schema_evolution.py`), whose entries hold their version. Here the data are columns
 of Parquet files. Columns are matched by name at every depth. A missing column becomes null. Arrow's exact casts widen

@@ -278,7 +278,7 @@ def names_and_types(data_type: DataType) -> DataType:
 
 
 def with_nulls_of(data_type: DataType, other: DataType) -> DataType:
-    """Return the type, with each part nullable that is nullable in the type itself or in `other`.
+    """Return the type with more nullable parts: each part that is nullable in `data_type` or in `other`.
 
     Both must have equal `names_and_types`, except for the case of names.
     """
@@ -331,7 +331,7 @@ class Misfit(TypeError):
         self.path = ""
 
     def at(self, step: str) -> Misfit:
-        """Put one more step before the path, and return the error itself."""
+        """Put one more step, such as `.b` or `[3]`, before the path of the value, and return this error."""
         self.path = step + self.path
         return self
 
@@ -600,8 +600,8 @@ def _from_decimal(expected: DecimalType) -> Convert:
                 raise _misfit(expected, value)
             exact = Decimal(exact)
         try:
-            # `quantize` raises for more digits than the context has. Without it, int() of 1E+999999999 would fill the
-            # memory.
+            # `quantize` raises an error for a number with more digits than the context has. Without `quantize`,
+            # `int` of Decimal("1E+999999999") would fill the memory with a billion digits.
             unscaled = int(exact.quantize(unit, context=_ROUNDED).scaleb(scale, _EXACT))
         except (ArithmeticError, ValueError):
             unscaled = limit

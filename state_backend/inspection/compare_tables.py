@@ -43,6 +43,8 @@ class TableDifference:
     """Difference of two tables.
 
     Attributes:
+        old: The first compared table.
+        new: The second compared table.
         key: The key columns; empty: rows match only as a whole.
         only_old: Positions of rows that only the old table has.
         only_new: Positions of rows that only the new table has.
@@ -181,7 +183,9 @@ def _combined(codes: Sequence[tuple[Numbers, Numbers]], old_rows: int, new_rows:
 
 
 def _pairs(old: Numbers, new: Numbers) -> tuple[Numbers, int]:
-    """Match rows whose key occurs exactly once on each side. The arguments are the codes of the rows' keys.
+    """Match rows whose key occurs exactly once on each side.
+
+    The arguments are the codes of the rows' keys: numbers that equal keys share.
 
     Returns:
         Pairs of positions, ascending by the old position, and the number of keys that a side has several times.
@@ -197,8 +201,8 @@ def _pairs(old: Numbers, new: Numbers) -> tuple[Numbers, int]:
 def _unmatched(old: Numbers, new: Numbers) -> tuple[Numbers, Numbers]:
     """Return the positions of rows without an equal row on the other side.
 
-    The arguments are the codes of whole rows; rows with the code -1 are skipped. Each row matches at most one row, so
-    of three equal rows on one side and two on the other, one is returned.
+    The arguments are the codes of whole rows: numbers that equal rows share. Rows with the code -1 are skipped. Each row
+    matches at most one row, so of three equal rows on one side and two on the other, one is returned.
     """
     size = max(old.max(initial=-1), new.max(initial=-1)) + 1
     counts = [np.bincount(side[side >= 0], minlength=size) for side in (old, new)]
@@ -209,7 +213,7 @@ def _unmatched(old: Numbers, new: Numbers) -> tuple[Numbers, Numbers]:
 
 
 def _rank(codes: Numbers) -> Numbers:
-    """Return for each row the number of earlier rows with the same code."""
+    """Return for each row the number of earlier rows with the same code. Equal rows have the same code (`_codes`)."""
     order = np.argsort(codes, kind="stable")
     ordered = codes[order]
     begins = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(codes) else np.empty(0, np.int64)

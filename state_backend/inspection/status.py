@@ -40,7 +40,7 @@ class Status:
 
     @property
     def well(self) -> bool:
-        """Return True if the next interval can start and all output is published."""
+        """Return True if the next interval can start and no output waits for the sink hook."""
         return self.problem is None and not self.unpublished
 
 

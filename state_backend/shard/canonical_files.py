@@ -1,4 +1,7 @@
-"""Write a shard's state to canonical Parquet files, and read the files into a store of any key-group range.
+"""Write a shard's state to the Parquet files of a canonical savepoint, and read such files into a shard's store.
+
+A savepoint writes the files, and a restore of the savepoint reads them. The reading shard may have other key groups than
+the writing shard.
 
 The files hold only entries. The reader computes everything else again: positions of lists, the index of timers, the
 index of expiry times, counts and digests. The reader also computes the key group of each key, although the file records
@@ -232,7 +235,14 @@ class EntryWriter:
         return last
 
     def put_entries(self, descriptor: StateDescriptor, located: Located, groups: Array, mine: Array) -> None:
-        """Write the entries of one state whose rows are True in `mine`."""
+        """Write those entries of one state that belong to the store's key groups.
+
+        Args:
+            descriptor: The state.
+            located: The entries with their stored keys (without key group and state id).
+            groups: The key group of each entry.
+            mine: True for each entry to write.
+        """
         places = np.flatnonzero(mine)
         if not len(places):
             return
@@ -257,7 +267,13 @@ class EntryWriter:
             self._index(layout.EXPIRY_INDEX, here[expiring], times, behind, rests.filter(mask))
 
     def put_timers(self, located: Located, groups: Array, mine: Array) -> None:
-        """Write the timers whose rows are True in `mine`."""
+        """Write those timers that belong to the store's key groups.
+
+        Args:
+            located: The timers with their stored keys (without key group and state id).
+            groups: The key group of each timer.
+            mine: True for each timer to write.
+        """
         places = np.flatnonzero(mine)
         if not len(places):
             return

@@ -95,7 +95,7 @@ def plan_changelog(
 
 
 def kept_segments(base: ShardManifest) -> tuple[Segment, ...]:
-    """Return the base's segments that stay when a new segment is added.
+    """Return the base's segments that the next manifest keeps when a new segment is added.
 
     If the base's last segment is inline, the new segment absorbs its changes. Otherwise a few small intervals would
     fill the record, and each later segment would need a file.
@@ -121,9 +121,9 @@ class ShardChangelog:
         base_ref: ShardRef | None = None,
         parallelism: int = 1,
     ) -> None:
-        """Set the store's recorder.
+        """Begin to record every write to the store.
 
-        The recorder begins with the changes of the base's last segment, if that segment is inline.
+        The record begins with the changes of the base's last segment, if that segment is inline.
 
         Args:
             store: The open store of the shard. Every later write to it is recorded.
@@ -162,11 +162,20 @@ class ShardChangelog:
         key_group_states: tuple[KeyGroupState, ...],
         inline_budget_bytes: int | None = None,
     ) -> Snapshot:
-        """Return the base's manifest with one more segment; without changes, with the same segments.
+        """Return the base's manifest with the interval's changes as one more segment.
 
-        A segment of at most `inline_budget_bytes` (None: `inline_segment_bytes`) becomes a part of the manifest. A
-        larger segment is uploaded as a file. If the manifest would then be too large for the record, it is appended to
-        the segment's file.
+        If the interval changed nothing, the manifest keeps the base's segments.
+
+        A segment of at most `inline_budget_bytes` becomes a part of the manifest. A larger segment is uploaded as a
+        file. If the manifest would then be too large for the record, it is appended to the segment's file.
+
+        Args:
+            storage: The storage that gets the file.
+            attempt: The attempt's uuid, a part of the file's path.
+            task: Spark's task number, a part of the file's path.
+            key_group_states: Counts and digests of the key groups after the interval.
+            inline_budget_bytes: The largest segment that becomes a part of the manifest; None: the number of
+                `inline_segment_bytes`.
 
         Raises:
             InvariantViolated: The changes exceed `changelog_limit`. `fits` returns False in this case.
@@ -187,8 +196,8 @@ class ShardChangelog:
             inline = Segment(handle=None, data=data, changes=count, content_bytes=content_bytes)
             return self._snapshot(_followed_by(unchanged, inline), uploaded_files=0, uploaded_bytes=size_bytes)
         path = paths.shared(attempt, base.shard, task, 0, "log")
-        # The checksum is known only after the upload. Until then a number with the most digits stands for it, so that
-        # the record is not estimated too small.
+        # The checksum is known only after the upload. Until then the greatest possible checksum stands for it: with fewer
+        # digits, the estimate of the record's size could be too small.
         handle = Handle(path=path, size_bytes=size_bytes, crc32c=2**32 - 1)
         expected = Segment(handle=handle, data=None, changes=count, content_bytes=content_bytes)
         in_segment = None
@@ -203,7 +212,10 @@ class ShardChangelog:
         return self._snapshot(manifest, uploaded_files=1, uploaded_bytes=handle.size_bytes, in_segment=in_segment)
 
     def fits_record(self, manifest: ShardManifest) -> bool:
-        """Return True if the record has room for the manifest. The driver applies the same rule, `plan_ref`."""
+        """Return True if the checkpoint's record has room for the manifest.
+
+        The driver later decides by the same rule (`plan_ref`), so the worker knows the driver's decision beforehand.
+        """
         changes = self._changes_to(manifest)
         kept = replace(self._base_ref, changes=changes) if self._base_ref is not None and changes is not None else None
         return plan_ref(manifest, kept, self._parallelism) is not None

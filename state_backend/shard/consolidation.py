@@ -1,4 +1,4 @@
-"""Consolidation: merge a shard's files, so that their number and bytes stay constant over any number of intervals.
+"""Consolidation: merge a shard's files, so that their number and bytes stay bounded over any number of intervals.
 
 Every interval adds one sorted run of files. The entries that it replaces stay in the older runs. Two rules limit this
 growth. Both are applied at the end of an interval, before the checkpoint uploads the shard's new files. So the results
@@ -157,8 +157,8 @@ def most_bytes(store: RocksStore, key_groups: Sequence[KeyGroupState], options: 
     """Return the most bytes that a shard's files and segments may take together before a rewrite is urgent.
 
     Returns:
-        The limit in bytes. None in three cases: a key group has no byte count; the shard has no file; or the shard's
-        files have a deleted range, but the shard has changed too little for a rewrite (`_is_paid`).
+        The limit in bytes. None, for no limit, in three cases: a key group has no byte count; the shard has no file; or
+        the shard's files have a deleted range, but the shard has changed too little for a rewrite (`_is_paid`).
     """
     sizes = [s.size_bytes for s in key_groups]
     runs = store.sorted_runs(flushed=False)

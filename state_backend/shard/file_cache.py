@@ -63,7 +63,13 @@ class FileCache:
         self._limit_bytes = limit_bytes
 
     def link(self, url: str, handle: Handle, destination: Path) -> bool:
-        """Link a cached file to `destination`, which must not exist, and return True. Return False for a miss."""
+        """Link a cached file to `destination`, and return True. If the cache can't deliver the file, return False.
+
+        Args:
+            url: The URL of the root that the handle belongs to.
+            handle: The path, size and checksum of the file.
+            destination: The local path of the link, which must not exist.
+        """
         name = _entry(url, handle)
         try:
             with self._opened() as folder:
@@ -195,17 +201,17 @@ def _entry(url: str, handle: Handle) -> str:
 
 
 def open_cache(options: EngineOptions) -> FileCache | None:
-    """Return the cache of this host; None if the options disable it."""
+    """Return the cache of immutable files on this host; None if the options disable it."""
     folder = options.cache_folder()
     return None if folder is None else FileCache(folder, options.cache_bytes)
 
 
 @contextmanager
 def damage_of_copies(cache: FileCache | None, url: str, manifests: Iterable[ShardManifest]) -> Iterator[None]:
-    """Replace a `CorruptFile` of the block by `DamagedCopy` if cached copies may be the cause.
+    """Run a block that reads files of manifests; if cached copies may have caused its `CorruptFile`, raise `DamagedCopy`.
 
-    The block's damaged files may be damaged only in this host's cache. So the cached files of the manifests are
-    removed. Another try downloads them from the storage, and shows if those are damaged too.
+    A file may be damaged in this host's cache only. So this function removes the cached files of the manifests. The
+    caller's next try downloads the files from the storage, and fails only if the storage's files are damaged too.
 
     Raises:
         DamagedCopy: The block raised `CorruptFile`, and the cache had files of these manifests.
@@ -225,7 +231,7 @@ def _sealed_ns(name: str) -> int:
 
 
 def _copied(source: Path, destination: Path, handle: Handle) -> bool:
-    """Copy a file. If the copy does not match the handle, delete it and return False."""
+    """Copy a file, and return True. If the copy has another size or checksum than the handle, delete it and return False."""
     shutil.copyfile(source, destination)
     if (destination.stat().st_size, _crc32c_of(destination)) == (handle.size_bytes, handle.crc32c):
         return True

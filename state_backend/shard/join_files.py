@@ -30,6 +30,10 @@ def join_manifests(
 ) -> tuple[ShardManifest, tuple[ShardManifest, ...]]:
     """Join the files and segments of `first` and of each of the `others` whose files can be in the same store.
 
+    Three conditions decide. Each of the other shard's SSTs stays within that shard's key groups. No SST that is in the
+    joint store already has a key in these key groups. The joint store has at most `_MOST_RUNS` files in level 0. If a
+    MANIFEST can't be parsed, no shard is joined.
+
     Returns:
         The joint manifest, with `key_groups` and `key_group_states` of `first`, and those of `others` that were joined,
         in the order of their segments. If no other shard can be joined, `first` and an empty tuple.

@@ -105,6 +105,11 @@ def _manifest_in(where: InSegment, handle: Handle, storage: Storage) -> ShardMan
     The stored manifest can't name the segment's file, because it is a part of this file. Only the bytes from the
     manifest's offset on are read.
 
+    Args:
+        where: The manifest's offset in the file, and the numbers that the file's segment has in the manifest.
+        handle: The path, size and checksum of the segment's file.
+        storage: The storage of the file.
+
     Raises:
         CorruptFile: A checksum is wrong, or the file has another size than the handle.
     """
@@ -129,7 +134,7 @@ def changes_since(earlier: ShardChanges | None, base: ShardManifest, now: ShardM
     """Return the difference between the manifest in a file and the manifest `now`.
 
     Args:
-        earlier: The changes from the manifest in the file to `base`; None if the file holds `base` itself.
+        earlier: The changes that lead from the manifest in the file to `base`; None if the file holds `base` itself.
         base: The manifest of the base.
         now: The new manifest.
 
@@ -149,14 +154,14 @@ def changes_since(earlier: ShardChanges | None, base: ShardManifest, now: ShardM
 
 
 def plan_ref(manifest: ShardManifest, kept: FiledShard | None, parallelism: int) -> ShardRef | None:
-    """Return a ref without a new file, if it fits the shard's equal part of the 40 KiB that a record has for manifests.
+    """Return a ref that needs no new file, or None if the manifest must be written as a file.
 
-    The part depends on `parallelism` alone, so a worker and the driver come to the same result.
+    A ref without a new file must fit the shard's equal part of the 40 KiB that a record has for manifests. The part depends on `parallelism` alone, so a worker and the driver come to the same result.
 
     Args:
         manifest: The shard's manifest.
-        kept: A ref to the file of an earlier manifest, with the changes since; None if the manifest differs in more
-            than such changes can express.
+        kept: A ref to the file of an earlier manifest, with the changes since that file; None if the manifest differs
+            from the earlier one in other fields than segments and key-group states.
         parallelism: The number of shards.
 
     Returns:

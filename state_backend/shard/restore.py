@@ -45,7 +45,8 @@ class RestorePlan:
         clip: True if `first` has key groups outside of the range. They are deleted after the files are opened.
         others: The other manifests that overlap the range. The range's entries are copied from those that are not
             joined.
-        worth_joining: Those of `others` whose files may be opened together with the files of `first`.
+        worth_joining: Those of `others` of whose key groups at least half are in the range. Their files may be opened
+            together with the files of `first`.
     """
 
     first: ShardManifest | None
@@ -61,10 +62,13 @@ class RestoredShard:
     Attributes:
         base: The manifest that holds exactly this range, if there is one. A segment can be added to it. None if the
             store was clipped or combined from several manifests.
-        opened: The files that the store was opened from. The next checkpoint shares them.
-        opened_inline: The names of the SSTs that the manifest carried inline.
-        downloaded_bytes: Bytes from the storage.
-        cached_bytes: Bytes from the host's cache.
+        store: The open store.
+        key_group_states: Counts and digests of the range's key groups.
+        opened: The files that the store was opened from. The next checkpoint names those that are still in the store
+            again, and so need not upload them.
+        opened_inline: The names of the SSTs that the manifest itself contained.
+        downloaded_bytes: The number of bytes that the storage delivered.
+        cached_bytes: The number of bytes that the host's cache had.
     """
 
     store: RocksStore
@@ -204,7 +208,7 @@ def fetch(
 
 
 def _segment(directory: Path, number: int) -> Path:
-    """Return the path of the manifest's n-th segment. RocksDB does not take a file of this name for its own."""
+    """Return the local path of the manifest's segment with this number. RocksDB ignores files of this name."""
     return directory / f"segment-{number}"
 
 
@@ -213,8 +217,15 @@ def _replay(
 ) -> None:
     """Write the changes of the manifest's segments into the store, limited to key groups of `target`.
 
-    Segments are replayed in their order. `replayed` is the number of segments in the folder that belong to other shards
-    and come first.
+    Segments are replayed in the order of the manifest.
+
+    Args:
+        manifest: The manifest whose segments are replayed.
+        directory: The folder with the segments' files.
+        store: The open store.
+        target: The key groups of the shard.
+        replayed: The number of segments in the folder that come before those of this manifest, because they belong to
+            other shards.
 
     Raises:
         CorruptFile: A segment is damaged, or has another number of changes than its manifest records.
@@ -244,7 +255,11 @@ def _replay(
 
 
 def _inside(directory: Path, name: str) -> Path:
-    """Return the path of a file in the folder. A decoded manifest never names a file outside of it."""
+    """Return the path of a file in the folder.
+
+    Raises:
+        InvariantViolated: The name leads out of the folder. The decoder of manifests has already refused such names.
+    """
     if "/" in name or name in ("", ".", "..") or "\\" in name:
         raise InvariantViolated(f"a manifest names the local file {name!r}, which is outside of {directory}")
     return directory / name

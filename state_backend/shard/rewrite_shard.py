@@ -1,7 +1,10 @@
-"""A restored shard in files of its own that never held the removed keys.
+"""Removal of forgotten keys from a shard's files: all other entries are copied to a new store.
 
-A deletion in RocksDB leaves the key: in older SSTs, in the deletion itself, in the smallest and largest keys of deleted files that a
-MANIFEST lists. So the remaining entries are copied to an empty store, and nothing of the old one is shared.
+`cairn forget` uses it, and each interval whose base may still have a forgotten key.
+
+A deletion in RocksDB leaves the key's bytes in three places: in older SSTs, in the deletion marker, and in the MANIFEST,
+which lists the smallest and largest keys of deleted files too. So the remaining entries are copied to an empty store, and
+the new store shares no file with the old one.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ def rewrite_without(
     directory: Path,
     options: EngineOptions,
 ) -> tuple[RestoredShard, RemovedKeys]:
-    """Remove keys from a restored shard and copy the rest to a new store in ``directory``.
+    """Remove keys from a restored shard, and copy the remaining entries to a new store in `directory`.
 
     The restored shard's own store is closed and its folder deleted, also if the copy fails.
 
@@ -35,12 +38,13 @@ def rewrite_without(
         restored: The shard, open.
         owned: The shard's key groups. Entries of other key groups, which a clipped file may still hold, are left behind.
         states: All states of the checkpoint.
-        keys: Key group and encoded key of each key.
+        keys: The key group and the encoded key of each key to remove.
         directory: The folder of the new store, on the same file system.
-        options: How the new store is written.
+        options: The options of the new store.
 
     Returns:
-        The shard without ``base`` and opened files, so that the next checkpoint uploads all of it; and what was removed.
+        The new shard; and the removed keys' entries and bytes. The shard has neither `base` nor opened files, so the next
+        checkpoint uploads all its files.
     """
     old = restored.store
     try:

@@ -1,7 +1,7 @@
 """Upload an open shard's state as durable files: the snapshot of a checkpoint.
 
-1. Capture an image of the store: flush, then hard links. The store must not be written meanwhile. A crash leaves a
-   local folder that nothing refers to.
+1. Capture an image of the store, a folder of hard links to its files, after a flush. The store must not be written
+   meanwhile. A crash leaves a local folder that nothing refers to.
 2. Upload the SSTs that the base does not have. SSTs never change, so the manifest refers to the base's files for all
    others. A crash leaves files under `shared/<attempt>/` that no record names, and `cairn sweep` deletes them.
 
@@ -77,13 +77,13 @@ class Snapshot:
 def plan_snapshot(
     sizes: dict[str, int], opened: Sequence[LocalFile], *, full: bool, inline_budget_bytes: int
 ) -> SnapshotPlan:
-    """Plan which SSTs of an image are shared, carried inline, or uploaded.
+    """Plan for each of the store's SSTs: share the base's file, put the SST into the manifest (inline), or upload it.
 
     A file of the base is shared only if the store was opened from it under the same name. RocksDB never uses a file
     number twice within one store, but two stores that were opened from one checkpoint both continue at the same number.
 
     Args:
-        sizes: The sizes in bytes of the image's SSTs, by name.
+        sizes: The sizes in bytes of the store's SSTs, by file name.
         opened: The files that this store was opened from.
         full: True: share no file.
         inline_budget_bytes: The most bytes of inline SSTs together.
@@ -125,20 +125,20 @@ def take_snapshot(
     inline_budget_bytes: int,
     cache: FileCache | None = None,
 ) -> Snapshot:
-    """Capture the store into the folder `image`, and upload the files that the base lacks.
+    """Flush the store, link its files into the folder `image`, and upload the files that the base lacks.
 
     Args:
         store: The open store.
         storage: The storage that gets the files.
-        image: A local folder for the image, which must not exist.
+        image: A local folder for hard links to the store's files, which must not exist.
         attempt: The attempt's uuid, a part of the paths.
         shard: The shard's number.
         task: Spark's task number, a part of the paths.
         key_groups: The key groups of the shard.
         key_group_states: Counts and digests for the manifest.
         opened: The files that the store was opened from.
-        opened_inline: Names of SSTs that the base's manifest carried inline. They count against the budget, but not as
-            uploaded.
+        opened_inline: Names of the SSTs that the base's manifest contains itself. They count against
+            `inline_budget_bytes`, but not as uploaded.
         full: True: upload every file.
         inline_budget_bytes: The most bytes of inline SSTs.
         cache: The host's cache, which keeps the uploaded files for the next interval; None: no cache.

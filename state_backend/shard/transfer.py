@@ -1,4 +1,7 @@
-"""Upload, copy or download many files at once. Either all succeed, or the first error is raised."""
+"""Functions that upload, copy or download many files at once in threads.
+
+Snapshots, restores and savepoints use them. Either all transfers succeed, or the first error is raised.
+"""
 
 from __future__ import annotations
 
@@ -62,9 +65,9 @@ def _create_all(storage: Storage, create: Callable[[int], Handle], count: int, p
 
 
 def _run(work: Callable[[T], object], items: Sequence[T], parallelism: int) -> list[BaseException]:
-    """Run `work` on all items in threads, and return the errors, the first one first.
+    """Run `work` on all items in `parallelism` threads, and return the errors in the order in which they were raised.
 
-    When the function returns, no thread runs any more.
+    After the first error, no further item is started. When the function returns, no thread runs any longer.
     """
     if parallelism < 1:
         raise UsageError(f"parallelism of transfers must be at least 1; got {parallelism}")

@@ -42,7 +42,7 @@ _NULL = pa.scalar(None, pa.binary())
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """Stored entries of one state, made from rows of a savepoint.
+    """Stored entries of one state, converted from rows of a canonical savepoint, for a write into a store.
 
     Attributes:
         rests: The stored keys without key group and state id.
@@ -82,7 +82,7 @@ class StateRows:
     # --- from entries to rows -------------------------------------------------------------------------------------------
 
     def table(self, stored: pa.Array, entries: pa.Array) -> pa.Table:
-        """Convert entries to rows. The positions of lists become columns.
+        """Convert stored entries to savepoint rows. The positions of lists become columns.
 
         Args:
             stored: The stored keys, ascending.
@@ -124,9 +124,14 @@ class StateRows:
     ) -> tuple[Groups, pa.Array, pa.Array, dict[str, pa.Array]]:
         """Separate the elements of lists from the lists' positions, which are stored before the elements.
 
+        Args:
+            groups: The key group of each entry.
+            rests: The stored keys without key group and state id.
+            entries: The stored entries: elements, and the first and next position of each list.
+
         Returns:
-            Key groups, rests and entries of the elements, and their columns `position` and `next_position` of the
-            savepoint (see `canonical_tables`).
+            Key groups, rests and entries of the elements alone; and the elements' savepoint columns `position` and
+            `next_position` (see `canonical_tables`).
         """
         _, sizes = self._keys.decode_prefix(rests)
         offsets, raw = binary_views(rests)
@@ -142,8 +147,8 @@ class StateRows:
             raise CorruptFile(f"list state {self._descriptor.name!r}: the positions of a list are not 16 bytes")
         nexts = _u64(entry_bytes, starts[:-1][heads] + 8).astype(np.int64)
         list_of = np.cumsum(heads) - 1
-        # Elements before the first positions of this batch belong to a list of an earlier batch. Their `list_of` is -1,
-        # which picks that list's next position from the end of `every`.
+        # A batch may begin with elements of a list that began in an earlier batch. The `list_of` of these elements is -1.
+        # As an index into `every`, -1 picks the last item, which is the next position of that list.
         every = np.concatenate((nexts, [self._next_position]))
         elements = ~heads
         positions = _u64(raw, offsets[1:][elements] - 8).astype(np.int64)
@@ -169,10 +174,10 @@ class StateRows:
         return _fields(table, "key")
 
     def located(self, table: pa.Table) -> Located:
-        """Convert rows to entries in the order of the rows.
+        """Convert savepoint rows to stored entries, in the order of the rows.
 
         Args:
-            table: At least one row.
+            table: The savepoint rows, at least one.
 
         Raises:
             CorruptFile: This state can't hold the rows.
@@ -235,7 +240,10 @@ class TimerRows:
         return _fields(table, "key")
 
     def located(self, table: pa.Table) -> Located:
-        """Convert rows to timers: `rests` are encoded key and packed time, and `entries` are empty."""
+        """Convert savepoint rows to stored timers.
+
+        A timer's stored key holds the encoded key and the packed time behind key group and state id; its entry is empty.
+        """
         keys = self._keys.encode(self.keys_of(table))
         times = _longs(table, "expires_at_ms").view(np.uint64) ^ _SIGN
         rests = joined(keys, concatenate(len(keys), [Fixed(times.astype(">u8"))]))
@@ -248,11 +256,12 @@ def check_ascending(groups: Array, rests: pa.Array, before: tuple[int, bytes] | 
     Args:
         groups: The key group of each row; at least one row.
         rests: The stored keys without key group and state id.
-        before: Key group and rest of the row before the first one; None if no row is before.
-        name: The file, for the message.
+        before: Key group, and stored key without key group and state id, of the row that comes before these rows. None
+            if these rows are the first ones.
+        name: The file's name, for the message.
 
     Returns:
-        Key group and rest of the last row, as `before` of the next call.
+        The same pair for the last row, to pass as `before` to the next call.
 
     Raises:
         CorruptFile: The rows do not ascend, or the first row is not after `before`.
@@ -283,13 +292,29 @@ def index_keys(groups: Groups, index: int, times: Array, behind: bytes, rests: p
 
 
 def differs(keys: pa.Array, before: bytes | None) -> Array:
-    """Return for each key whether it differs from the key before. `before` is the key before the first one."""
+    """Return a mask that is True for each key that differs from the key before it.
+
+    Args:
+        keys: The encoded keys, at least one.
+        before: The key that comes before the first one; None if no key does.
+    """
     inner = pc.not_equal(keys[1:], keys[:-1]).to_numpy(zero_copy_only=False)
     return np.concatenate(([keys[0].as_py() != before], inner))
 
 
 def _split(entries: pa.Array, name: str) -> tuple[pa.Array, pa.Array]:
-    """Split entries into expiry times, in milliseconds since the epoch or null for never, and encoded rows."""
+    """Split stored entries into expiry times and encoded rows.
+
+    Args:
+        entries: The stored entries.
+        name: The state's name, for the message.
+
+    Returns:
+        The expiry times in milliseconds since the epoch, null for never; and the encoded rows.
+
+    Raises:
+        CorruptFile: An entry is too short to hold an expiry time.
+    """
     expiring = is_expiring(entries)
     if not expiring.any():
         return pa.nulls(len(entries), pa.int64()), entries

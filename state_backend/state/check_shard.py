@@ -2,7 +2,8 @@
 
 Entries are read as Arrow columns, up to 65,536 entries or 32 MiB at a time. Some entries must agree with data elsewhere
 in the shard: timers with the timer index, expiring entries with the expiry index, and all entries with the recorded
-digest. The check compares sums of hashes by key group for these, so memory stays bounded for a shard of any size.
+digest. For these three, the check compares only sums of hashes, one sum for each key group. So memory stays bounded for
+a shard of any size.
 """
 
 from __future__ import annotations
@@ -91,10 +92,10 @@ class _OpenList:
     """The list whose elements are being checked. Its elements may continue in the next batch.
 
     Attributes:
-        place: The key group and the encoded key of the list.
-        first: The stored first position.
-        next: The stored next position.
-        seen: The number of elements checked so far.
+        place: The key group and the encoded key that the list belongs to.
+        first: The position of the first element, as the store has it.
+        next: The position that the next appended element gets, as the store has it.
+        seen: The number of the list's elements that were checked so far.
     """
 
     place: tuple[int, bytes]
@@ -137,7 +138,8 @@ class _Check:
         self._key_groups = manifest.key_groups.last + 1
         self._counts: dict[str, npt.NDArray[np.int64]] = {}
         self._digests = self._sums()
-        # Sums of hashes by key group: expected index keys minus stored index keys. 0 means that they agree.
+        # For each key group, the sum of the hashes of the index keys that its timers or expiring entries need, minus the
+        # sum for the index keys that the store has. 0 means that the index is right.
         self._timer_balance, self._expiry_balance = self._sums(), self._sums()
 
     def _sums(self) -> Sums:
@@ -148,7 +150,12 @@ class _Check:
             self.findings.append(f"shard {self._manifest.shard}: {text}")
 
     def look_at(self, stored: pa.Array, entries: pa.Array) -> None:
-        """Check one batch of entries. Batches come in the order of the stored keys."""
+        """Check one batch of entries, and add its problems to `findings`. Batches come in the order of the stored keys.
+
+        Args:
+            stored: The whole stored keys, ascending.
+            entries: The values that the store has under these keys.
+        """
         long_enough = np.diff(binary_views(stored)[0]) >= 3
         if not long_enough.all():
             self.found(f"{np.count_nonzero(~long_enough)} stored keys are too short for a key group and a state id")
@@ -205,7 +212,14 @@ class _Check:
             self._values(state, groups, rests, entries)
 
     def _values(self, state: _State, groups: Groups, rests: pa.Array, entries: pa.Array) -> None:
-        """Check rows against their schema versions, and add expiring entries to the balance of the expiry index."""
+        """Check that each entry decodes with its schema version, and note which expiry-index keys must exist.
+
+        Args:
+            state: The state of the entries.
+            groups: The key group of each entry.
+            rests: The stored keys without key group and state id.
+            entries: The stored entries.
+        """
         offsets, raw = binary_views(entries)
         lengths = np.diff(offsets)
         marks = np.where(lengths > 0, raw[np.minimum(offsets[:-1], len(raw) - 1)] if len(raw) else 0, 0)
@@ -265,6 +279,13 @@ class _Check:
 
     def _lists(self, state: _State, groups: Groups, rests: pa.Array, entries: pa.Array, sizes: Array) -> Array:
         """Check list positions and elements. A list's positions are stored before its elements.
+
+        Args:
+            state: The list state.
+            groups: The key group of each entry.
+            rests: The stored keys without key group and state id.
+            entries: The stored entries: elements, and the first and next position of each list.
+            sizes: The length in bytes of the encoded key at the beginning of each of `rests`.
 
         Returns:
             A mask that is True for the rows that are list elements.
@@ -368,7 +389,13 @@ _SIGN = np.uint64(1 << 63)
 
 
 def _add(sums: Sums, groups: Groups, hashes: Sums) -> None:
-    """Add hashes to the sum of each key group, modulo 2^64. `groups` ascend."""
+    """Add each hash to the sum of its key group, modulo 2^64.
+
+    Args:
+        sums: The sum of each key group, which is changed.
+        groups: The key group of each hash, ascending.
+        hashes: The hashes.
+    """
     if len(groups):
         starts = np.concatenate([[0], np.flatnonzero(groups[1:] != groups[:-1]) + 1])
         sums[groups[starts]] += np.add.reduceat(hashes, starts)

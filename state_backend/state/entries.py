@@ -1,4 +1,4 @@
-"""Decoder of single stored entries, for comparisons of checkpoints without a processor."""
+"""Decoder of single stored entries. `cairn diff` compares checkpoints with it, without the processor's code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Stored keys, expiry times and digest changes of many entries at a time, as Arrow and NumPy columns."""
+"""Functions that build and split stored keys and entries, many at a time, as Arrow and NumPy columns.
+
+They are the column form of the functions in `layout`, which draws the bytes. A `rest` is a stored key without key group
+and state id.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,7 @@ def stored_keys(key_groups: Groups, state_id: int, keys: pa.Array, suffix: bytes
 
 
 def parts_of(stored: pa.Array) -> tuple[Groups, npt.NDArray[np.uint8], pa.Array]:
-    """Split stored keys into key groups, state ids, and the rest of each stored key."""
+    """Split stored keys into key groups, state ids, and the bytes that follow both in each stored key."""
     offsets, raw = binary_views(stored)
     starts = offsets[:-1]
     groups = (raw[starts].astype(np.uint16) * 256 + raw[starts + 1]).astype(np.uint16)
@@ -56,7 +60,14 @@ def indexed_entries(expiry_keys: pa.Array) -> tuple[Groups, Array, npt.NDArray[n
 
 
 def expiry_keys(key_groups: Groups, times_ms: Array, state_id: int, rests: pa.Array) -> list[bytes]:
-    """Return the key of each entry in the expiry index."""
+    """Return the key of each entry in the expiry index.
+
+    Args:
+        key_groups: The key group of each entry.
+        times_ms: The expiry time of each entry, in milliseconds since the epoch.
+        state_id: The id of the state that all entries belong to.
+        rests: The entries' stored keys without key group and state id.
+    """
     pieces = [
         _prefixes(key_groups, layout.EXPIRY_INDEX),
         packed_times(times_ms),
@@ -68,14 +79,24 @@ def expiry_keys(key_groups: Groups, times_ms: Array, state_id: int, rests: pa.Ar
 
 
 def timer_index_keys(key_groups: Groups, times_ms: Array, keys: pa.Array) -> list[bytes]:
-    """Return the key of each timer in the timer index."""
+    """Return the key of each timer in the timer index.
+
+    Args:
+        key_groups: The key group of each timer.
+        times_ms: The time of each timer, in milliseconds since the epoch.
+        keys: The encoded key that each timer belongs to.
+    """
     pieces = [_prefixes(key_groups, layout.TIMER_INDEX), packed_times(times_ms), keys]
     located: list[bytes] = concatenate(len(keys), pieces).to_pylist()
     return located
 
 
 def indexed_timers(index_keys: pa.Array) -> tuple[pa.Array, npt.NDArray[np.int64]]:
-    """Return the encoded key, and the time in milliseconds since the epoch, of each timer-index key."""
+    """Split timer-index keys into the encoded keys and the times of their timers.
+
+    Returns:
+        The encoded key of each timer, and its time in milliseconds since the epoch.
+    """
     offsets, raw = binary_views(index_keys)
     packed = gather(raw, offsets[:-1] + PREFIX_BYTES, np.dtype(">u8")).astype(np.uint64)
     times_ms = (packed ^ np.uint64(1 << 63)).view(np.int64)
@@ -97,17 +118,17 @@ def _prefixes(key_groups: Groups, state_id: int) -> Fixed:
 def changes_by_key_group(
     name: str, key_groups: Groups, rests: pa.Array, old: pa.Array, new: pa.Array
 ) -> Iterator[tuple[int, int, int, int]]:
-    """Yield what the replacement of entries of one state changes in each key group.
+    """Yield the changes of each key group's digest, entry count and bytes when entries of one state are replaced.
 
     Args:
         name: The state's name.
         key_groups: The key group of each entry. If they ascend, each key group is yielded once.
         rests: The stored keys without key group and state id.
-        old: The entries before; null for none.
-        new: The entries after; null for none.
+        old: The entry under each stored key before the replacement; null for no entry.
+        new: The entry under each stored key after the replacement; null for no entry.
 
     Yields:
-        The key group, and the changes of its digest, its number of entries and its bytes.
+        The key group, the change of its digest (modulo 2^64), of its number of entries, and of its bytes.
     """
     seed = layout.seed_of(name)
     gone, come = (entries.is_valid().to_numpy(zero_copy_only=False) for entries in (old, new))
@@ -134,8 +155,8 @@ def _entry_bytes(name: str, key_sizes: npt.NDArray[np.int64], entries: pa.Array)
     """Return the bytes that RocksDB counts for each entry and its key in the timer or expiry index; 0 for null.
 
     Args:
-        name: The state's name.
-        key_sizes: The length of each stored key.
+        name: The name of the entries' state; `layout.TIMERS_NAME` for timers.
+        key_sizes: The length of each entry's stored key in bytes.
         entries: The stored entries.
     """
     there = entries.is_valid().to_numpy(zero_copy_only=False)
@@ -153,7 +174,7 @@ def _entry_bytes(name: str, key_sizes: npt.NDArray[np.int64], entries: pa.Array)
 
 
 def timers_of(groups: Groups, rests: pa.Array, entries: pa.Array) -> tuple[Groups, pa.Array]:
-    """Return the timers of stored entries, which may have either timer layout.
+    """Return the timers of stored entries, which may have the old or the new timer layout (see `layout`).
 
     Args:
         groups: The key group of each entry.
@@ -161,8 +182,8 @@ def timers_of(groups: Groups, rests: pa.Array, entries: pa.Array) -> tuple[Group
         entries: The stored entries.
 
     Returns:
-        For each timer, its key group, and its encoded key and packed time as one value that the digest hashes. The
-        order is that of the entries.
+        The key group of each timer; and each timer's encoded key and packed time, as one binary value that the digest
+        hashes. Timers have the order of the entries.
 
     Raises:
         CorruptFile: An entry has neither layout.
@@ -192,7 +213,7 @@ def split_timers(timers: pa.Array) -> tuple[pa.Array, Array]:
 
 
 def is_expiring(entries: pa.Array) -> Mask:
-    """Return for each entry whether it has an expiry. False for null."""
+    """Return a mask that is True for each entry with an expiry time. It is False for null."""
     offsets, raw = binary_views(entries)
     if not len(raw):
         return np.zeros(len(entries), np.bool_)
@@ -210,7 +231,7 @@ def expiries(entries: pa.Array) -> npt.NDArray[np.int64]:
         entries: Stored entries that all have an expiry (`is_expiring`).
 
     Raises:
-        CorruptFile: An entry is shorter than its expiry.
+        CorruptFile: An entry is too short to hold an expiry time.
     """
     offsets, raw = binary_views(entries)
     if len(entries) and np.diff(offsets).min() < 9:
@@ -224,11 +245,11 @@ def bytes_in(column: pa.Array) -> int:
 
 
 def without_expiry(entries: pa.Array) -> pa.Array:
-    """Return the encoded rows of entries that all have an expiry."""
+    """Return the encoded rows of entries that all have an expiry: the entries without the 9 bytes of their expiry."""
     # `binary_slice` without a stop fails in Arrow 26, so the length of the longest entry is the stop.
     return pc.binary_slice(entries, 9, pc.max(pc.binary_length(entries)).as_py())
 
 
 def joined(*parts: pa.Array | pa.Scalar) -> pa.Array:
-    """Concatenate binary columns row by row. A scalar is repeated in every row."""
+    """Return one binary column whose values are the concatenated values of each row. A scalar is repeated in every row."""
     return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))

@@ -1,4 +1,7 @@
-"""Deletion of expired entries at the end of an interval, many entries at a time as Arrow columns."""
+"""Deletion of a shard's expired entries at the end of an interval, many entries at a time as Arrow columns.
+
+The expiry index lists the entries by time, so no other entries are read.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,12 @@ def expire(shard: ShardState) -> int:
 
 
 def _remove(shard: ShardState, spans: list[_Span]) -> int:
-    """Delete the entries that these expiry-index keys name, then the index keys. Return the number of entries."""
+    """Delete the entries that some expiry-index keys name, then these index keys. Return the number of entries.
+
+    Args:
+        shard: The shard.
+        spans: The expiry-index keys of expired entries.
+    """
     if not spans:
         return 0
     groups, times, state_ids, rests = indexed_entries(
@@ -81,7 +89,13 @@ def _remove(shard: ShardState, spans: list[_Span]) -> int:
 
 
 def _in_order(groups: Groups, state_ids: np.ndarray, rests: pa.Array) -> np.ndarray:
-    """Return the row order that sorts entries by state id, key group and key."""
+    """Return the row order that sorts entries by state id, key group and key.
+
+    Args:
+        groups: The key group of each entry.
+        state_ids: The state id of each entry.
+        rests: The entries' stored keys without key group and state id.
+    """
     pieces = [Fixed(state_ids), Fixed(groups.astype(">u2")), rests]
     order: np.ndarray = pc.array_sort_indices(concatenate(len(rests), pieces)).to_numpy()
     return order
@@ -90,7 +104,8 @@ def _in_order(groups: Groups, state_ids: np.ndarray, rests: pa.Array) -> np.ndar
 class ExpiredEntries(EntryColumns):
     """Expired entries of one state, for deletion.
 
-    Each entry counts as a key of the batch. `_remove` deletes the expiry-index keys itself, so `_index` does nothing.
+    `begin` takes the stored key of each entry, without key group and state id, in place of an encoded key. `_remove`
+    deletes the expiry-index keys itself, so `_index` does nothing.
     """
 
     def remove(self) -> None:

@@ -21,12 +21,12 @@ _BATCH = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemovedKeys:
-    """What a removal left and what it took.
+    """Key groups that are left after a removal of keys, and the number and bytes of the removed entries.
 
     Attributes:
         key_group_states: The shard's key groups afterwards, without those that became empty.
-        entries: Removed entries by state; timers as ``$timers``.
-        size_bytes: Keys and values of all removed records, indexes included.
+        entries: The number of removed entries by state name. Timers count under the name `$timers`.
+        size_bytes: Bytes of the keys and values of all removed entries and index keys.
     """
 
     key_group_states: tuple[KeyGroupState, ...]
@@ -40,16 +40,16 @@ def remove_keys(
     states: Sequence[StateDescriptor],
     keys: Iterable[tuple[int, bytes]],
 ) -> RemovedKeys:
-    """Delete all records of keys from the store.
+    """Delete all entries, timers and index keys of some keys from a shard's store.
 
     Args:
         store: The shard's store.
         groups: The key groups of the shard as its manifest has them.
-        states: All states of the checkpoint, undeclared ones too.
-        keys: Key group and encoded key of each key.
+        states: All states of the checkpoint, also those that the processor no longer declares.
+        keys: The key group and the encoded key of each key to remove.
 
     Raises:
-        CorruptFile: A file is damaged, or the timers of a key are of neither layout.
+        CorruptFile: A file is damaged, or the timers of a key have neither the old nor the new layout.
     """
     by_group = {group.key_group: group for group in groups}
     removed: Counter[str] = Counter()
@@ -109,7 +109,15 @@ def find_keys(
     key_group: int,
     wanted: Callable[[bytes], bool],
 ) -> set[bytes]:
-    """Return the encoded keys of a key group that are wanted. Reads the whole key group."""
+    """Return the encoded keys of a key group for which `wanted` returns True. The whole key group is read.
+
+    Args:
+        store: The shard's store.
+        states: All states of the checkpoint.
+        key_schema: The schema of the pipeline's key.
+        key_group: The key group to search.
+        wanted: A test of an encoded key. It is called once for each key that has an entry or a timer.
+    """
     keys = KeyColumns(key_schema)
     found: dict[bytes, bool] = {}
     for state_id in [*(descriptor.state_id for descriptor in states), layout.TIMERS]:

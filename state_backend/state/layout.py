@@ -14,6 +14,10 @@
     entry         01 … (row codec)                         an entry without expiry
                   02 | expiry i64 LE | 01 …                an entry that is readable while expiry > processing time
 
+`rest` is the part of a stored key behind key group and state id. `…` stands for key group and state id. Bytes such as
+`FB` are hexadecimal, and BE and LE mean big-endian and little-endian. A state id of `FB`, `FC` or `FD` marks timers or an
+index; declared states have the ids up to `FA`.
+
 The key codec is prefix-free: no encoded key or user key begins with another. So entries of two keys never mix. Times
 are signed 64-bit milliseconds since the epoch. Stored keys hold times big-endian with the sign bit flipped, so that
 RocksDB sorts entries by time.
@@ -56,7 +60,7 @@ def prefix(key_group: int, state_id: int) -> bytes:
 
 
 def key_group_bounds(first: int, last: int) -> tuple[bytes, bytes | None]:
-    """Return the range of stored keys of the key groups `first` to `last`.
+    """Return the range of stored keys of the key groups `first` to `last`, both included.
 
     Returns:
         The start, and the end (exclusive). The end is None if the range extends to the last possible key.
@@ -100,11 +104,11 @@ def unpack_time(data: bytes) -> int:
 
 
 def timers_in(rest: bytes, data: bytes) -> list[bytes]:
-    """Return the timers of one stored entry, which may have either timer layout.
+    """Return the timers of one stored entry, which may have the old or the new timer layout.
 
     Args:
         rest: The stored key without key group and state id.
-        data: The bytes stored under the key.
+        data: The bytes stored under the key: empty in the new layout, the times of all the key's timers in the old.
 
     Returns:
         Encoded key and packed time of each timer, as one byte string that the digest hashes.
@@ -118,7 +122,11 @@ def timers_in(rest: bytes, data: bytes) -> list[bytes]:
 
 
 def timer_index_key(stored_key: bytes) -> bytes:
-    """Return the timer-index key of the timer stored under `FB | key | time`."""
+    """Return the key of a timer in the timer index, which sorts the timers of a key group by time.
+
+    Args:
+        stored_key: The timer's stored key: key group, the byte 0xFB, the encoded key, and the packed time.
+    """
     return stored_key[:2] + _TIMER_INDEX + stored_key[-8:] + stored_key[3:-8]
 
 
@@ -185,12 +193,19 @@ def row_of(entry: bytes) -> bytes:
 
 
 def record_bytes(stored_key: bytes, data: bytes) -> int:
-    """Return the bytes that RocksDB counts for one key and value: both, and 8 for sequence number and type."""
+    """Return the bytes that RocksDB counts for one stored key: the key, its value, and 8 bytes that RocksDB adds.
+
+    The 8 bytes hold RocksDB's sequence number and the type of the write.
+    """
     return len(stored_key) + len(data) + SEQUENCE_BYTES
 
 
 def entry_bytes(stored_key: bytes, entry: bytes) -> int:
-    """Return `record_bytes` of an entry plus those of its key in the timer index or expiry index."""
+    """Return the bytes that RocksDB counts for an entry and for its key in the timer index or expiry index.
+
+    A timer has a key in the timer index, an entry with an expiry has a key in the expiry index, and other entries are in
+    no index.
+    """
     size_bytes = len(stored_key) + len(entry) + SEQUENCE_BYTES
     if stored_key[2] == TIMERS:
         return size_bytes + len(stored_key) + SEQUENCE_BYTES
@@ -198,9 +213,10 @@ def entry_bytes(stored_key: bytes, entry: bytes) -> int:
 
 
 def seed_of(state_name: str) -> int:
-    """Return the hash seed of a state, computed from the state's name.
+    """Return the seed for the hashes of a state's entries, computed from the state's name.
 
-    The digest does not hash state ids, because a fork may give the same state another id.
+    The seed makes equal entries of two states hash differently. It comes from the name and not from the state id, because
+    a fork may give the same state another id.
     """
     return xxhash.xxh64_intdigest(state_name.encode())
 

@@ -1,4 +1,8 @@
-"""List state of a shard for many keys at a time, as Arrow tables."""
+"""List state of a shard for many keys at a time, as Arrow tables.
+
+A list's elements have ascending positions. The store also holds two positions for each list: the one of its first
+element, and the one that the next appended element gets.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +45,10 @@ class ListColumns(StateColumns):
     def exists(self, wanted: Places) -> Mask:
         """Return a mask that is True for each wanted key whose list has an element that has not expired.
 
-        Reads the last element of each list. Reads a whole list only if its last element has expired.
+        The method reads the last element of each list. It reads a whole list only if the last element has expired.
+
+        Args:
+            wanted: Indexes of keys in the batch, ascending.
         """
         first, next_ = self._positions(wanted)
         filled = next_ > first
@@ -56,7 +63,11 @@ class ListColumns(StateColumns):
         return there
 
     def append(self, owners: Places, rows: pa.Table) -> None:
-        """Append each row to the list of its owner. Rows of one owner keep their order.
+        """Append each row to the list of its key. Rows of one key keep their order.
+
+        Args:
+            owners: The index of each row's key in the batch.
+            rows: The elements to append.
 
         Raises:
             StateTypeError: The rows do not fit the state's schema.
@@ -70,7 +81,11 @@ class ListColumns(StateColumns):
         self._write_positions(touched, (first, next_), (first, next_ + counts))
 
     def put(self, owners: Places, rows: pa.Table) -> None:
-        """Replace the whole list of each key in `owners` by the key's rows.
+        """Replace the whole list of each key in `owners` by the key's rows. Lists of other keys stay.
+
+        Args:
+            owners: The index of each row's key in the batch.
+            rows: The elements of the new lists.
 
         Raises:
             StateTypeError: The rows do not fit the state's schema.
@@ -97,9 +112,10 @@ class ListColumns(StateColumns):
         self._write_positions(wanted, (first, next_), (np.zeros_like(first), np.zeros_like(first)))
 
     def trim(self, key_groups: Groups, elements: pa.Array) -> None:
-        """Move the first positions of lists behind elements that were just deleted.
+        """Move the first position of each list behind its deleted elements, and delete the positions of empty lists.
 
-        Otherwise a list whose elements expire would keep a growing range of empty positions.
+        Otherwise a list whose elements expire would keep a growing range of positions without elements, and each read
+        of the list would look all of them up.
 
         Args:
             key_groups: The key group of each element.
@@ -136,7 +152,11 @@ class ListColumns(StateColumns):
         return (owners, entries) if order is None else (owners[order], entries.take(pa.array(order)))
 
     def _elements(self, wanted: Places) -> tuple[pa.Array, Places]:
-        """Read all elements of the wanted lists: their rows, null where expired, and the owner of each row."""
+        """Read all elements of the wanted keys' lists.
+
+        Returns:
+            The encoded row of each element, null if the element has expired; and the index of its key in the batch.
+        """
         owners, positions = _ranges(wanted, *self._positions(wanted))
         return self._visible(self._read_elements(owners, positions)), owners
 
@@ -155,7 +175,7 @@ class ListColumns(StateColumns):
             owners: The index of each element's key in the batch.
             positions: The position of each element in its list.
             entries: The stored entries; null removes the element.
-            known: The store holds nothing at these positions, so no old entry is read.
+            known: True if the store certainly holds no element at these positions, so that no old entry is read.
         """
         rests = self._rests(owners, positions)
         located = self._located(owners, rests)
@@ -176,8 +196,8 @@ class ListColumns(StateColumns):
 
         Args:
             wanted: Indexes of keys in the batch, ascending.
-            empty: True: if the state counts no entries, return zeros without a read. False: always read, because lists
-                whose elements were all deleted may still have positions.
+            empty: True: if the shard counts no entries of the state, return zeros without a read. False: always read,
+                because lists whose elements were all deleted may still have positions.
 
         Returns:
             The first position of each list, and the position after its last element; 0 and 0 for a key without a list.
@@ -213,14 +233,20 @@ class ListColumns(StateColumns):
 
 
 def _ranges(owners: Places, first: Positions, next_: Positions) -> tuple[Places, Positions]:
-    """Return every position of each owner's list, from `first` to before `next_`, with the owner of each position."""
+    """Return every position of several lists, and the index in the batch of the key that each position belongs to.
+
+    Args:
+        owners: The index of each list's key in the batch.
+        first: The position of each list's first element.
+        next_: The position behind each list's last element.
+    """
     counts = np.maximum(next_ - first, 0)
     begins = np.cumsum(counts) - counts
     return np.repeat(owners, counts), np.arange(counts.sum()) + np.repeat(first - begins, counts)
 
 
 def _begins(keys: pa.Array, key_groups: Groups) -> Mask:
-    """Return for each row whether its key or key group differs from the row before. True for the first row."""
+    """Return a mask that is True for each row whose key or key group differs from the row before, and for the first."""
     other = np.ones(len(keys), np.bool_)
     if len(keys) > 1:
         same = pc.equal(keys[1:], keys[:-1]).to_numpy(zero_copy_only=False)

@@ -1,4 +1,7 @@
-"""Map state of a shard for many keys at a time, as Arrow tables."""
+"""Map state of a shard for many keys at a time, as Arrow tables.
+
+A map belongs to a key of the pipeline. The keys inside the map are called user keys.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +40,10 @@ class MapColumns(StateColumns):
     def get(self, owners: Places, user_keys: Sequence[pa.Array]) -> tuple[pa.Table, Mask]:
         """Read the values of user keys.
 
+        Args:
+            owners: For each requested user key, the index in the batch of the key whose map is read.
+            user_keys: The columns of the requested user keys.
+
         Returns:
             One row for each requested user key, in the same order, and a mask that is True where the user key has a
             value that has not expired.
@@ -56,6 +63,11 @@ class MapColumns(StateColumns):
     def update(self, owners: Places, user_keys: Sequence[pa.Array], values: pa.Table) -> None:
         """Set the values of user keys. If a user key occurs several times for one key, its last value counts.
 
+        Args:
+            owners: For each value, the index in the batch of the key whose map is changed.
+            user_keys: The columns of the user keys.
+            values: The value of each user key.
+
         Raises:
             StateTypeError: `user_keys` or `values` do not fit their schemas.
         """
@@ -63,6 +75,10 @@ class MapColumns(StateColumns):
 
     def remove(self, owners: Places, user_keys: Sequence[pa.Array]) -> None:
         """Remove user keys with their values. User keys without a value are ignored.
+
+        Args:
+            owners: For each user key, the index in the batch of the key whose map is changed.
+            user_keys: The columns of the user keys.
 
         Raises:
             StateTypeError: `user_keys` do not fit the schema of the user key.
@@ -76,8 +92,8 @@ class MapColumns(StateColumns):
             wanted: Indexes of keys in the batch, ascending.
 
         Returns:
-            The user-key columns; the values; and offsets. Key `wanted[i]` has the rows `offsets[i]` to `offsets[i + 1]
-            - 1`, in the order of encoded user keys.
+            The user-key columns; the values; and offsets. The map of key `wanted[i]` has the rows `offsets[i]` to
+            `offsets[i + 1] - 1`, in the order of encoded user keys.
         """
         owners, encoded, found = self._read_below(wanted)
         rows = self._visible(found)
@@ -93,7 +109,10 @@ class MapColumns(StateColumns):
     def exists(self, wanted: Places) -> Mask:
         """Return a mask that is True for each wanted key whose map has an entry that has not expired.
 
-        Reads the first entry of each map. Reads a whole map only if its first entry has expired.
+        The method reads the first entry of each map. It reads a whole map only if the first entry has expired.
+
+        Args:
+            wanted: Indexes of keys in the batch, ascending.
         """
         there = np.zeros(len(wanted), np.bool_)
         doubtful = wanted
@@ -138,6 +157,10 @@ def _in_order(owners: Places, encoded: pa.Array) -> Places | None:
     """Return the row order that sorts entries by owner and user key; None if they are sorted already.
 
     Rows with equal owner and user key keep their order.
+
+    Args:
+        owners: The index in the batch of the key that each entry belongs to.
+        encoded: The encoded user key of each entry.
     """
     same_owner = owners[1:] == owners[:-1]
     descends = pc.less(encoded[1:], encoded[:-1]).to_numpy(zero_copy_only=False)
@@ -152,6 +175,6 @@ def _in_order(owners: Places, encoded: pa.Array) -> Places | None:
 
 
 def _differ(encoded: pa.Array) -> Mask:
-    """Return for each row after the first whether its value differs from the row before."""
+    """Return a mask, without the first row, that is True for each encoded user key that differs from the row before."""
     differ: Mask = pc.not_equal(encoded[1:], encoded[:-1]).to_numpy(zero_copy_only=False)
     return differ

@@ -1,4 +1,7 @@
-"""Plan the states of an interval from the states that its base recorded and those that the processor declares."""
+"""Plan the states of an interval from the states that its base recorded and those that the processor declares.
+
+The driver plans before the shards' tasks start. So a schema that does not fit fails once, and not in each shard.
+"""
 
 from __future__ import annotations
 

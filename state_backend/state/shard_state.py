@@ -37,8 +37,8 @@ from state_backend.values.records import KeyGroupState, StateDescriptor
 UNREAD: Any = object()
 _FLUSH_ENTRIES = 10_000
 MIB = 1024 * 1024
-# PREFETCH_BYTES is the most bytes that are prefetched for one round of keys, GATHERED_BYTES the most that are read on
-# demand or changed before a flush, and PART_BYTES the most that a flush converts to Arrow at once.
+# All three are limits in bytes of entries. PREFETCH_BYTES: prefetched for one round of keys. GATHERED_BYTES: read on
+# demand or changed before a flush. PART_BYTES: converted to Arrow by a flush at once.
 PREFETCH_BYTES, GATHERED_BYTES, PART_BYTES = 16 * MIB, 32 * MIB, 32 * MIB
 # Bytes of entries in one write batch. RocksDB holds a batch twice in memory until the batch is written.
 _WRITE_BYTES = 8 * MIB
@@ -58,8 +58,9 @@ MIN_COLUMN_ROWS, MAX_COLUMN_BYTES = 64, 4096
 # From this many keys on, `delete_many` writes one range deletion. A range deletion slows down every read of its file a
 # little, so fewer keys are deleted one by one.
 RANGE_KEYS = 64
-# A scan takes about 1/SCAN_SHARE of a lookup's time for each entry that it passes. For fewer than MIN_SCAN_ROWS wanted
-# entries, lookups take less time than the start of a scan.
+# For each entry, wanted or not, a scan takes about 1/SCAN_SHARE of the time of a lookup. So a scan is worth its time if
+# at least 1/SCAN_SHARE of the entries are wanted. Fewer than MIN_SCAN_ROWS wanted entries are always looked up, because
+# the start of a scan takes longer than their lookups.
 SCAN_SHARE = 4
 MIN_SCAN_ROWS = 16
 
@@ -114,7 +115,8 @@ class _Scan:
     Attributes:
         start: The first stored key that is not read yet.
         end: The end of the scan (exclusive); None for the last key of the store.
-        over: For each entry that differs in the store now, the entry at the beginning of the scan; None for no entry.
+        over: For each stored key whose entry in the store differs from the entry when the scan began: the entry when the
+            scan began; None for no entry. The scan yields these entries in place of the store's.
     """
 
     start: bytes
@@ -125,17 +127,21 @@ class _Scan:
 class ShardState:
     """State of the key groups of one shard, in a store that holds nothing else.
 
-    The state variables of `state_variables` act on the key of the last `set_key`. They also access the attributes
-    `cache`, `before` and `unaccounted`, for speed.
+    The state variables of `state_variables` act on the key of the last `set_key`. For speed, they change the attributes
+    `cache`, `before` and `unaccounted` themselves instead of calling methods. These three are dicts by stored key, in
+    which None stands for no entry.
 
     Attributes:
         now_ms: The interval's processing time, in milliseconds since the epoch. An entry has expired if its expiry is
             not after this time; the wall clock plays no role.
-        mismatches: Counts of values that did not fit and were stored as NULL, as Spark does (`spark_nulls`). None
-            unless the argument `nulls_for_misfits` is true.
+        mismatches: Counts of the values that did not fit their type and were stored as NULL, as Spark does
+            (`spark_nulls`). None if `nulls_for_misfits` is false: then such a value raises an error.
         changed_bytes: Bytes of keys and entries written or deleted so far.
         struct_factory: Makes the struct values that processors get; None for tuples.
         zone: The time zone of naive datetimes in timestamps.
+        cache: The present entries that this round of keys read or changed.
+        before: For each changed entry, the entry that the store still holds, or `UNREAD` if it was not read.
+        unaccounted: Changed list positions and index keys, which digests and entry counts leave out.
         gathered_bytes: Bytes in memory that were read on demand or changed since the last flush.
         key_group: The current key's group; -1 for no key.
         key: The current key, encoded.
@@ -174,7 +180,7 @@ class ShardState:
         self._prefetch_stride = Stride(size_bytes=PREFETCH_BYTES, most=1 << 20)
         self._change_stride = Stride(size_bytes=PART_BYTES, most=1024)
         # The stored keys of map entries and timers with unwritten changes, grouped by the prefix of the map or of the
-        # key's timers: a scan of a prefix must merge its changes into what it reads.
+        # key's timers. A scan of a prefix merges these changes into the entries that it reads from the store.
         self._changed_maps: dict[bytes, set[bytes]] = {}
         self._scans: WeakSet[_Scan] = WeakSet()
         # True once the processor has listed timers. From then on `prefetch` also reads each key's timers, and puts
@@ -247,7 +253,7 @@ class ShardState:
         self._prefetched[descriptor.state_id, suffix] = descriptor.name
 
     def set_key(self, key_group: int, key: bytes) -> None:
-        """Choose the key that states and timers act on.
+        """Set the current key, which state variables and timers act on until the next call.
 
         Args:
             key_group: The key's group; -1 for no key. State variables raise `UsageError` without a key.
@@ -259,7 +265,7 @@ class ShardState:
     # --- batches ----------------------------------------------------------------------------------------------------------------
 
     def prefetch(self, key_groups: npt.NDArray[np.uint16], keys: pa.Array) -> int:
-        """Read what the next keys of a batch need. Call `flush` before.
+        """Read the entries that the next keys of a batch need into memory. Call `flush` before.
 
         Args:
             key_groups: The key group of each key, ascending.
@@ -310,7 +316,11 @@ class ShardState:
         return len(keys), size_bytes
 
     def _get_some(self, wanted: Sequence[bytes], most_bytes: int = PREFETCH_BYTES) -> list[bytes | None]:
-        """Look up the first of these stored keys, until their entries have about `most_bytes`."""
+        """Look up stored keys from the first on, until the entries found have about `most_bytes`.
+
+        Returns:
+            The entries of the first stored keys, None for no entry. The list may be shorter than `wanted`.
+        """
         found: list[bytes | None] = []
         size_bytes = 0
         while len(found) < len(wanted) and size_bytes < most_bytes:
@@ -331,7 +341,7 @@ class ShardState:
             name: The state's name.
             key_groups: The key group of each wanted entry, ascending.
             wanted: The stored keys, ascending.
-            most_bytes: Reading ends behind the entry that exceeds this; None reads all.
+            most_bytes: Reading ends soon after the entries that were read have this many bytes; None reads all.
 
         Returns:
             The entry of each stored key, None for no entry. With `most_bytes`, possibly the entries of the first stored
@@ -443,8 +453,14 @@ class ShardState:
     ) -> dict[bytes, bytes | None]:
         """Update digests, counts and sizes of the key groups, one entry at a time.
 
+        Args:
+            keys: The stored keys of the changed entries, ascending.
+            old: The replaced entries; None for no entry.
+            new: The entries that replace them; None for a removed entry.
+
         Returns:
-            The keys of the timer index and the expiry index to write, with an empty value, or to delete, with None.
+            The changed keys of the timer index and the expiry index: empty bytes for a key to write, None for a key to
+            delete.
         """
         index: dict[bytes, bytes | None] = {}
         for key, entry_before, entry in zip(keys, old, new, strict=True):
@@ -469,8 +485,14 @@ class ShardState:
     ) -> dict[bytes, bytes | None]:
         """Update digests, counts and sizes of the key groups, with all entries as Arrow columns.
 
+        Args:
+            keys: The stored keys of the changed entries, ascending.
+            old: The replaced entries; None for no entry.
+            new: The entries that replace them; None for a removed entry.
+
         Returns:
-            The keys of the timer index and the expiry index to write, with an empty value, or to delete, with None.
+            The changed keys of the timer index and the expiry index: empty bytes for a key to write, None for a key to
+            delete.
         """
         groups, state_ids, rests = parts_of(pa.array(keys, pa.binary()))
         old_entries, new_entries = pa.array(old, pa.binary()), pa.array(new, pa.binary())
@@ -537,7 +559,15 @@ class ShardState:
         self.put_many(keys, positions)
 
     def account(self, key_group: int, name: str, digest_change: int, count_change: int, size_change_bytes: int) -> None:
-        """Add changes to the digest, the entry count and the bytes of a key group."""
+        """Add changes to the digest, the entry count and the bytes of a key group.
+
+        Args:
+            key_group: The key group.
+            name: The name of the state whose entries changed; `layout.TIMERS_NAME` for timers.
+            digest_change: The hashes of the new entries minus the hashes of the old ones, modulo 2^64.
+            count_change: The number of added entries minus the number of removed ones.
+            size_change_bytes: The change of the bytes of entries and index keys.
+        """
         self.resize(key_group, size_change_bytes)
         self._digests[key_group] = self._digests.get(key_group, 0) + digest_change
         self._counts[key_group, name] = self._counts.get((key_group, name), 0) + count_change
@@ -571,8 +601,8 @@ class ShardState:
 
     def _counted_bytes(self, key_group: int) -> int | None:
         size_bytes = self._sizes.get(key_group, 0)
-        # A size below 0 means that a count was wrong. It must not get into the record, which would be unreadable. None
-        # means "not counted"; the worst result is that the shard is rewritten once.
+        # A size below 0 means that a count was wrong. A negative size would make the record unreadable, so this method
+        # returns None, which means "not counted". The worst result is that the shard is rewritten once.
         return None if key_group in self._uncounted or size_bytes < 0 else size_bytes
 
     # --- single entries ---------------------------------------------------------------------------------------------------------
@@ -642,7 +672,9 @@ class ShardState:
         return row if ttl_ms is None else layout.with_expiry(row, layout.later(self.now_ms, ttl_ms))
 
     def scan_map(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield all entries under a map's prefix, ordered by user key, expired entries included.
+        """Yield all entries of a map, or all timers of a key, by their prefix. Expired entries are included.
+
+        Map entries come in the order of encoded user keys, timers in the order of time.
 
         The caller gets the entries as they are when it asks for the first one: later writes and flushes do not change
         the result. The store is read only as far as the caller iterates.
@@ -659,7 +691,8 @@ class ShardState:
             chunk = list(zip(keys, entries, strict=True))
             (self._scans.discard if ended else self._scans.add)(scan)
             for key, entry in chunk:
-                # A later change of one of these entries needs the old entry, for the digest. It finds it in the cache.
+                # If the processor changes this entry later, the digest needs the old entry. The cache keeps the old entry,
+                # so it need not be read again.
                 self.cache.setdefault(key, entry)
             self.gathered_bytes += _READ_BYTES * len(chunk) + sum(map(len, entries))
             if not ended:
@@ -668,9 +701,10 @@ class ShardState:
             yield from _overlaid(chunk, over, None if ended else scan.start) if over else chunk
 
     def _changes_to_scan(self, prefix: bytes) -> set[bytes]:
-        """Return the stored keys under a map's prefix that have unwritten changes.
+        """Return the stored keys under a map's prefix whose changes are not yet written to the store.
 
-        More than _SCANNED_CHANGES changes are written first, because a scan checks each of them.
+        A scan of the map merges each of them into its result. If there are more than _SCANNED_CHANGES, this method
+        writes all changes to the store, and returns the empty set.
         """
         changed = self._changed_maps.get(prefix, _NO_CHANGES)
         if len(changed) <= _SCANNED_CHANGES:
@@ -695,7 +729,13 @@ class ShardState:
         return False
 
     def write_map(self, start: bytes, stored_key: bytes, entry: bytes | None) -> None:
-        """Replace an entry of the map with the prefix `start`; None removes the entry."""
+        """Replace an entry of a map, or a timer of a key.
+
+        Args:
+            start: The prefix of the stored keys of all the map's entries, or of all the key's timers.
+            stored_key: The stored key of the entry.
+            entry: The new entry; None removes the entry.
+        """
         self.write(stored_key, entry)
         self._changed_maps.setdefault(start, set()).add(stored_key)
 
@@ -782,7 +822,7 @@ class ShardState:
     def due_timers(self, now_ms: int) -> Iterator[DueTimer]:
         """Yield the timers with time <= `now_ms`, ordered by time, key group and key.
 
-        The timer's key is chosen and the key's state is prefetched before the timer is yielded. A timer is deleted when
+        Before a timer is yielded, its key becomes the current key and the key's state is prefetched. A timer is deleted when
         the caller asks for the next one. A timer that a handler deletes meanwhile does not fire. A timer that a handler
         registers meanwhile fires in the next interval at the earliest.
         """
@@ -878,8 +918,8 @@ def _overlaid(
 
     Args:
         chunk: Stored keys and entries as the store has them now.
-        over: For each entry that differs in the store now, the entry at the beginning of the scan; None for no entry.
-            Items before `end` are removed from it.
+        over: For each stored key whose entry differs in the store now, the entry when the scan began; None for no entry.
+            The function removes the items before `end` from this dict.
         end: The end of the chunk (exclusive); None for the last chunk.
     """
     entries: dict[bytes, bytes | None] = dict(chunk)
@@ -891,7 +931,14 @@ def _overlaid(
 def _index_expiry(
     index: dict[bytes, bytes | None], stored_key: bytes, before: bytes | None, entry: bytes | None
 ) -> None:
-    """Add to `index` the changes of the expiry index when `entry` replaces `before`."""
+    """Add to `index` the changes of the expiry index that follow when one entry replaces another.
+
+    Args:
+        index: The changed expiry-index keys: an empty value for a key to write, None for a key to delete.
+        stored_key: The stored key of both entries.
+        before: The old entry; None for no entry.
+        entry: The new entry; None for no entry.
+    """
     if before is not None and before[0] == layout.EXPIRING:
         index[_expiry_key(stored_key, before)] = None
     if entry is not None and entry[0] == layout.EXPIRING:

@@ -1,6 +1,6 @@
-"""Entries of one state for many keys at a time, as Arrow columns: the base of values, lists, maps and timers.
+"""Base classes of value, list and map state and of timers for a batch of keys, as Arrow columns.
 
-The resulting entries, digests and counts are those that the state variables of single keys produce. Python works row by
+Processors that are functions over many keys use the state through their subclasses. The resulting entries, digests and counts are those that the state variables of single keys produce. Python works row by
 row only in the store's get and put calls and their bytes objects. Each method reads the store and writes to it before
 it returns: no changes stay in memory between calls.
 """
@@ -36,14 +36,16 @@ from state_backend.state.shard_state import ShardState
 from state_backend.values.records import StateDescriptor
 
 Mask = npt.NDArray[np.bool_]
-# Indexes of keys in a batch: 0 to number of keys - 1.
+# Indexes of keys in a batch: from 0 to the number of keys - 1.
 Places = npt.NDArray[np.int64]
 _GET_ROWS = 4096
 _KEPT_READS = 2
 
 
 class EntryColumns:
-    """Entries of one state, or timers, for a batch of keys.
+    """Entries of one state, or timers, of the keys in the current batch.
+
+    In all methods, `located` holds whole stored keys, and `rests` holds stored keys without key group and state id.
 
     Attributes:
         keys: The number of keys in the batch; None outside a batch.
@@ -61,7 +63,7 @@ class EntryColumns:
         self._seen: list[tuple[Sequence[bytes], pa.Array]] = []
 
     def begin(self, key_groups: Groups, keys: pa.Array) -> None:
-        """Begin a batch: choose the keys that the next calls act on.
+        """Begin a batch. The next calls act on its keys, and name a key by its index in the batch.
 
         Args:
             key_groups: The key group of each key.
@@ -84,17 +86,17 @@ class EntryColumns:
     def _read(self, owners: Places, located: Sequence[bytes], *, empty: bool = True) -> pa.Array:
         """Read entries from the store.
 
-        If at least a quarter of a key group's entries are wanted, one scan passes all entries from the first to the
+        If at least a quarter of a key group's entries are wanted, one scan reads all entries from the first to the
         last wanted one. The scan is several times as fast as lookups.
 
         Args:
             owners: The index of each entry's key in the batch, ascending.
-            located: The stored keys.
-            empty: True: if the state counts no entries, return nulls without a read. False: always read, because the
-                counts leave out the positions of lists.
+            located: The stored keys of the entries to read.
+            empty: True: if the shard counts no entries of the state, return nulls without a read. False: always read,
+                because the counts leave out the positions of lists.
 
         Returns:
-            The entries; null where the store has none.
+            The entry of each stored key; null if the store has no entry.
         """
         if not len(located) or (empty and not self._shard.entries(self._name)):
             return pa.nulls(len(located), pa.binary())
@@ -129,11 +131,15 @@ class EntryColumns:
         return found
 
     def _read_below(self, owners: Places, rows: int | None = None) -> tuple[Places, pa.Array, pa.Array]:
-        """Read all entries whose stored key begins with one of these keys, or the first `rows` entries of each key.
+        """Read the entries of some keys of the batch: map entries or timers, of which a key may have many.
+
+        Args:
+            owners: The indexes of the keys in the batch, ascending.
+            rows: The most entries to read for each key, the first ones in stored order; None reads all.
 
         Returns:
-            For each entry, in stored order: the index of its key in the batch, the stored key behind the encoded key,
-            and the entry.
+            For each entry, in stored order: the index of its key in the batch; the part of its stored key that follows
+            the encoded key; and the entry.
         """
         if not self._shard.entries(self._name):
             nothing = pa.array([], pa.binary())
@@ -144,14 +150,14 @@ class EntryColumns:
         return np.repeat(owners, counts), _behind(keys, np.repeat(lengths, counts)), pa.array(entries, pa.binary())
 
     def _replace(self, owners: Places, rests: pa.Array, old: pa.Array, new: pa.Array, located: list[bytes]) -> Mask:
-        """Write or remove entries, and update digests, counts and the index.
+        """Write or remove entries, and update digests, counts, and the expiry index or timer index.
 
         Args:
             owners: The index of each entry's key in the batch.
             rests: The stored keys without key group and state id, unique.
-            old: The entries that the store holds; null for none.
-            new: The entries to write; null removes the entry.
-            located: The stored keys.
+            old: The entry that the store holds under each stored key; null for no entry.
+            new: The entry to write under each stored key; null removes the entry.
+            located: The whole stored keys.
 
         Returns:
             A mask that is True where `new` differs from `old`. Only these entries were written.
@@ -173,7 +179,16 @@ class EntryColumns:
         return changed
 
     def _index(self, groups: Groups, rests: pa.Array, old: pa.Array, new: pa.Array) -> None:
-        """Update the expiry index."""
+        """Remove the old entries' keys from the expiry index, and add those of the new entries.
+
+        `TimerColumns` overrides this method to update the timer index instead.
+
+        Args:
+            groups: The key group of each entry.
+            rests: The entries' stored keys without key group and state id.
+            old: The replaced entries; null for no entry.
+            new: The entries that replace them; null for a removed entry.
+        """
         for entries, data in ((old, None), (new, b"")):
             expiring = is_expiring(entries)
             if expiring.any():
@@ -199,7 +214,7 @@ class StateColumns(EntryColumns):
         self.schema: pa.Schema = self._codec.arrow_schema
 
     def _visible(self, entries: pa.Array) -> pa.Array:
-        """Return the encoded rows of entries; null where there is no entry or the entry has expired."""
+        """Return the encoded row of each entry; null for null, and for an entry that has expired."""
         expiring = is_expiring(entries)
         if not expiring.any():
             return entries
@@ -210,7 +225,7 @@ class StateColumns(EntryColumns):
         return pc.replace_with_mask(entries, mask, rows)
 
     def _entries(self, rows: pa.Table | pa.RecordBatch) -> pa.Array:
-        """Encode rows as stored entries, with the state's expiry.
+        """Encode rows as stored entries. If the state has a time to live, each entry gets an expiry time.
 
         Raises:
             StateTypeError: The rows do not fit the state's schema.
@@ -226,7 +241,7 @@ class StateColumns(EntryColumns):
 
 
 def _differ(old: pa.Array, new: pa.Array) -> Mask:
-    """Return for each row whether the two entries differ. Null is equal to null only."""
+    """Return a mask that is True for each row whose old and new entries differ. Null is equal to null only."""
     for some, others in ((old, new), (new, old)):
         if some.null_count == len(some) and not others.null_count:
             return np.ones(len(old), np.bool_)
@@ -236,14 +251,15 @@ def _differ(old: pa.Array, new: pa.Array) -> Mask:
 
 
 def offsets_of(owners: Places, wanted: Places) -> npt.NDArray[np.int64]:
-    """Return the row offsets of each wanted key.
+    """Return the offsets at which each wanted key's rows begin.
 
     Args:
         owners: The index of each row's key in the batch, ascending.
         wanted: Indexes of the wanted keys, ascending. They include all owners.
 
     Returns:
-        The first row of each wanted key, then the number of rows.
+        The index of the first row of each wanted key, and the number of rows as last item. The rows of key `wanted[i]`
+        are `offsets[i]` to `offsets[i + 1] - 1`.
     """
     return np.append(np.searchsorted(owners, wanted), len(owners)).astype(np.int64)
 
@@ -252,12 +268,15 @@ def in_order(owners: Places) -> Any:
     """Return the row order that sorts rows by owner; None if they are sorted already.
 
     Rows of one owner keep their order.
+
+    Args:
+        owners: The index of each row's key in the batch.
     """
     return None if (owners[1:] >= owners[:-1]).all() else np.argsort(owners, kind="stable")
 
 
 def _behind(keys: list[bytes], lengths: npt.NDArray[np.int64]) -> pa.Array:
-    """Return each key without its first `lengths[i]` bytes."""
+    """Return the bytes of each `keys[i]` that follow its first `lengths[i]` bytes."""
     if not keys:
         return pa.array([], pa.binary())
     stored = pa.array(keys, pa.binary())

@@ -39,7 +39,7 @@ class _KeyedState:
         self._prepare(descriptor)
 
     def _prepare(self, descriptor: StateDescriptor) -> None:
-        """Set up what a kind of state needs besides the base. Subclasses override this."""
+        """Set up the attributes that only one kind of state has, and its prefetch. Subclasses override this method."""
 
     def _stored_key(self) -> bytes:
         """Return the stored-key prefix of the current key's entries in this state.

@@ -57,7 +57,7 @@ class TimerColumns(EntryColumns):
         super().__init__(shard, layout.TIMERS_NAME, layout.TIMERS)
 
     def begin(self, key_groups: Groups, keys: pa.Array) -> None:
-        """Choose the batch of keys for the next calls, as `EntryColumns.begin` specifies."""
+        """Begin a batch of keys, which the next calls act on. The arguments are those of `EntryColumns.begin`."""
         super().begin(key_groups, keys)
         self._apart = self._deleted = False
         self._indexed = True
@@ -93,13 +93,13 @@ class TimerColumns(EntryColumns):
 
         Args:
             now_ms: The present time, in milliseconds since the epoch.
-            most: About how many timers to yield at once. A key with more timers comes whole.
+            most: About how many timers to yield at once. A key's timers always come together, even if they are more.
         """
         waiting: list[DueTimers] = []
         fired: list[Span] = []
         for group in self._shard.key_groups_of(self._name):
-            # All due timers of a key group are read before the handler gets its first: timers that the handler
-            # registers stay out.
+            # All due timers of a key group are read before the handler gets the first one. So a timer that the handler
+            # registers does not fire in this interval.
             if (found := self._due_of_group(group, now_ms)) is None:
                 continue
             due, index = found
@@ -120,9 +120,9 @@ class TimerColumns(EntryColumns):
         yield due
         owners, deleted = np.repeat(np.arange(len(due.keys)), np.diff(due.offsets)), self._deleted
         self.begin(due.key_groups, due.keys)
-        # Usually the store still holds all fired timers, and the timer index none of them: no timer is read, and the
-        # index stays as it is. A handler that deleted timers may have registered some again. Then the timers are read,
-        # and the index is updated.
+        # Usually the store still holds all fired timers, and the timer index holds no key of them. So the code below
+        # deletes the timers without a read, and leaves the index as it is. But a handler that deleted timers may have
+        # registered some again. Then the timers are read, and the index is updated.
         self._indexed = deleted
         self._set(owners, due.times_ms, pa.nulls(1, pa.binary()), None if deleted else pa.array([b""], pa.binary()))
 
@@ -155,8 +155,9 @@ class TimerColumns(EntryColumns):
         Args:
             owners: The index of each timer's key in the batch.
             times_ms: The time of each timer.
-            new: One element for all timers: empty bytes to write, null to remove.
-            old: One element for all timers: what the store holds; None reads the store.
+            new: An array of one element, which holds for all timers: empty bytes to write them, null to remove them.
+            old: An array of one element, which holds for all timers: the entry that the store has, empty bytes or null.
+                None: the store is read.
         """
         self._lay_apart()
         same_owner = owners[1:] == owners[:-1]
@@ -186,7 +187,7 @@ class TimerColumns(EntryColumns):
 
 
 def _parts(due: DueTimers, most: int) -> Iterator[DueTimers]:
-    """Split due timers into parts of whole keys. A part ends with the key that brings it to `most` timers or more."""
+    """Split due timers into parts of whole keys. A part ends with the key with which it has `most` timers or more."""
     begin, keys = 0, len(due.keys)
     while begin < keys:
         end = int(np.searchsorted(due.offsets, due.offsets[begin] + most, "left"))

@@ -15,7 +15,7 @@ from state_backend.values.records import StateDescriptor
 
 
 class ValueColumns(StateColumns):
-    """A value state of a shard. `read` returns the state of a batch of keys, then `write` replaces it."""
+    """A value state of a shard. `read` returns the values of a batch of keys; `write` or `clear` then changes them."""
 
     def __init__(self, shard: ShardState, descriptor: StateDescriptor) -> None:
         super().__init__(shard, descriptor)
