@@ -312,7 +312,10 @@ def test_an_attempt_from_the_old_base_is_not_committed(root: Path) -> None:
 
 
 def test_a_re_run_that_was_prepared_before_is_refused_at_its_commit(root: Path) -> None:
-    """Of an earlier day: nothing fences it, and its base is the same; also if re-runs are filtered, since it was not."""
+    """The attempt re-runs an earlier day: no commit fences it, and its base stays the base.
+
+    `filter` refuses it too, because its shards kept the key.
+    """
 
     def meanwhile(content: Any) -> None:
         if not content.filtered:
