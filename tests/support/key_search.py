@@ -52,7 +52,7 @@ def _texts(path: Path, data: bytes) -> Iterator[bytes]:
             yield repr([file.metadata.row_group(n).to_dict() for n in range(file.num_row_groups)]).encode()
     elif path.suffix == ".log":
         yield from _in_segment(data)
-    elif data[:2] == b"\x1f\x8b" or data[:1] == b"{":
+    elif path.suffix in {".json", ".manifest"}:
         if data[:2] == b"\x1f\x8b":
             data = zlib.decompress(data, wbits=31)
             yield data
