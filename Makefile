@@ -96,7 +96,7 @@ wheel: setup  ## dist/cairn_state-….whl, to install on other hosts
 	@rm -rf build *.egg-info
 
 clean:  ## removes what set-up, demo and tests make again; your state and Airflow's database stay
-	@rm -rf $(VENV) dist site logs data/demo data/soak data/flights data/weather .cache *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse
+	@rm -rf $(VENV) dist site logs data/demo data/soak data/flights data/weather .cache *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse state_backend/values/_version.py
 	@rmdir data 2>/dev/null || true  # only if it is empty
 	@left="$$(ls -d $(KEPT_BY_CLEAN) 2>/dev/null | tr '\n' ' ')"; test -z "$$left" || echo "kept: $${left}('make clean-all' removes these too)"
 

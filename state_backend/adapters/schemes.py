@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from state_backend.values.release import WHEEL
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheme:
@@ -40,7 +42,7 @@ SCHEMES = {
         module="state_backend.adapters.gcs_storage",
         form="gs://bucket/prefix",
         over_network=True,
-        needs=("google", "Google's client", "pip install './cairn_state-0.1.0-py3-none-any.whl[gcs]'"),
+        needs=("google", "Google's client", f"pip install './{WHEEL}[gcs]'"),
     ),
     "memory": Scheme(module="state_backend.adapters.memory_storage", form=None),
 }

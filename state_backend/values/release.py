@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import re
+from importlib import import_module
+
 from state_backend.values.errors import UnsupportedFormat
 
-# The version in pyproject.toml. Every JSON file below a root contains the release that wrote the file.
-RELEASE = "0.1.0"
+
+def _version() -> str:
+    try:
+        found: str = import_module("state_backend.values._version").version
+    except ModuleNotFoundError:
+        return "0.1.dev0"
+    return found
+
+
+# The build writes `_version.py` from the newest git tag; sources that were never built have none. Every JSON file below a root contains
+# the release that wrote the file.
+RELEASE = _version()
+WHEEL = f"cairn_state-{RELEASE}-py3-none-any.whl"
 
 
 def unsupported(where: str, wrote: str, reads: str, release: str | None = None) -> UnsupportedFormat:
@@ -40,4 +54,8 @@ def is_newer(release: str) -> bool:
 
 
 def _numbers(release: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in release.split("."))
+    # `0.2.dev31` counts as 0.2: the 31st commit on the way to 0.2.
+    found = re.match(r"\d+(\.\d+)*", release)
+    if found is None:
+        raise ValueError(f"{release!r} is no release")
+    return tuple(int(part) for part in found[0].split("."))

@@ -24,6 +24,7 @@ from state_backend.inspection.verify import verify_pipeline
 from state_backend.values.errors import CairnError, CorruptRecord
 from state_backend.values.handles import Handle
 from state_backend.values.records import Claim, Record, SweepRecord, Tombstone
+from state_backend.values.release import RELEASE
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, day, trial_of
 from tests.support.crash_matrix import FAR_MS, HOME, NEW, SAVED, Try, restore, take, values_of
@@ -316,14 +317,16 @@ def test_nobody_is_told_to_replace_a_file_of_another_release(original: Path, tmp
     root = Path(shutil.copytree(original, tmp_path / "root"))
     file = root / files_by_kind(original)[kind]
     newer = (
-        file.read_bytes().replace(b'"format":1,', b'"format":2,').replace(b'"release":"0.1.0"', b'"release":"0.7.0"')
+        file.read_bytes()
+        .replace(b'"format":1,', b'"format":2,')
+        .replace(f'"release":"{RELEASE}"'.encode(), b'"release":"0.7.0"')
     )
     assert newer != file.read_bytes() and b"0.7.0" in newer
     file.write_bytes(newer)
     said = [text for text in use(root)[1] if file.name in text]
     assert said
     for text in said:
-        assert "Cairn 0.7.0 wrote format 2; this is Cairn 0.1.0, which reads format 1" in text
+        assert f"Cairn 0.7.0 wrote format 2; this is Cairn {RELEASE}, which reads format 1" in text
         assert "Use Cairn 0.7.0 or a newer release" in text and "copy" not in text
     if kind != "prepared":  # of an attempt that never commits, which a sweep takes for dead in time
         assert file.read_bytes() == newer

@@ -206,11 +206,18 @@ RUN = {
     "python -m tests.support.commit_scenarios": "not run: minutes; tests/unit/test_commit_interleaved.py runs its scenarios",
     "python -m venv env": "not run: Python's own, not ours",
 } | dict.fromkeys(
-    (f"pip install './cairn_state-0.1.0-py3-none-any.whl[{extras}]'" for extras in ("airflow,spark", "airflow,spark,gcs", "gcs", "spark,gcs", "validation")),
+    (
+        f"pip install './{wheel}[{extras}]'"
+        for wheel, all_extras in {
+            "…": ("gcs", "spark,gcs", "validation"),
+            "cairn_state-VERSION-py3-none-any.whl": ("airflow,spark", "airflow,spark,gcs", "gcs", "spark,gcs"),
+        }.items()
+        for extras in all_extras
+    ),
     "not run: needs an index that has it; the extras exist, and tests/integration/test_wheel.py installs two of them",
-) | {"pip install './cairn_state-0.1.0-py3-none-any.whl[spark,gcs]' venv-pack": "not run: needs an index; venv-pack is another project's",
+) | {"pip install './cairn_state-VERSION-py3-none-any.whl[spark,gcs]' venv-pack": "not run: needs an index; venv-pack is another project's",
     "pip install 'cairn-state[airflow,spark] @ git+https://git.example.com/you/cairn.git@COMMIT'": "not run: address and commit are the reader's; the wheel that pip builds is that of make wheel",
-    "pip install './cairn_state-0.1.0-py3-none-any.whl[airflow,spark,gcs]' apache-airflow-providers-celery": "not run: needs an index; test_celery.py installs Celery by its lock",
+    "pip install './cairn_state-VERSION-py3-none-any.whl[airflow,spark,gcs]' apache-airflow-providers-celery": "not run: needs an index; test_celery.py installs Celery by its lock",
 }  # fmt: skip
 
 
@@ -268,7 +275,7 @@ def test_a_documented_command_exists_with_its_options(command: str) -> None:
         case "pip", ["install", what, *_] if "cairn" in what:
             project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
             # The package index has another project's cairn. Until Cairn is there, a clone's wheel or git repository is installed.
-            wheel = f"./{project['name'].replace('-', '_')}-{project['version']}-py3-none-any.whl"
+            wheel = f"./{project['name'].replace('-', '_')}-VERSION-py3-none-any.whl"
             named, _, url = what.partition(" @ ")
             assert named.partition("[")[0] == (project["name"] if url else wheel)
             assert not url or url.startswith("git+https://")
@@ -439,8 +446,10 @@ def test_the_wheel_has_its_own_name_and_every_package(tmp_path: Path) -> None:
             shutil.copy(REPOSITORY / name, tmp_path / name)
     run_printed(f"make -o setup VENV={shlex.quote(str(Path(sys.executable).parents[1]))} wheel", tmp_path)
     (wheel,) = (tmp_path / "dist").glob("*.whl")
-    assert wheel.name == "cairn_state-0.1.0-py3-none-any.whl"
-    packed = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")}
+    assert wheel.name == "cairn_state-0.1.dev0-py3-none-any.whl"  # a copy has no git tags
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {"state_backend/py.typed", "cairn/py.typed", "cairn_operators/py.typed"} <= {*names}
+    packed = {name for name in names if name.endswith(".py")}
     folders = {
         "state_backend": "",
         "cairn": "jobs/",

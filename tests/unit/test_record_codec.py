@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib.metadata
 import json
 import random
 import tomllib
@@ -17,6 +18,7 @@ import google_crc32c
 import pytest
 
 from state_backend.formats import paths, record_codec
+from state_backend.values import release
 from state_backend.values.errors import CorruptRecord, UnsupportedFormat
 from state_backend.values.handles import Handle
 from state_backend.values.key_groups import KeyGroupRange
@@ -318,7 +320,27 @@ def test_a_record_of_another_release_names_both_and_the_one_to_use(
 
 
 def test_the_release_is_that_of_the_package() -> None:
-    assert tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"] == RELEASE
+    """The build writes both from the git tags. Sources on the path that were never built have the fallback of pyproject.toml."""
+    fallback = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["setuptools_scm"]["fallback_version"]
+    assert RELEASE in (importlib.metadata.version("cairn-state"), fallback)
+
+
+@pytest.mark.parametrize(
+    ("wrote", "reads", "newer"),
+    [
+        ("0.2.0", "0.1.0", True),
+        ("0.10.dev1", "0.9.dev3", True),
+        ("0.1.0", "0.1.0", False),
+        ("0.1.1.dev5", "0.1.1", False),
+        ("0.0.9", "0.1.dev9", False),
+        ("weird", "0.1.0", True),
+    ],
+)
+def test_a_version_of_git_is_compared_by_its_numbers(
+    wrote: str, reads: str, newer: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(release, "RELEASE", reads)
+    assert release.is_newer(wrote) == newer
 
 
 @pytest.mark.parametrize(

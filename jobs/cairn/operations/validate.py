@@ -36,6 +36,7 @@ from state_backend.shard.manifest import manifest_of
 from state_backend.state.layout import TIMERS_NAME
 from state_backend.values.errors import UsageError
 from state_backend.values.records import CanonicalFile, Content, LogicalTime, Record, ValidationMode
+from state_backend.values.release import WHEEL
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -513,7 +514,7 @@ class _Suites:
         except ModuleNotFoundError as error:
             raise UsageError(
                 f"pipeline {pipeline.name!r} has expectations, but {socket.gethostname()} lacks Great Expectations ({error}); install it "
-                "where drivers run: pip install './cairn_state-0.1.0-py3-none-any.whl[validation]'"
+                f"where drivers run: pip install './{WHEEL}[validation]'"
             ) from None
 
         self.findings: list[str] = []

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from state_backend.values import errors
 from state_backend.values.errors import CairnError
+from state_backend.values.release import WHEEL
 
 # The pattern matches at the start of a line only: an indented line belongs to a note, and a note may name other errors.
 _RAISED = re.compile(r"^state_backend\.values\.errors\.(\w+): (.*)$", re.MULTILINE)
@@ -43,7 +44,7 @@ def first_cause() -> Iterator[None]:
             if missing := _MISSING.search(text):
                 raise errors.UsageError(
                     f"a Python worker of Spark lacks the package {missing[1]}\n"
-                    "Install what Cairn needs where executors run: pip install './cairn_state-0.1.0-py3-none-any.whl[spark,gcs]'\n"
+                    f"Install what Cairn needs where executors run: pip install './{WHEEL}[spark,gcs]'\n"
                     "Or send a packed environment with spark.archives, and set spark.pyspark.python to its Python.\n"
                     "With a Spark master, the driver sends Cairn's own modules. On a Spark Connect server, install them too"
                 ) from error
