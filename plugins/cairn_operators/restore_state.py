@@ -379,8 +379,8 @@ def restore_pipeline(
     """Build a DAG without schedule that restores a pipeline.
 
     The form of the DAG's trigger asks for two parameters. `target` is a checkpoint's id, the end of an interval (ISO
-    format with a time zone), `latest`, or a savepoint's folder. `fork_as` is the name of a new pipeline that begins with
-    the target's state; if it is empty, the state is restored in this pipeline.
+    format with a time zone), `latest`, or a savepoint's folder. `fork_as` is the name of a new pipeline that begins
+    with the target's state; if it is empty, this pipeline gets the target's state.
 
     Args:
         dag_id: Id of the DAG.

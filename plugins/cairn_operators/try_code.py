@@ -110,6 +110,7 @@ class TryCodeOperator(DriverOperator):
 class DeployTrialOperator(DriverOperator):
     """The task that deploys the code of a trial after a person agreed.
 
+    The task does not change the DAG of the pipeline: its log asks the user to give that DAG the new code.
     The asset `cairn://<pipeline_name>` gets an event for each interval that ran again in production.
 
     Args:
@@ -117,8 +118,9 @@ class DeployTrialOperator(DriverOperator):
         root: URL of the folder that holds the pipelines.
         pipeline_name: Name of the `Pipeline` in production.
         trial: Name of the trial.
-        how: "ask, from the next interval on": after the person agreed, later intervals use the code. "ask, for the past
-            too": the trial's intervals also run again in production. "no": skip the task and ask no person.
+        how: "ask, from the next interval on": ask the person, then check that the code can continue from production's
+            state; no interval runs again. "ask, for the past too": ask the person, then run the trial's intervals and
+            the processed later intervals again in production. "no": skip the task and ask no person.
         comparison: Text that the person sees.
         response_timeout: Longest wait for the person; None for no limit.
         **kwargs: More arguments of `DriverOperator` and Airflow's `BaseOperator`.

@@ -120,8 +120,9 @@ def start_warm(
 def start_host_if_it_pays(*, cwd: Path, environment: Mapping[str, str]) -> None:
     """Start a host process for later drivers, if the last two drivers on this machine began within ten minutes.
 
-    The host process (`cairn.driver.driver_host`) imports a driver's packages once and forks later drivers. Call this after a driver was started as a normal process. The function never starts two host processes within 30 s.
-    It ignores errors of the file system, since the next driver tries again.
+    The host process (`cairn.driver.driver_host`) imports a driver's packages once and forks later drivers. Call this
+    function after a driver was started as a normal process. It never starts two host processes within 30 s. It ignores
+    errors of the file system, since the next driver tries again.
 
     Args:
         cwd: Working directory of the host process.

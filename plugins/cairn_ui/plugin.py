@@ -52,7 +52,7 @@ _NEEDED_BY_TASKS = (
 
 
 class Preload:
-    """A listener that imports the modules in `_NEEDED_BY_TASKS` in the scheduler, before LocalExecutor forks its workers.
+    """A listener that imports modules of Cairn's tasks in the scheduler, before LocalExecutor forks its workers.
 
     The workers then need not import these modules for each task. After a change of the modules' code, restart the
     scheduler.

@@ -157,7 +157,7 @@ def _row(
 
 @app.get("/p/{key}/", **_PAGE)
 def of_overview(request: Request, rights: Asks, key: str) -> Response:
-    """Show the health of a pipeline, and what its next interval would do.
+    """Show the problems of a pipeline, its latest checkpoints, and whether its next interval can start.
 
     Args:
         request: The request.

@@ -186,7 +186,7 @@ class RowsPage:
 
     Attributes:
         trial: The trial.
-        row: The interval.
+        row: The interval, compared by digests and checksums.
         key: The columns that identify a row, as the user typed them.
         command: The command that shows the same.
         parts: The differences in output, late rows and each state; None if the comparison has no result yet.
