@@ -47,8 +47,9 @@ class RunIntervalsOperator(DriverOperator):
         every: Length of an interval.
         reprocess: Which intervals with a result are computed again: "changed" (other code or input made the result),
             "none" or "all".
-        permissions: As in `StatefulMicroBatchOperator`. `replace_overlapping` applies to all intervals, the other
-            permissions only to the first interval that is computed.
+        permissions: `allow_gap`: start from the latest checkpoint before a gap. `allow_stale_base`: start from a
+            checkpoint that a re-run made stale. Both apply only to the first interval that is computed.
+            `replace_overlapping`: replace output of intervals that overlap these intervals and have other boundaries.
         dry_run: Log what would be computed; compute nothing.
         mode: Form of the checkpoints: incremental, full or changelog.
         **kwargs: More arguments of `DriverOperator` and Airflow's `BaseOperator`.

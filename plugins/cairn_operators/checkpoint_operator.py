@@ -47,7 +47,8 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
     `cairn://<pipeline_name>` gets an event with the id and counts.
 
     Args:
-        attempt: The output of the task that prepared the attempt. The other arguments are then taken from that task.
+        attempt: `process.output["attempt"]` of the task that prepared the attempt, or the attempt's uuid as text. With
+            an output, `pipeline_name`, `root`, `sink_of` and `gcp_conn_id` are by default those of that task.
         pipeline_name: Name of the `Pipeline`.
         root: URL of the folder that holds the pipelines.
         sink_of: The pipeline with a sink, as `module:NAME`; empty for no sink. Only for a sink the task imports the
@@ -58,7 +59,7 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
         **kwargs: More arguments of Airflow's `BaseOperator`.
 
     Raises:
-        ValueError: `attempt` is a text, and `pipeline_name` or `root` is missing.
+        ValueError: `attempt` is a uuid, and `pipeline_name` or `root` is missing.
     """
 
     template_fields: Sequence[str] = ("pipeline_name", "root", "attempt", "sink_of", "gcp_conn_id")
@@ -247,11 +248,15 @@ def send_metrics(pipeline_name: str, record: Record, duration: timedelta) -> Non
 
 
 def _sink_hook(sink_of: str, url: str) -> tuple[Callable[[Record], None] | None, bool]:
-    """Return what `publish` needs of a pipeline.
+    """Import a pipeline, and return its sink as `Coordinator.publish` calls it.
+
+    Args:
+        sink_of: The `Pipeline`, as `module:NAME`.
+        url: URL of the pipeline's folder.
 
     Returns:
-        The function that calls the pipeline's sink with a record's output, or None without a sink; and True if the sink
-        gets no later interval while an earlier one has failed.
+        The function that calls the pipeline's sink with the output files of a record, or None without a sink; and the
+        pipeline's `sink_in_order`: True if the sink gets no later interval while an earlier one has failed.
     """
     module, _, name = sink_of.partition(":")
     pipeline = getattr(importlib.import_module(module), name)
@@ -273,7 +278,12 @@ def _maker(task: Any) -> Any:
 
 
 def again_command(context: Any, task: Any) -> str:
-    """Return the command that clears `task` and its downstream tasks in the current run."""
+    """Return the command that clears `task` and its downstream tasks in the current run.
+
+    Args:
+        context: Airflow's context of the running task.
+        task: The operator of the task to clear.
+    """
     from state_backend.values.airflow_commands import clear_command
 
     run = context["dag_run"]

@@ -1,4 +1,8 @@
-"""Read the data interval of a run, and decide which intervals a task with `every` runs at."""
+"""Read the data interval of a run, and decide whether a task that runs only after some intervals is due.
+
+A sweep, savepoint or validation task may get a time span such as 7 days. The task is then due only after intervals that
+end a whole number of these spans after the DAG's start date.
+"""
 
 from __future__ import annotations
 

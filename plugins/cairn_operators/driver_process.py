@@ -120,7 +120,8 @@ def _start(
 
     root = repo_root()
     path = os.pathsep.join(filter(None, [str(root / "jobs"), str(root), os.environ.get("PYTHONPATH")]))
-    # These variables are the same for all tasks of an Airflow worker, so one host process can serve all of them.
+    # These variables are the same for all tasks of an Airflow worker, so one host process can fork the warm drivers of
+    # all of them.
     common = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
     ours = {**common, **environment, "CAIRN_PYTHON_PATH": os.pathsep.join(_path_of_the_task())}
     settings = None if private is None else json.dumps(private).encode()

@@ -71,8 +71,8 @@ class StatefulMicroBatchOperator(DriverOperator):
             checkpoint that a re-run made stale. `replace_overlapping`: replace output of intervals that overlap this
             interval and have other boundaries. Values may be templates, for a permission of one run.
         wait_timeout: Longest wait for the checkpoint of the interval before.
-        start_patience: Longest wait for a queued run of the interval before, while no earlier run is running. Airflow's
-            `max_active_runs` may keep that run queued until this task's run has ended.
+        start_patience: Longest wait for a queued run of the interval before, while no run with an earlier logical date
+            is running. Airflow's `max_active_runs` may keep the queued run waiting until this task's run has ended.
         poll: Time between two requests to the storage.
         wait_in_slot: Longest wait in the worker slot before the task defers. A short wait is cheaper than a second
             start of the task.
@@ -141,24 +141,26 @@ class StatefulMicroBatchOperator(DriverOperator):
         return self._in_order(context, before, since_ms=_now_ms(), alone_since_ms=None)
 
     def after_wait(self, context: Any, event: Any, since_ms: int, alone_since_ms: int | None) -> dict[str, Any]:
-        """Decide again after a wait in the triggerer. Airflow calls this method when the trigger has fired.
+        """Continue the task after a wait in the triggerer: process the interval, wait again, or fail.
 
-        The task asks Airflow and reads the log again, since a person may have cleared a task during the wait.
+        Airflow calls this method when the trigger has fired. The task again asks Airflow for the awaited runs (those of
+        the interval before) and reads the log, since a person may have cleared a task during the wait.
 
         Args:
             context: Airflow's context of the running task.
             event: Event of the trigger. `why` says what ended the wait.
-            since_ms: When the task began to wait, in ms since the epoch.
-            alone_since_ms: Time in ms since the epoch at which the task first saw that all awaited runs were queued and
-                no earlier run was running; None if one of them was running.
+            since_ms: When the task began to wait, in ms since the epoch. `wait_timeout` counts from this time.
+            alone_since_ms: Since when all awaited runs have been queued while no earlier run was running, in ms since
+                the epoch; None if an awaited or an earlier run was running when the wait began. `start_patience` counts
+                from this time. Then the task no longer waits: Airflow may start these runs only after its own run.
 
         Returns:
-            As `execute`.
+            The driver's result. `attempt` is the attempt to commit.
 
         Raises:
-            TaskDeferred: As `execute`.
-            AirflowException: As `execute`.
-            AirflowFailException: As `execute`.
+            TaskDeferred: The task gives its worker slot back and waits in the triggerer again.
+            AirflowException: Storage, Spark or user code failed, and a retry may help.
+            AirflowFailException: A retry can't help, as with a gap or a stale base, or the longest wait is over.
         """
         waited_ms = max(0, _now_ms() - since_ms)
         self.log.info(
@@ -179,7 +181,17 @@ class StatefulMicroBatchOperator(DriverOperator):
     def _wait_or_refuse(
         self, context: Any, start: datetime, end: datetime, *, since_ms: int, alone_since_ms: int | None
     ) -> bool:
-        """Wait until the interval may be processed.
+        """Wait until the interval may be processed, in the worker slot or in the triggerer.
+
+        The awaited runs are the runs of the interval before, whose checkpoint this interval starts from.
+
+        Args:
+            context: Airflow's context of the running task.
+            start: Start of the interval to process.
+            end: End of the interval to process.
+            since_ms: When the task began to wait, in ms since the epoch. `wait_timeout` counts from this time.
+            alone_since_ms: Since when all awaited runs have been queued while no earlier run was running, in ms since
+                the epoch; None if the task has not waited for such runs. `start_patience` counts from this time.
 
         Returns:
             True if the log already has a result of the interval that later intervals may start from.
@@ -208,6 +220,17 @@ class StatefulMicroBatchOperator(DriverOperator):
         self, context: Any, start: datetime, end: datetime, alone_since_ms: int | None
     ) -> tuple[Log, Go | Wait]:
         """Ask Airflow for the runs of the interval before, read the log, and decide to process the interval or to wait.
+
+        Args:
+            context: Airflow's context of the running task.
+            start: Start of the interval to process.
+            end: End of the interval to process.
+            alone_since_ms: Since when all runs of the interval before have been queued while no earlier run was
+                running, in ms since the epoch; None if the task has not waited for such runs. After `start_patience` in
+                this state the task no longer waits for them.
+
+        Returns:
+            The log, and the decision.
 
         Raises:
             AirflowException: The storage failed, and a retry may help.
@@ -252,9 +275,14 @@ class StatefulMicroBatchOperator(DriverOperator):
         return join_url(self.root, self.pipeline_name)
 
     def _await_commit(self, until_s: float, context: Any, log: Log, start: datetime, wait: Wait) -> None:
-        """Read the log again and again until it has the checkpoint of the interval before.
+        """Read the log again and again until it has the checkpoint of the interval before. Airflow is not asked.
 
-        The wait ends at the latest when `time.monotonic()` is `until_s`. Airflow is not asked.
+        Args:
+            until_s: Time of `time.monotonic()` at which the wait ends in any case.
+            context: Airflow's context of the running task.
+            log: The log as the task has read it. Only newer records are read.
+            start: Start of the task's own interval, which is the end of the awaited checkpoint's interval.
+            wait: The decision to wait. It names the runs whose commit ends the wait.
         """
         trigger = self._trigger(context, log, start, wait, until_ms=0)
         url = self._url()

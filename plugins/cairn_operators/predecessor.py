@@ -170,7 +170,13 @@ def plan_start(
 
 
 def _result(log: Log, interval: Interval, pipeline_start_ms: int) -> Result | None:
-    """Return the interval's result in the log; None without a result, or if later commits made it unusable."""
+    """Return the interval's result in the log; None without a result, or if later commits made it unusable.
+
+    Args:
+        log: The pipeline's log.
+        interval: The interval.
+        pipeline_start_ms: `Pipeline.start` in ms since the epoch: the interval that begins there needs no base.
+    """
     start = from_ms(pipeline_start_ms)
     result = results_of(log, [interval], Interval(start, start + timedelta(milliseconds=1))).get(interval)
     return result if result is not None and result.spoilt is None else None

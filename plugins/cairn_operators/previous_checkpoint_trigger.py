@@ -38,7 +38,8 @@ def pause_s(waited_s: float, poll_s: float, *, local: bool) -> float:
 class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not type-checked here
     """The trigger that ends a task's wait for the checkpoint of the interval before.
 
-    The trigger fires `{"why": text}` in one of these cases. The task then asks Airflow and the log again and decides.
+    The trigger fires `{"why": text}` in one of these cases; the text says for the task log which case. The task then
+    asks Airflow and reads the log again, and processes its interval, waits again or fails.
 
     1. One of the awaited runs has committed the checkpoint that ends at `end_ms`.
     2. An awaited run ended without this checkpoint or was deleted, or a queued run started.
@@ -90,7 +91,7 @@ class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow i
         return f"{type(self).__module__}.{type(self).__name__}", {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Yield one event with the reason when the wait is over."""
+        """Wait, then yield one event `{"why": text}`. The text says for the task log what ended the wait."""
         # The trigger waits a second before its first request. If it fired earlier, Airflow's scheduler may not have
         # noticed yet that the task was deferred, and would fail the task.
         began_s = time.monotonic()
@@ -149,7 +150,10 @@ class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow i
             return None
 
     async def _ended(self) -> str | None:
-        """Return a text if one of the awaited runs has started, ended or been deleted; None otherwise."""
+        """Return why the wait is over, for the task log: an awaited run has started, ended or been deleted.
+
+        The result is None if none of this has happened.
+        """
         from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
         from asgiref.sync import sync_to_async
 

@@ -60,8 +60,8 @@ class RestoreStateOperator(DriverOperator):
         pipeline: The `Pipeline`, as `module:NAME`.
         root: URL of the folder that holds the pipelines.
         pipeline_name: Name of the `Pipeline`.
-        target: A checkpoint's id, the end of an interval (ISO format with a time zone), `latest`, or the URL of a
-            savepoint.
+        target: A checkpoint's id, the end of an interval (ISO format with a time zone), `latest`, or a savepoint's
+            folder (a URL or an absolute path).
         pipeline_dag_id: DAG that processes the pipeline, for commands in messages; None for `pipeline_name`.
         fork_as: Name of a new pipeline that begins with the target's state; None restores this pipeline.
         fork_root: Root of the new pipeline; None for `root`.
@@ -173,7 +173,7 @@ class RestoreStateOperator(DriverOperator):
             agreed: Ids of the checkpoints that the person was asked about.
 
         Returns:
-            As `execute`.
+            `kind` (rewind, fork or savepoint), `checkpoint` (id of the new checkpoint) and `discarded` (ids).
 
         Raises:
             AirflowException: Storage or Spark failed, and a retry may help.
@@ -338,7 +338,8 @@ def parse_target(text: str) -> int | str | datetime:
     """Parse the target of a restore.
 
     Args:
-        text: A checkpoint's id, the end of an interval, `latest`, or the folder of a savepoint.
+        text: A checkpoint's id, the end of an interval (ISO format with a time zone), `latest`, or a savepoint's folder
+            (a URL or an absolute path).
 
     Returns:
         An int for an id, a datetime with a time zone for the end of an interval, the text itself for `latest` or a
@@ -377,7 +378,9 @@ def restore_pipeline(
 ) -> DAG:
     """Build a DAG without schedule that restores a pipeline.
 
-    The form of its trigger asks for `target`, and for `fork_as` to start another pipeline.
+    The form of the DAG's trigger asks for two parameters. `target` is a checkpoint's id, the end of an interval (ISO
+    format with a time zone), `latest`, or a savepoint's folder. `fork_as` is the name of a new pipeline that begins
+    with the target's state; if it is empty, this pipeline gets the target's state.
 
     Args:
         dag_id: Id of the DAG.

@@ -110,6 +110,7 @@ class TryCodeOperator(DriverOperator):
 class DeployTrialOperator(DriverOperator):
     """The task that deploys the code of a trial after a person agreed.
 
+    The task does not change the DAG of the pipeline: its log asks the user to give that DAG the new code.
     The asset `cairn://<pipeline_name>` gets an event for each interval that ran again in production.
 
     Args:
@@ -117,8 +118,9 @@ class DeployTrialOperator(DriverOperator):
         root: URL of the folder that holds the pipelines.
         pipeline_name: Name of the `Pipeline` in production.
         trial: Name of the trial.
-        how: One of `DEPLOY`: deploy from the next interval on, deploy and run the trial's intervals again in production
-            too, or "no", which skips the task.
+        how: "ask, from the next interval on": ask the person, then check that the code can continue from production's
+            state; no interval runs again. "ask, for the past too": ask the person, then run the trial's intervals and
+            the processed later intervals again in production. "no": skip the task and ask no person.
         comparison: Text that the person sees.
         response_timeout: Longest wait for the person; None for no limit.
         **kwargs: More arguments of `DriverOperator` and Airflow's `BaseOperator`.
@@ -157,7 +159,7 @@ class DeployTrialOperator(DriverOperator):
             TaskAwaitingInput: The task waits, without a worker slot, for a person.
             AirflowSkipException: `how` is "no".
             AirflowException: Storage, Spark or user code failed, and a retry may help.
-            AirflowFailException: `how` is unknown, or a retry can't help.
+            AirflowFailException: `how` is not one of the three texts, or a retry can't help.
         """
         if self.how not in DEPLOY:
             raise AirflowFailException(f"deploy is {self.how!r}; expected one of: {'; '.join(DEPLOY)}")
@@ -177,10 +179,11 @@ class DeployTrialOperator(DriverOperator):
         Args:
             context: Airflow's context of the running task.
             event: Airflow's event with the answer.
-            asked: The trial and the kind of deployment that the person was asked about.
+            asked: The trial's name and the value of `how` that the person was asked about.
 
         Returns:
-            As `execute`.
+            `again` (number of the trial's intervals that ran again in production), `behind` (number of later intervals
+            that ran again too) and `back` (the command that undoes the deployment; None if that is impossible).
 
         Raises:
             AirflowException: Storage, Spark or user code failed, and a retry may help.

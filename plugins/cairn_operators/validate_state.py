@@ -38,7 +38,8 @@ class ValidateStateOperator(DriverOperator):
         expectations_every: In mode "full", evaluate expectations only at intervals that end a whole number of
             `expectations_every` after the DAG's start date; None always does.
         pipeline_name: Name of the `Pipeline`, whose asset `cairn://<pipeline_name>` gets an event for a checkpoint that
-            passed.
+            passed. By default it is taken from the task whose output `checkpoint` is; without such a task no asset
+            gets an event.
         **kwargs: More arguments of `DriverOperator` and Airflow's `BaseOperator`.
 
     Raises:

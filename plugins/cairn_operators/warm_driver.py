@@ -1,6 +1,6 @@
 """Start warm drivers: forks of a process that has already imported what every driver needs.
 
-That process is the driver host, `python -m cairn.driver.driver_host`. Its module describes the messages on the socket.
+That process is the host process, `python -m cairn.driver.driver_host`. Its module describes the messages on the socket.
 The imports of a driver take a second of CPU, a fork takes milliseconds. A host process is started after the second
 driver within ten minutes on one machine, so a machine with rare tasks pays nothing. If the host process fails in any
 way, the task starts its driver as a normal process.
@@ -25,10 +25,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-# Two drivers that begin within this many seconds make a host process worthwhile.
+# A task starts a host process (it imports a driver's packages once and forks later drivers) only if two drivers began
+# within this many seconds on this machine.
 _FOLLOWS_S = 600.0
-# Prefixes of environment variables that Python or a library reads only when it starts. Drivers that differ in one of
-# these variables need different host processes.
+# Prefixes of environment variables that Python or a library reads only when it starts. A driver is forked from a host
+# process, so drivers that differ in one of these variables need different host processes.
 _READ_AT_START = (
     *("PYTHON", "LD_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_", "NUMEXPR_", "ARROW_", "GRPC_", "SPARK_", "PYSPARK_"),
     *("AIRFLOW_HOME", "HOME", "LANG", "LC_", "VIRTUAL_ENV"),
@@ -36,7 +37,16 @@ _READ_AT_START = (
 
 
 class WarmDriver:
-    """A driver that the host process has forked. The class has those members of `Popen` that `DriverProcess` uses."""
+    """A driver that is a fork of the host process, which has imported a driver's packages before.
+
+    The class has those members of `Popen` that `DriverProcess` uses.
+
+    Args:
+        pid: Process id of the driver.
+        connection: Socket to the host process, which sends the driver's exit code.
+        lifeline: Socket whose other end the driver holds. The kernel kills the driver when this end closes.
+        stdout: Output of the driver.
+    """
 
     stdin = None
 
@@ -63,7 +73,7 @@ class WarmDriver:
         return code
 
     def close(self) -> None:
-        """Close the sockets to the host process and to the driver.
+        """Close the sockets to the driver and to the host process from which the driver was forked.
 
         The kernel kills the driver if it still runs: the socket called lifeline is tied to the driver for this purpose.
         """
@@ -84,7 +94,7 @@ class WarmDriver:
 def start_warm(
     module: str, arguments: Sequence[str], *, cwd: Path, environment: Mapping[str, str], private: bytes | None
 ) -> WarmDriver | None:
-    """Ask the host process to fork a driver.
+    """Ask the host process, which has already imported a driver's packages, to fork a driver.
 
     Args:
         module: Module with the driver's command line.
@@ -110,8 +120,9 @@ def start_warm(
 def start_host_if_it_pays(*, cwd: Path, environment: Mapping[str, str]) -> None:
     """Start a host process for later drivers, if the last two drivers on this machine began within ten minutes.
 
-    Call this after a driver was started as a normal process. The function never starts two host processes within 30 s.
-    It ignores errors of the file system, since the next driver tries again.
+    The host process (`cairn.driver.driver_host`) imports a driver's packages once and forks later drivers. Call this
+    function after a driver was started as a normal process. It never starts two host processes within 30 s. It ignores
+    errors of the file system, since the next driver tries again.
 
     Args:
         cwd: Working directory of the host process.
@@ -157,7 +168,7 @@ def start_host_if_it_pays(*, cwd: Path, environment: Mapping[str, str]) -> None:
 
 
 def _two_times(text: str) -> tuple[float, float]:
-    """Parse the content of a `.seen` file: when a driver and when a host process was last started.
+    """Parse the content of a `.seen` file: when a driver, and when a host process that forks drivers, last started.
 
     Both times are in seconds since the epoch. They are 0 if the text is empty or incomplete, as after a crash or on a
     full disk.
@@ -170,7 +181,9 @@ def _two_times(text: str) -> tuple[float, float]:
 
 
 def _folder() -> Path:
-    """Return the folder for the sockets of this user's host processes.
+    """Return the folder with the sockets on which this user's host processes accept requests.
+
+    A host process (`cairn.driver.driver_host`) has imported the packages of a driver, and forks warm drivers.
 
     Raises:
         PermissionError: Another user owns the folder or may access it, or it is a symbolic link.
@@ -186,7 +199,7 @@ def _folder() -> Path:
 def _worker() -> int:
     """Return the pid of the Airflow worker that runs this task.
 
-    The host process gets this pid with each request, and ends when all workers are dead.
+    The host process, which forks drivers, gets this pid with each request, and ends when all workers are dead.
     """
     return os.getppid()
 
@@ -244,7 +257,7 @@ def _ask(
 
 
 def _number(connection: socket.socket) -> int | None:
-    """Read one number of 4 bytes from the host process; None if the host process has closed the connection."""
+    """Read a driver's pid or exit code (4 bytes) from the host process; None if it has closed the connection."""
     data = b""
     while len(data) < 4:
         more = connection.recv(4 - len(data))

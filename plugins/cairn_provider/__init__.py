@@ -53,7 +53,8 @@ def get_provider_info() -> dict[str, Any]:
 def _has_spark_provider() -> bool:
     """Return True if Apache's Spark provider is installed.
 
-    That provider declares both connection types itself, and Airflow warns if two packages declare the same type.
+    That provider declares the connection types `spark` and `spark_connect` itself, and Airflow warns if two packages
+    declare the same type. Then Cairn declares neither.
     """
     try:
         return find_spec("airflow.providers.apache.spark") is not None

@@ -34,8 +34,8 @@ class Rights:
     def may_read(self, ref: PipelineRef) -> bool:
         """Return True if the user may read the pipeline.
 
-        A pipeline of a DAG needs the right to read the DAG. A pipeline that only the setting names needs the right to
-        read Airflow's configuration.
+        A pipeline of a DAG needs the right to read the DAG. A pipeline that no DAG has, only the setting
+        CAIRN_UI_PIPELINES, needs the right to read Airflow's configuration.
         """
         if ref.dag_id is not None:
             return self.may_read_dag(ref.dag_id)
@@ -49,6 +49,10 @@ class Rights:
         """Return True if the user may read all pipelines with this name, whose Data Docs share one folder.
 
         The answer is False if no pipeline has this name, as after its DAG was deleted: then no right can be checked.
+
+        Args:
+            name: Name of the pipeline.
+            refs: All pipelines of this Airflow, from `DagsInDatabase.pipelines`.
         """
         named = [ref for ref in refs if ref.name == name]
         return bool(named) and all(self.may_read(ref) for ref in named)

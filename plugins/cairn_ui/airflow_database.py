@@ -54,8 +54,8 @@ class TaskTry:
     Attributes:
         state: Airflow's state of the task; None before Airflow has scheduled the task.
         try_number: Number of the try, from 1.
-        began: Start of the try.
-        ended: End of the try.
+        began: Start of the try; None before it.
+        ended: End of the try; None before it.
     """
 
     state: str | None
@@ -76,7 +76,10 @@ class DagsInDatabase:
         self._known: dict[str, tuple[Any, Mapping[str, Any]]] = {}
 
     def pipelines(self) -> list[PipelineRef]:
-        """Return the pipelines of all DAGs and those that the setting lists. The caller checks the user's rights."""
+        """Return the pipelines of all DAGs, and those that only the setting CAIRN_UI_PIPELINES lists.
+
+        The caller must check which of them the user may read.
+        """
         with self._lock:
             self._read()
             dags = [(dag_id, data) for dag_id, (_, data) in sorted(self._known.items())]
@@ -115,7 +118,10 @@ def _slim(data: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def configured_setting() -> str:
-    """Return the setting that lists more pipelines: `$CAIRN_UI_PIPELINES`, else Airflow's `[cairn] ui_pipelines`."""
+    """Return the setting that lists pipelines beside those of DAGs, as URLs of their folders, separated by white space.
+
+    It is `$CAIRN_UI_PIPELINES`, else Airflow's `[cairn] ui_pipelines`, else an empty text.
+    """
     import os
 
     return os.environ.get("CAIRN_UI_PIPELINES") or conf.get("cairn", "ui_pipelines", fallback="") or ""

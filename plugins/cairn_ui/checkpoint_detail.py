@@ -62,8 +62,8 @@ class StateVersion:
 
     Attributes:
         version: Number of the version.
-        value: Fields of the value, in the form of `fields_of`.
-        user_key: Fields of a map state's key, in the same form; None for other kinds of state.
+        value: Names and types of the value's fields, such as `user string, points array<int>`.
+        user_key: Names and types of the fields of a map state's key, in the same form; None for other kinds of state.
     """
 
     version: int
@@ -113,7 +113,8 @@ class Detail:
 
     Attributes:
         row: The checkpoint as a row of the history.
-        source: Where the checkpoint's state came from, from `lineage.source`.
+        source: How the checkpoint's state was made, if no interval computed it, such as "went back to checkpoint 3", or
+            which earlier result it equals, as "same result as checkpoint 3"; None for any other interval.
         reason: Why validation refused the checkpoint, or an earlier checkpoint from which it was computed; None if
             validation refused neither.
         findings: What validation found in the refused checkpoint.
@@ -369,7 +370,7 @@ def comparison_of(
 
 
 def parse_instant(text: str) -> datetime:
-    """Parse an instant in the form that `describe` writes."""
+    """Parse a time in ISO format, such as `2013-01-01T00:00:00Z`, as a checkpoint's description contains it."""
     return datetime.fromisoformat(text)
 
 

@@ -24,7 +24,7 @@ class Phase:
     Attributes:
         name: Name of the phase.
         seconds: Duration in the slowest shard.
-        share: The part of all phases' time, 0 to 1.
+        share: Duration divided by the sum of all phases' durations, 0 to 1.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Row:
     Attributes:
         id: Id of the entry.
         kind: Kind of the commit, such as interval, restore, consolidate or forget; or sweep.
-        state: State in words, from `state_word`.
+        state: State in words, such as `completed` or `stale by 12`; `sweep` for a sweep.
         tone: Tone of the state's chip: good, info, warn or bad.
         interval: The interval; None for a sweep.
         base: Id of the base; None if the interval started from empty state.
@@ -47,7 +47,7 @@ class Row:
         whole: The checkpoint is retained and its record is complete.
         in_airflow: Airflow's database still has the run.
         committed: Time of the commit; None if it is not known.
-        mode: Form of the checkpoint, from `mode_of`.
+        mode: Form of the checkpoint: changelog, full or incremental; None for a restore.
         new_bytes: Bytes that the interval uploaded.
         full_bytes: Bytes of the whole state.
         files_written: Number of files that the interval uploaded.
@@ -57,7 +57,7 @@ class Row:
         input_rows: Number of input rows.
         seconds: Sum of the phases' durations.
         phases: Phases in the order in which they happen.
-        validated: Modes of the validations that the checkpoint passed.
+        validated: Modes ("fast", "full") of the validations that the checkpoint passed.
         docs: Path of the checkpoint's newest page of Data Docs.
         code: The code's version, or a short form of its hash.
         code_hash: Hash of the code.

@@ -31,7 +31,12 @@ app = FastAPI(
 
 @app.get("/", response_model=None)
 def listing(request: Request, rights: routes.Asks) -> Response:
-    """Show the list of Data Docs by pipeline, newest first."""
+    """Show the list of Data Docs by pipeline, newest first.
+
+    Args:
+        request: The request.
+        rights: Tells which DAGs and pipelines the logged-in user may read.
+    """
     pages, refs = pages_in(docs_root()), routes.dags.pipelines()
     keys = {ref.name: ref.key for ref in rights.readable(refs)}
     names = [name for name in sorted({page.pipeline for page in pages}) if rights.may_read_docs(name, refs)]
@@ -49,6 +54,10 @@ def listing(request: Request, rights: routes.Asks) -> Response:
 @app.get("/{path:path}", response_model=None)
 def page(path: str, rights: routes.Asks) -> Response:
     """Serve a file of the Data Docs. A folder stands for its `index.html`.
+
+    Args:
+        path: Path of the file below the folder of all Data Docs.
+        rights: Tells which pipelines the logged-in user may read.
 
     Raises:
         HTTPException: 404 if the file does not exist. 403 if the user may not read every pipeline that has the name of

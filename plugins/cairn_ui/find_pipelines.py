@@ -1,4 +1,4 @@
-"""Find the pipelines that serialized DAGs and a setting name. No user code is imported.
+"""Find the pipelines of serialized DAGs and of the setting CAIRN_UI_PIPELINES. No user code is imported.
 
 A task is recognised as Cairn's by its template fields. So tasks of subclasses of Cairn's operators are found too.
 """
@@ -30,7 +30,7 @@ class PipelineRef:
         gcp_conn_id: Connection with the key for a `gs://` root; None for application default credentials.
         code: The `Pipeline`, as `module:NAME`; None if it is not known.
         process: Id of the DAG's task that processes intervals; None if it has none.
-        commit: Id of the DAG's task that commits.
+        commit: Id of the DAG's task that commits; None without a DAG.
         validate: Id of the DAG's task that validates; None if it has none.
         savepoint: Id of the DAG's task that takes savepoints; None if it has none.
         restore_dags: Ids of the DAGs that restore this pipeline.
@@ -108,12 +108,12 @@ def restores_of(serialized: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def configured(setting: str) -> list[PipelineRef]:
-    """Return the pipelines that the setting lists.
+    """Return the pipelines that the setting CAIRN_UI_PIPELINES lists.
 
     Args:
-        setting: URLs of pipelines' folders, separated by white space: `gs://bucket/state/clicks file:///state/rides`.
-            The last part of a URL is the pipeline's name. `connection@` before a URL names the Airflow connection to
-            read it with.
+        setting: Value of the setting: URLs of pipelines' folders, separated by white space, such as
+            `gs://bucket/state/clicks file:///state/rides`. The last part of a URL is the pipeline's name. `connection@`
+            before a URL names the Airflow connection to read the folder with.
     """
     found = []
     for word in setting.split():
@@ -124,14 +124,14 @@ def configured(setting: str) -> list[PipelineRef]:
 
 
 def all_pipelines(dags: Iterable[tuple[str, Mapping[str, Any]]], setting: str) -> list[PipelineRef]:
-    """Return every pipeline that a DAG commits or the setting names, each once, ordered by name.
+    """Return every pipeline of a DAG or of the setting CAIRN_UI_PIPELINES, each once, ordered by name.
 
-    If a DAG and the setting name the same pipeline, the result has it once, with the DAG. So only users who may read
-    the DAG may read the pipeline.
+    A pipeline of a DAG is one that a task of the DAG commits. If the setting lists the same pipeline, the result has it
+    once, with the DAG. So only users who may read the DAG may read the pipeline.
 
     Args:
         dags: Id and serialized form of each DAG.
-        setting: The setting, as for `configured`.
+        setting: Value of the setting: URLs of pipelines' folders, separated by white space.
     """
     every = list(dags)
     found = [ref for dag_id, data in every for ref in pipelines_of(dag_id, data)]

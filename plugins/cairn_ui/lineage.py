@@ -22,7 +22,7 @@ class Line:
     """A line through one row of the graph.
 
     Attributes:
-        x1: Lane of the upper end, from 0.
+        x1: Lane (column of the graph) of the upper end, from 0.
         y1: Height of the upper end within the row: 0 is the row's top, 1 its bottom.
         x2: Lane of the lower end.
         y2: Height of the lower end within the row.
@@ -40,7 +40,7 @@ class Placed:
 
     Attributes:
         id: Id of the checkpoint.
-        lane: Lane of the checkpoint, from 0.
+        lane: Lane (column of the graph) of the checkpoint, from 0.
         lines: All lines through the checkpoint's row, including lines between other checkpoints.
     """
 
@@ -54,9 +54,10 @@ class Node:
     """One row of the graph.
 
     Attributes:
-        placed: Lane and lines of the row.
+        placed: Place of the checkpoint in the graph: its lane (a column of the graph), and the lines through its row.
         row: The checkpoint as a row of the history.
-        source: Where the checkpoint's state came from, from `source`; None for a normal interval.
+        source: How the checkpoint's state was made, if no interval computed it, such as "went back to checkpoint 3", or
+            which earlier result it equals, as "same result as checkpoint 3"; None for any other interval.
     """
 
     placed: Placed
@@ -70,7 +71,7 @@ class Graph:
 
     Attributes:
         nodes: The rows, newest first.
-        lanes: Number of lanes side by side.
+        lanes: Number of lanes (columns of the graph) side by side.
         newer: Value of the URL parameter `before` for the page with newer checkpoints; None on the first page.
         older: Value of the URL parameter `before` for the page with older checkpoints; None on the last page.
     """

@@ -64,14 +64,15 @@ class OverviewRow:
         ref: The pipeline.
         problem: Why the pipeline could not be read now; None if the read succeeded.
         read: Time of the newest successful read; None if the pipeline was never read.
-        last_id: Id of the checkpoint that `furthest` returns, called the last checkpoint here; None without
+        last_id: Id of the last checkpoint: the usable checkpoint (not stale, replaced, quarantined or dropped) whose
+            interval ends last, or the retained checkpoint whose interval ends last if none is usable. None without
             checkpoints.
-        interval: Interval of the last checkpoint.
+        interval: Interval of the last checkpoint; None without checkpoints.
         committed: Time at which the last checkpoint was committed; None if it is not known.
         age: Time since the last checkpoint was committed, in words.
-        due: Whether the last checkpoint is on time; None if Airflow has no schedule.
-        state_bytes: Bytes of the last checkpoint's state.
-        keys: Number of keys in the last checkpoint; None if they are not counted.
+        due: Label such as "on time" or "late by 3 h"; None if Airflow has no schedule.
+        state_bytes: Bytes of the last checkpoint's state; None without checkpoints.
+        keys: Number of keys with a value state in the last checkpoint; None if the processor declares no value state.
         health: Problems of the pipeline, worst first.
         stored: Size of the pipeline's folder; None before the first count.
     """
@@ -152,9 +153,9 @@ class Overview:
     Attributes:
         next: Whether the next interval can start now.
         pointers: The latest completed, validated and restored checkpoint, and the last savepoint.
-        counts: Number of checkpoints in each state.
+        counts: Number of checkpoints in each state that occurs, such as ("completed", 12).
         health: Problems of the pipeline, worst first.
-        due: Whether the newest checkpoint is on time; None if Airflow has no schedule.
+        due: Label such as "on time" or "late by 3 h"; None if Airflow has no schedule.
         unpublished: Intervals whose output the sink has not taken, each with the checkpoint's id.
         quarantined: The newest quarantined checkpoints.
         more_quarantined: Number of quarantined checkpoints that are not in `quarantined`.
@@ -174,7 +175,9 @@ def lateness(furthest: datetime | None, schedule: Schedule | None, now: datetime
     """Return a chip such as "on time" or "late by 3 h"; None without a schedule.
 
     Args:
-        furthest: End of the interval of the checkpoint that `furthest` returns; None without checkpoints.
+        furthest: Time up to which the pipeline is processed: the end of the last interval with a usable checkpoint (not
+            stale, replaced, quarantined or dropped), or with any retained checkpoint if none is usable. None without
+            checkpoints.
         schedule: The DAG's schedule; None if Airflow has none.
         now: The time of the page.
     """
@@ -280,7 +283,8 @@ def overview_row(
         look: What the log reader returned for the pipeline.
         schedule: The DAG's schedule; None if Airflow has none.
         stored: Size of the pipeline's folder; None if it is not known.
-        written_ms: Commit time of the pipeline's newest checkpoint, in ms since the epoch; None if it is not known.
+        written_ms: Commit time of the retained checkpoint whose interval ends last, in ms since the epoch; None if it
+            is not known.
         now: The time of the page.
     """
     reading = look.reading
@@ -406,9 +410,11 @@ def overview(
 
 
 def furthest(reading: Reading) -> Record | None:
-    """Return the checkpoint whose age and lateness pages show; None without checkpoints.
+    """Return the checkpoint up to which a pipeline is processed; None without checkpoints.
 
-    It is the latest usable checkpoint, or `reading.newest` if no checkpoint is usable.
+    The pages show its age, and compare the end of its interval with the schedule. It is the usable checkpoint (not
+    stale, replaced, quarantined or dropped) whose interval ends last. If no checkpoint is usable, it is the retained
+    checkpoint whose interval ends last.
     """
     return latest_usable(reading) or reading.newest
 
@@ -449,10 +455,10 @@ def _savepoint(savepoint: Mapping[str, Any] | None, done: Mapping[int, Record]) 
 
 
 def counts_of(log: Log) -> tuple[tuple[str, int], ...]:
-    """Return the number of checkpoints in each state that occurs.
+    """Return the number of checkpoints in each state that occurs, such as ("completed", 12).
 
-    The count of `dropped` includes sweeps: to tell sweeps from dropped checkpoints, all old records would have to be
-    read.
+    The count of `dropped` also includes the sweeps, since each sweep adds a record without a checkpoint to the log. To
+    tell these records from those of dropped checkpoints, all old records would have to be read.
     """
     prefetch(log, [*log.retained])
     known = sorted({*log.retained, *(n for n in log.quarantined if n <= log.head_id)})

@@ -52,17 +52,21 @@ _NEEDED_BY_TASKS = (
 
 
 class Preload:
-    """A listener that imports `_NEEDED_BY_TASKS` in the scheduler, before LocalExecutor forks its workers.
+    """A listener that imports modules of Cairn's tasks in the scheduler, before LocalExecutor forks its workers.
 
-    The workers then need not import the modules for each task. After a change of the modules' code, restart the
+    The workers then need not import these modules for each task. After a change of the modules' code, restart the
     scheduler.
     """
 
     @hookimpl  # type: ignore[untyped-decorator]
     def on_starting(self, component: Any) -> None:
-        """Import the modules if this process is a scheduler with a LocalExecutor.
+        """Import the modules in `_NEEDED_BY_TASKS` if this process is a scheduler with a LocalExecutor.
 
-        Airflow calls this when a component starts, also in each task.
+        The executor's workers are forks of the scheduler, so they need not import these modules for each task. Airflow
+        calls this method when one of its processes starts, such as the scheduler or a task.
+
+        Args:
+            component: Airflow's object for the process that starts; not used.
         """
         if sys.argv[1:2] == ["scheduler"] and "LocalExecutor" in conf.get("core", "executor"):
             for module in _NEEDED_BY_TASKS:

@@ -69,7 +69,7 @@ class Reader:
         self._stored: dict[str, Stored] = {}
 
     def look(self, ref: PipelineRef, wait_s: float = WAIT_S) -> Look:
-        """Read a pipeline, unless its last reading is younger than `FRESH_S`.
+        """Read a pipeline, or return its last reading if that is younger than two seconds.
 
         If the read fails or takes too long, the result has the last reading and the problem.
 
@@ -143,7 +143,7 @@ class Reader:
     def stored(self, ref: PipelineRef) -> Stored | None:
         """Return the size of the pipeline's folder by the last count; None before the first count.
 
-        The call never waits. If the last count is older than `COUNT_AGAIN_S`, a thread begins to count again.
+        The call never waits. If the last count is older than ten minutes, a thread begins to count again.
         """
         known = self._stored.get(ref.key)
         if ref.unreadable is None and (known is None or self._clock() - known.counted_s > COUNT_AGAIN_S):

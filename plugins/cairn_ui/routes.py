@@ -61,7 +61,10 @@ app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
 
 
 def rights_of(user: Annotated[Any, Depends(get_user)]) -> Rights:
-    """Return the rights of the logged-in user. Without a user, `get_user` answers with status 401."""
+    """Return the object that tells which DAGs and pipelines the logged-in user may read.
+
+    Without a user, `get_user` answers with status 401.
+    """
     return Rights(user)
 
 
@@ -97,13 +100,24 @@ def static(name: str) -> Response:
 
 @app.get("/", **_PAGE)
 def pipelines(request: Request, rights: Asks) -> Response:
-    """Show all pipelines that the user may read."""
+    """Show all pipelines that the user may read.
+
+    Args:
+        request: The request.
+        rights: Tells which DAGs and pipelines the logged-in user may read.
+    """
     return _list(request, rights.readable(dags.pipelines()), None)
 
 
 @app.get("/dag/{dag_id}", **_PAGE)
 def of_dag(request: Request, rights: Asks, dag_id: str) -> Response:
-    """Show the pipelines that a DAG commits or restores. If there is only one, redirect to its overview."""
+    """Show the pipelines that a DAG commits or restores. If there is only one, redirect to its overview.
+
+    Args:
+        request: The request.
+        rights: Tells which DAGs and pipelines the logged-in user may read.
+        dag_id: Id of the DAG.
+    """
     refs = [r for r in rights.readable(dags.pipelines()) if dag_id == r.dag_id or dag_id in r.restore_dags]
     if len(refs) == 1:
         return RedirectResponse(f"{_base(request)}/p/{quote(refs[0].key)}/", headers=HEADERS)
@@ -143,7 +157,13 @@ def _row(
 
 @app.get("/p/{key}/", **_PAGE)
 def of_overview(request: Request, rights: Asks, key: str) -> Response:
-    """Show the health of a pipeline, and what its next interval would do."""
+    """Show the problems of a pipeline, its latest checkpoints, and whether its next interval can start.
+
+    Args:
+        request: The request.
+        rights: Tells which DAGs and pipelines the logged-in user may read.
+        key: The part of the URL that identifies the pipeline (`PipelineRef.key`).
+    """
     ref, look = _look(rights, key)
     schedule = _schedule(ref)
 
@@ -171,8 +191,8 @@ def of_history(request: Request, rights: Asks, key: str, before: Annotated[int |
 
     Args:
         request: The request.
-        rights: Rights of the user.
-        key: The pipeline's key (`PipelineRef.key`).
+        rights: Tells which DAGs and pipelines the logged-in user may read.
+        key: The part of the URL that identifies the pipeline (`PipelineRef.key`).
         before: Show only entries with smaller ids; None shows the newest.
     """
     ref, look = _look(rights, key)
@@ -197,8 +217,8 @@ def of_lineage(request: Request, rights: Asks, key: str, before: Annotated[int |
 
     Args:
         request: The request.
-        rights: Rights of the user.
-        key: The pipeline's key (`PipelineRef.key`).
+        rights: Tells which DAGs and pipelines the logged-in user may read.
+        key: The part of the URL that identifies the pipeline (`PipelineRef.key`).
         before: Show only entries with smaller ids; None shows the newest.
     """
     ref, look = _look(rights, key)
@@ -223,8 +243,8 @@ def of_trends(
 
     Args:
         request: The request.
-        rights: Rights of the user.
-        key: The pipeline's key (`PipelineRef.key`).
+        rights: Tells which DAGs and pipelines the logged-in user may read.
+        key: The part of the URL that identifies the pipeline (`PipelineRef.key`).
         first: Lowest id to draw; None for no limit.
         last: Highest id to draw; None for no limit.
     """
@@ -242,7 +262,17 @@ def of_trends(
 
 @app.get("/p/{key}/checkpoint/{number}", **_PAGE)
 def of_checkpoint(request: Request, rights: Asks, key: str, number: int) -> Response:
-    """Show one checkpoint. Of a dropped checkpoint or a sweep, show only what its row in the history shows."""
+    """Show one checkpoint.
+
+    A sweep adds a record without a checkpoint to the log, with a number of the same series. The page of a sweep or of a
+    dropped checkpoint shows only what its row in the history shows.
+
+    Args:
+        request: The request.
+        rights: Tells which DAGs and pipelines the logged-in user may read.
+        key: The part of the URL that identifies the pipeline (`PipelineRef.key`).
+        number: Id of the checkpoint, or number of the sweep's record in the log.
+    """
     ref, look = _look(rights, key)
 
     def view(reading: Reading) -> Any:
@@ -273,7 +303,15 @@ def compare(
     first: Annotated[int | None, Query(ge=1)] = None,
     second: Annotated[int | None, Query(ge=1)] = None,
 ) -> Response:
-    """Show the difference between two checkpoints. Without two ids, show a form to choose them."""
+    """Show the difference between two checkpoints. Without two ids, show a form to choose them.
+
+    Args:
+        request: The request.
+        rights: Tells which DAGs and pipelines the logged-in user may read.
+        key: The part of the URL that identifies the pipeline (`PipelineRef.key`).
+        first: Id of the first checkpoint; None shows the form.
+        second: Id of the second checkpoint; None shows the form.
+    """
     ref, look = _look(rights, key)
 
     def view(reading: Reading) -> Any:
@@ -301,7 +339,13 @@ def compare(
 
 @app.get("/p/{key}/trials", **_PAGE)
 def of_trials(request: Request, rights: Asks, key: str) -> Response:
-    """Show the list of the pipeline's trials."""
+    """Show the list of the pipeline's trials.
+
+    Args:
+        request: The request.
+        rights: Tells which DAGs and pipelines the logged-in user may read.
+        key: The part of the URL that identifies the pipeline (`PipelineRef.key`).
+    """
     ref, look = _look(rights, key)
 
     def read(_: Storage) -> list[trials.TrialRow]:
@@ -312,7 +356,14 @@ def of_trials(request: Request, rights: Asks, key: str) -> Response:
 
 @app.get("/p/{key}/trials/{name}", **_PAGE)
 def of_trial(request: Request, rights: Asks, key: str, name: str) -> Response:
-    """Show, for each interval of a trial, whether its result equals production's."""
+    """Show, for each interval of a trial, whether its result equals production's.
+
+    Args:
+        request: The request.
+        rights: Tells which DAGs and pipelines the logged-in user may read.
+        key: The part of the URL that identifies the pipeline (`PipelineRef.key`).
+        name: Name of the trial.
+    """
     ref, look = _look(rights, key)
 
     def view(reading: Reading) -> trials.TrialPage:
@@ -335,8 +386,8 @@ def of_trial_rows(
 
     Args:
         request: The request.
-        rights: Rights of the user.
-        key: The pipeline's key (`PipelineRef.key`).
+        rights: Tells which DAGs and pipelines the logged-in user may read.
+        key: The part of the URL that identifies the pipeline (`PipelineRef.key`).
         name: Name of the trial.
         start: Start of the interval.
         by: Columns that identify an output row, separated by commas; empty compares whole rows.
@@ -386,7 +437,14 @@ def _compare(ref: PipelineRef, asked: tuple[Any, ...], words: list[str]) -> tria
 
 @app.get("/p/{key}/docs/{path:path}", **_PAGE)
 def of_docs(request: Request, rights: Asks, key: str, path: str) -> Response:
-    """Show a page of Data Docs below the heading and the tabs of its pipeline."""
+    """Show a page of Data Docs below the heading and the tabs of its pipeline.
+
+    Args:
+        request: The request.
+        rights: Tells which DAGs and pipelines the logged-in user may read.
+        key: The part of the URL that identifies the pipeline (`PipelineRef.key`).
+        path: Path of the page below the folder of all Data Docs.
+    """
     ref = _ref(rights, key)
     page = docs.page_at(path) if rights.may_read_docs(ref.name, dags.pipelines()) else None
     if page is None or page.pipeline != ref.name or page_in(docs_root(), path) is None:
@@ -399,13 +457,28 @@ def of_docs(request: Request, rights: Asks, key: str, path: str) -> Response:
 
 @app.get("/run/{dag_id}/{run_id:path}", **_PAGE)
 def of_run(request: Request, rights: Asks, dag_id: str, run_id: str) -> Response:
-    """Show the checkpoints that a run of a DAG restored and committed."""
+    """Show the checkpoints that a run of a DAG restored and committed.
+
+    Args:
+        request: The request.
+        rights: Tells which DAGs and pipelines the logged-in user may read.
+        dag_id: Id of the DAG.
+        run_id: Id of the run.
+    """
     return _run(request, rights, dag_id, run_id, None)
 
 
 @app.get("/task/{dag_id}/{task_id}/{run_id:path}", **_PAGE)
 def of_task(request: Request, rights: Asks, dag_id: str, task_id: str, run_id: str) -> Response:
-    """Show the checkpoints that the run of a task instance restored and committed, as a tab of the task instance."""
+    """Show the checkpoints that the run of a task instance restored and committed, as a tab of the task instance.
+
+    Args:
+        request: The request.
+        rights: Tells which DAGs and pipelines the logged-in user may read.
+        dag_id: Id of the DAG.
+        task_id: Id of the task.
+        run_id: Id of the run.
+    """
     return _run(request, rights, dag_id, run_id, task_id)
 
 
@@ -480,7 +553,11 @@ def _would(log: Log, name: str, interval: Interval) -> dict[str, Any]:
 
 
 def _ref(rights: Rights, key: str) -> PipelineRef:
-    """Return the pipeline with this key.
+    """Return the pipeline that a URL names.
+
+    Args:
+        rights: Tells which pipelines the logged-in user may read.
+        key: The part of the URL that identifies the pipeline (`PipelineRef.key`).
 
     Raises:
         HTTPException: 404 if there is no such pipeline, or if the user may not read it. Both cases get the same answer,

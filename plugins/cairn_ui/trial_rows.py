@@ -103,7 +103,7 @@ def command_of(ref: PipelineRef, trial: str, start: Any, key: Sequence[str]) -> 
 
 
 def too_much(found: IntervalDifference, limits: Limits) -> str | None:
-    """Return why the comparison of an interval would exceed the limits; None if it would not.
+    """Return why the comparison of an interval would exceed the limits on rows, entries or bytes; None if it would not.
 
     The numbers of rows, bytes and entries come from the records. Output and state that are the same in production and
     trial, by checksum or digest, do not count.
@@ -177,7 +177,7 @@ class Comparisons:
 
         Args:
             asked: The cache's key of the comparison, from `known`.
-            words: The command.
+            words: The command, from `command_of`.
             environment: Variables to add to the environment of the process.
 
         Raises:
@@ -206,9 +206,9 @@ def run_limited(words: Sequence[str], environment: Mapping[str, str], limits: Li
     """Run a `cairn` command with `--json` in a process whose time, memory and output are limited.
 
     Args:
-        words: The command.
+        words: The command, from `command_of`.
         environment: Variables to add to the environment of the process.
-        limits: The limits.
+        limits: The limits of the process: `seconds`, `memory_bytes` and `said_bytes`, the size of its output.
     """
     root, began_s = repo_root(), time.monotonic()
     path = os.pathsep.join(filter(None, [str(root / "jobs"), str(root), os.environ.get("PYTHONPATH")]))
@@ -251,7 +251,8 @@ def answer_of(code: int, said: bytes, errors: str, took_s: float, limits: Limits
         said: Beginning of the process's output: at most `said_bytes` of the limits and one byte more.
         errors: Beginning of the process's error output.
         took_s: Duration of the process in seconds.
-        limits: The limits.
+        limits: The limits under which the process ran. An output larger than `said_bytes` counts as a failure, and the
+            message about a lack of memory names `memory_bytes`.
     """
     if code == 0 and len(said) <= limits.said_bytes:
         return Compared(found=json.loads(said), seconds=took_s)

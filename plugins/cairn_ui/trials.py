@@ -186,7 +186,7 @@ class RowsPage:
 
     Attributes:
         trial: The trial.
-        row: The interval.
+        row: The interval, compared by digests and checksums.
         key: The columns that identify a row, as the user typed them.
         command: The command that shows the same.
         parts: The differences in output, late rows and each state; None if the comparison has no result yet.
@@ -375,7 +375,11 @@ def headline(intervals: int, differing: int, missing: int) -> str:
 
 
 def interval_row(found: IntervalDifference) -> IntervalRow:
-    """Return one interval of a trial, compared by digests and checksums."""
+    """Return one interval of a trial, compared by digests and checksums.
+
+    Args:
+        found: The difference between production and trial in the interval, from `compare_intervals`.
+    """
     state, output, late = (
         Verdict(text=_WORDS[s][0], tone=_WORDS[s][1]) for s in (found.state, found.output, found.late)
     )
