@@ -9,7 +9,6 @@ import json
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from cairn_ui.checkpoint_list import Row, row_of
@@ -367,11 +366,6 @@ def comparison_of(
         files=said["files"],
         command=shlex.join(words),
     )
-
-
-def parse_instant(text: str) -> datetime:
-    """Parse a time in ISO format, such as `2013-01-01T00:00:00Z`, as a checkpoint's description contains it."""
-    return datetime.fromisoformat(text)
 
 
 def _change(name: str, first: Any, second: Any) -> Change:

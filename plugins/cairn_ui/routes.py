@@ -138,16 +138,18 @@ def _list(request: Request, refs: list[PipelineRef], dag_id: str | None) -> Resp
 def _row(
     ref: PipelineRef, look: Look, schedule: pipeline_overview.Schedule | None, now: datetime
 ) -> pipeline_overview.OverviewRow:
-    written = None
-    if look.reading is not None and look.problem is None and (newest := look.reading.newest) is not None:
-        written = _written(ref, look.reading.log, [newest.id]).get(newest.id)
-    stored = reader.stored(ref)
-    if look.reading is None:
+    stored, reading = reader.stored(ref), look.reading
+    if reading is None:
+        return pipeline_overview.overview_row(ref, look, schedule, stored, None, now)
+
+    def row(_: Storage) -> pipeline_overview.OverviewRow:
+        last, written = pipeline_overview.furthest(reading), None
+        if last is not None and look.problem is None:
+            written = _written(ref, reading.log, [last.id]).get(last.id)
         return pipeline_overview.overview_row(ref, look, schedule, stored, written, now)
+
     try:  # The row may need reads of earlier records, so they run in a thread with a time limit.
-        return _asked(
-            ref, "overview row", lambda _: pipeline_overview.overview_row(ref, look, schedule, stored, written, now)
-        )
+        return _asked(ref, "overview row", row)
     except (CairnError, NotAnswered) as error:
         return pipeline_overview.OverviewRow(ref=ref, problem=str(error), read=None)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import html
 import json
+import os
 import re
 import shlex
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +20,7 @@ from typer.testing import CliRunner
 from cairn.command.cli import app
 from cairn_ui.find_pipelines import PipelineRef
 from state_backend.adapters.local_storage import LocalStorage
+from state_backend.formats import paths
 from tests.support.shown_airflow import HOSTILE, write_docs
 from tests.support.shown_pipelines import eventful, run_id, steady
 
@@ -320,3 +323,18 @@ def test_a_root_is_read_as_the_connection_of_its_dag(tmp_path: Path, monkeypatch
     assert opened._connections._identity().refresh_token == "of-clicks"
     with pytest.raises(UsageError, match="key file is not usable"):
         open_folder(replace(ref, gcp_conn_id="broken"))
+
+
+def test_the_age_on_the_list_is_that_of_the_checkpoint_beside_it(tmp_path: Path) -> None:
+    """Checkpoint 14 is newer and quarantined. The row shows checkpoint 13, so its age must be that of checkpoint 13 too."""
+    from starlette.testclient import TestClient
+
+    from tests.support.shown_app import shown_app
+
+    storage = LocalStorage(tmp_path / "rides")
+    eventful(storage)
+    committed = time.time() - 3 * 86_400 - 7_300
+    os.utime(tmp_path / "rides" / paths.record(13), (committed, committed))
+    with shown_app({"rides": storage}, [ref_of("rides", tmp_path)], refused={}) as shown:
+        said = text(TestClient(shown, cookies={"_token": "admin"}).get(f"{BASE}/").text)
+    assert re.search(r"\b13 .*\b3 d 2 h\b", said), said
