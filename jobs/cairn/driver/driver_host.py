@@ -215,9 +215,9 @@ class _Host:
     def _tell(self, pidfd: int) -> None:
         """Send the exit code of a driver that has ended to the Airflow task that asked for the driver.
 
-        The host reaps the driver (`waitpid`) only after the task has closed its connection to the host. Before that, the
-        task kills the remaining processes of the driver's process group. A driver that is not reaped keeps its pid and
-        process group, so the task can't kill a new process by mistake.
+        The host reaps the driver (`waitpid`) only after the task has closed its connection to the host. Before that,
+        the task kills the remaining processes of the driver's process group. A driver that is not reaped keeps its pid
+        and process group, so the task can't kill a new process by mistake.
 
         Args:
             pidfd: File descriptor of the driver process.
