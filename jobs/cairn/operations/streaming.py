@@ -340,8 +340,8 @@ def initial_state_of(
 
     Args:
         spark: The session in which the new query will run.
-        savepoint: URL of a savepoint's folder. If `root` and `pipeline` are given, it names a checkpoint of that pipeline
-            instead: "latest", an id, or the end of an interval.
+        savepoint: URL of a savepoint's folder. If `root` and `pipeline` are given, `savepoint` names a checkpoint of
+            that pipeline instead: "latest", an id, or the end of an interval.
         root: URL of the folder that holds the pipelines; None for a savepoint.
         pipeline: Name of the pipeline; None for a savepoint.
 
@@ -406,8 +406,8 @@ def continuing(processor: type, savepoint: str, *, root: str | None = None, pipe
 
     Args:
         processor: The processor's class, a `StatefulProcessor` of PySpark's row interface.
-        savepoint: URL of a savepoint's folder. If `root` and `pipeline` are given, it names a checkpoint of that pipeline
-            instead: "latest", an id, or the end of an interval.
+        savepoint: URL of a savepoint's folder. If `root` and `pipeline` are given, `savepoint` names a checkpoint of
+            that pipeline instead: "latest", an id, or the end of an interval.
         root: URL of the folder that holds the pipelines; None for a savepoint.
         pipeline: Name of the pipeline; None for a savepoint.
     """
