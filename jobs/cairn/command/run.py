@@ -197,7 +197,17 @@ class _Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Again:
-    """Builder of the `cairn run` command that a refusal recommends. It repeats the options of the refused command."""
+    """Builder of the `cairn run` command that an error message recommends for intervals that must run again first.
+
+    The command repeats the options of the `cairn run` that failed.
+
+    Attributes:
+        code: The pipeline, as `module:NAME`.
+        root: Value of `--root`.
+        every: Value of `--every`, as text; None if the user left the option out.
+        spark: Value of `--spark`.
+        length: Length of an interval. It gives the number of intervals in a recommended command.
+    """
 
     code: str
     root: str
@@ -218,7 +228,10 @@ class _Again:
 
     @contextmanager
     def printed(self) -> Iterator[None]:
-        """Append the recommended command, on a line of its own, to the message of a `CairnError` raised within."""
+        """Add the `cairn run` command for a re-run, as a last line, to the message of a `CairnError` of the block.
+
+        The error's `rerun` names the intervals that must run again first. An error without `rerun` passes unchanged.
+        """
         try:
             yield
         except CairnError as error:

@@ -327,9 +327,12 @@ def load_code(code: str) -> Pipeline:
 
 
 def _id_of(coordinator: Coordinator, which: str) -> int:
-    """Return the checkpoint's id.
+    """Return the id of the checkpoint that the user named with `--checkpoint`.
 
-    An id in `which` is returned unchecked. The caller plans with this id, and the plan refuses an unusable checkpoint.
+    Args:
+        coordinator: Coordinator of the pipeline.
+        which: Value of `--checkpoint`: "latest", an id, or the end of an interval. An id is returned unchecked: the
+            caller's `plan_rewind` or `plan_fork` refuses an unusable checkpoint.
     """
     found = parse_checkpoint(which)
     return found if isinstance(found, int) else coordinator.record(found).id

@@ -197,7 +197,13 @@ class AirflowCli:
         self._run("dags", "pause" if paused else "unpause", dag_id, "--yes")
 
     def running(self, dag_id: str) -> dict[str, dict[str, str | None]]:
-        """Implement `DagControl.running`, with one command for each run: some seconds per run."""
+        """Return the tasks of each running DAG run.
+
+        Airflow's command line is called once, and once more for each run. Each call takes some seconds.
+
+        Returns:
+            By run id and task id, Airflow's state of the task; None for a task that has not begun.
+        """
         runs = self._rows("dags", "list-runs", dag_id, "--state", "running")
         return {run["run_id"]: self._tasks(dag_id, run["run_id"]) for run in runs}
 

@@ -177,7 +177,8 @@ def compare(
 ) -> int:
     """Show what a trial changes: output rows, late rows and states beside production's, interval by interval.
 
-    Results with equal digests are not read. Needs no Spark.
+    --key names the columns by which output rows of the trial and of production are matched. Results with equal digests
+    are not read. Needs no Spark.
     """
     start = None if interval is None else day_or_instant("--interval", interval)
     found_trial, found = compare_trial(root, pipeline, trial, key or (), limit, to, start)
@@ -209,7 +210,8 @@ def deploy(
 ) -> int:
     """Take over the code of a trial from the next interval on, or with --past also for the trial's intervals.
 
-    Without --yes, only show what the command would do and what the trial changes.
+    Without --yes, only show what the command would do and what the trial changes. For that comparison, --key names the
+    columns by which output rows of the trial and of production are matched.
     """
     from cairn.operations.coordinator_of import coordinator_of
     from cairn.spark.session import connect

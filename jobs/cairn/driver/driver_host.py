@@ -71,7 +71,8 @@ class Request:
         environment: All environment variables of the driver.
         cwd: Working directory.
         worker: Process id of the task's parent, the Airflow worker.
-        files: File descriptors of stdin, of the output, and of the lifeline.
+        files: File descriptors of stdin, of the file for stdout and stderr, and of the lifeline. The lifeline is a
+            socket whose other end the Airflow task holds: when the task dies, the kernel kills the driver.
     """
 
     module: str
@@ -117,10 +118,13 @@ class _Host:
         self._selector.register(self._listener, selectors.EVENT_READ)
 
     def serve(self) -> Request | None:
-        """Answer requests.
+        """Answer requests until this host process is no longer needed. Fork a driver process for each request.
+
+        Because of the forks, this method returns once in the host and once in each driver.
 
         Returns:
-            In a new driver its request. In the host None, when no work is left.
+            In a forked driver process, the request that the driver must run. In the host process None, after the last
+            driver has ended.
         """
         # Freeze all present objects: the garbage collector of a driver then skips them.
         gc.collect()
@@ -141,12 +145,12 @@ class _Host:
         return None
 
     def _accept(self) -> Request | None:
-        """Accept one request, and fork a driver for it.
+        """Accept one request, and fork a driver process for it.
 
         Errors concern this request only, such as a dead task or an invalid message. They are logged.
 
         Returns:
-            In the new driver its request; in the host None.
+            In the forked driver process, the request that the driver must run. In the host process, None.
         """
         assert self._listener is not None
         connection, _ = self._listener.accept()
@@ -183,7 +187,8 @@ class _Host:
                 self._selector.register(pidfd, selectors.EVENT_READ, partial(self._tell, pidfd))
                 connection.sendall(struct.pack("!i", pid))
             except (OSError, ValueError) as error:
-                # If the driver was forked already and its task is dead, the lifeline kills the driver.
+                # An already forked driver needs no cleanup here. If its Airflow task is dead, the task's end of the
+                # socket `lifeline` is closed, and the kernel kills the driver (`_tie_to`).
                 print(f"a request failed: {error!r}", flush=True)
             if any(connection is kept for _, kept in self._drivers.values()):
                 closing.pop_all()
@@ -208,10 +213,14 @@ class _Host:
         os.close(pidfd)
 
     def _tell(self, pidfd: int) -> None:
-        """Send the exit code of a driver that has ended to its task.
+        """Send the exit code of a driver that has ended to the Airflow task that asked for the driver.
 
-        The driver is not reaped before the task has hung up. Until then no new process can get the driver's pid or
-        process group.
+        The host reaps the driver (`waitpid`) only after the task has closed its connection to the host. Before that,
+        the task kills the remaining processes of the driver's process group. A driver that is not reaped keeps its pid
+        and process group, so the task can't kill a new process by mistake.
+
+        Args:
+            pidfd: File descriptor of the driver process.
         """
         pid, connection = self._drivers.pop(pidfd)
         self._selector.unregister(pidfd)
@@ -221,7 +230,7 @@ class _Host:
         code = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
         with contextlib.suppress(OSError):
             connection.sendall(struct.pack("!i", code))
-        # The task now kills the remaining processes of the driver's group and hangs up. Then `_reap` runs.
+        # The task now kills the remaining processes of the driver's group and closes its connection. Then `_reap` runs.
         self._ended[pid] = connection
         self._selector.register(connection, selectors.EVENT_READ, partial(self._reap, pid))
 
@@ -237,13 +246,13 @@ class _Host:
             return
         self._selector.unregister(self._listener)
         with contextlib.suppress(OSError):
-            if self._path.stat().st_ino == self._inode:  # Another host may have replaced the file.
+            if self._path.stat().st_ino == self._inode:  # A newer host process may have replaced it.
                 self._path.unlink()
         self._listener.close()
         self._listener = None
 
     def _leave(self, connection: socket.socket) -> None:
-        """Close all files of the host in a new driver."""
+        """Close the host's sockets and process descriptors in a forked driver process, which inherited them."""
         connection.close()
         for other in (*(kept for _, kept in self._drivers.values()), *self._ended.values()):
             other.close()
@@ -327,7 +336,13 @@ def _become(request: Request, libc: Any) -> None:
 
 
 def _tie_to(lifeline: int, pid: int) -> None:
-    """Make the kernel kill a process, even a suspended one, when its task's end of the lifeline is closed."""
+    """Make the kernel kill a driver, even a suspended one, when the Airflow task that asked for the driver dies.
+
+    Args:
+        lifeline: File descriptor of the driver's end of a socket. The task holds the other end, which closes when the
+            task dies.
+        pid: Process id of the driver.
+    """
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, pid)
     fcntl.fcntl(lifeline, _F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC | os.O_NONBLOCK)

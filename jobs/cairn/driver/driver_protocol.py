@@ -71,8 +71,10 @@ class Process(Run):
         attempt: Id of the new attempt.
         mode: How the checkpoint is stored: "incremental", "full" or "changelog".
         name: The pipeline's name in the DAG. The driver checks that `Pipeline.name` is equal. None skips the check.
-        earlier: Attempt and options of an earlier try. The driver uses this attempt again if nothing changed.
-        committed: True if a committed result exists. The driver keeps it if code and input are the same.
+        earlier: `{"attempt": ID, "options": {NAME: TEXT}}` of an earlier try of this run; None if there is no earlier
+            try. The options are settings that decide the result. If nothing changed, the driver computes nothing, and
+            returns that attempt.
+        committed: True if a committed result exists. The driver keeps this result if code and input are the same.
         permissions: Refused actions that the user allows.
     """
 
@@ -96,7 +98,7 @@ class Range(Run):
         first: Start of the first interval.
         last: Start of the last interval.
         every: Length of each interval.
-        name: The pipeline's name in the DAG; None skips the check.
+        name: The pipeline's name in the DAG. The driver checks that `Pipeline.name` is equal. None skips this check.
         mode: How checkpoints are stored.
         reprocess: Which intervals with a result are computed again.
         dry_run: True only logs what would be computed.
@@ -124,9 +126,9 @@ class Try:
         last: Start of the last interval.
         every: Length of each interval.
         keep: How long the trial stays after its end.
-        name: The pipeline's name in the DAG; None skips the check.
-        trial: Name of the trial; None derives a name.
-        key: Columns that identify an output row.
+        name: The pipeline's name in the DAG. The driver checks that `Pipeline.name` is equal. None skips this check.
+        trial: Name of the trial; None makes a name from the first interval and the code.
+        key: Columns by which output rows of the trial and of production are matched; if empty, whole rows are compared.
     """
 
     command: ClassVar[str] = "try"
@@ -146,7 +148,7 @@ class Deploy:
 
     Attributes:
         trial: Name of the trial.
-        name: The pipeline's name in the DAG; None skips the check.
+        name: The pipeline's name in the DAG. The driver checks that `Pipeline.name` is equal. None skips this check.
         past: True runs the trial's intervals again in production too. False takes the code over from the next interval
             on.
     """
@@ -183,7 +185,7 @@ class RestoreSavepoint:
 
     Attributes:
         savepoint: URL of the savepoint's folder.
-        claim: CLAIM deletes the savepoint after the commit.
+        claim: NO_CLAIM leaves the savepoint. CLAIM deletes the savepoint after the commit.
         attempt: A uuid, the same in every try. A second try completes the first one. None for a new uuid.
     """
 
@@ -224,12 +226,16 @@ REQUESTS: dict[str, type[Any]] = {
 
 
 class ProcessResult(TypedDict, total=False):
-    """Result of `Process`: the prepared attempt, or the attempt of a committed checkpoint that the driver kept.
+    """Result of `Process`, as a dict with some of these keys.
+
+    If the interval has a committed checkpoint of the same code and input, the driver prepares no attempt, and the dict
+    has only `attempt`, `reused`, `committed`, `interval`, `sink` and `seconds`. Otherwise the driver prepares an
+    attempt, and the dict has all keys except `committed`.
 
     Attributes:
-        attempt: Id of the attempt.
+        attempt: Id of the prepared attempt, or of the attempt that made the committed checkpoint.
         reused: True if nothing was computed.
-        committed: Id of the kept checkpoint; absent if the driver prepared an attempt.
+        committed: Id of the committed checkpoint.
         checkpoint_base: Id of the base; None for empty state.
         interval: The interval, as text.
         input_rows: Number of input rows.
@@ -392,14 +398,15 @@ def _to_text(value: Any) -> str:
 
 
 def parse_call(arguments: Sequence[str] | None, more: Sequence[str]) -> tuple[Call, Any, dict[str, str]]:
-    """Parse a command line.
+    """Parse the command line of a driver.
 
     Args:
-        arguments: The words; None for those of this process.
-        more: Names of further required options.
+        arguments: Words of the command line; None for the words of `sys.argv`.
+        more: Names of options, such as "result", that every command requires besides the fields of its dataclasses.
 
     Returns:
-        The call, the request, and the values of `more`.
+        The options that all commands share, as a `Call`; the options of the given command, such as a `Process`; and the
+        values of the options in `more`, by name.
     """
     parser = argparse.ArgumentParser(prog=f"python -m {DRIVER}")
     commands = parser.add_subparsers(required=True, dest="command")

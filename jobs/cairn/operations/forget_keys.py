@@ -120,7 +120,7 @@ def plan_forget(
 
     Args:
         coordinator: Coordinator of the pipeline.
-        encoded: The keys to remove, encoded.
+        encoded: The keys to remove, each as the bytes that `KeyCodec` encodes.
         options: What else to rewrite or drop, and what happens to later re-runs.
         engine: RocksDB settings with which the shards are opened.
 
@@ -169,7 +169,7 @@ def forget(
 
     Args:
         coordinator: Coordinator of the pipeline.
-        encoded: The keys to remove, encoded.
+        encoded: The keys to remove, each as the bytes that `KeyCodec` encodes.
         options: What else to rewrite or drop, and what happens to later re-runs.
         engine: RocksDB settings with which the shards are opened and written.
         new_attempt: Returns the uuid of a new attempt. If another process commits during an attempt, `forget` tries
@@ -178,7 +178,9 @@ def forget(
 
     Raises:
         UsageError: The pipeline has no usable state. Or committed intervals after the newest state must be run again,
-            and `on_rerun="refuse"` would refuse them. Or an unusable checkpoint forgot a key that `encoded` lacks.
+            and `on_rerun="refuse"` would refuse them. Or an earlier call removed a key that `encoded` lacks, and that
+            call's checkpoint is not usable now, for example quarantined: this call starts from an older checkpoint,
+            which may still hold that key.
         AttemptLost: Other processes committed during each of five attempts. Nothing is committed.
         CorruptFile: A file of the newest state is missing or damaged.
         UnknownOutcome: The commit may or may not have taken effect. Call again.
@@ -223,13 +225,19 @@ def _check_policy(log: Log, record: Record, options: ForgetOptions) -> None:
 
 
 def _left_out(log: Log, record: Record, encoded: Collection[bytes]) -> tuple[str, ...]:
-    """Return the uuids of earlier forgets whose keys this forget must remove again.
+    """Return the attempt uuids of earlier forgets, committed after `record`, whose keys this forget removes again.
 
-    These forgets committed checkpoints that are quarantined now. So the base of this forget is older, and may hold
-    their keys.
+    The checkpoint of each of these earlier forgets is quarantined now. So this forget starts from the older checkpoint
+    of `record`, which may still hold the keys that the earlier forgets removed.
+
+    Args:
+        log: The log of the pipeline.
+        record: Record of the newest usable state, from which this forget starts.
+        encoded: The keys that the user asks to remove now.
 
     Raises:
-        UsageError: `encoded` lacks one of these keys.
+        UsageError: An earlier forget removed a key that is not in `encoded`. Without this error, the newest state would
+            hold that key again.
     """
     found = []
     for forgotten in returning_keys(log, None, record.id):
@@ -341,9 +349,14 @@ def _forgotten_keys(
 def _forgotten_before(
     log: Log, encoded: Collection[bytes], options: ForgetOptions, storage: Storage, engine: EngineOptions
 ) -> Forgot | None:
-    """Return the result of an earlier `forget` that removed the same keys and committed the newest state.
+    """Return the result of an earlier call of `forget`, if the present call need not commit again.
 
-    Return None if there is no earlier `forget`, or if files that may hold a key still need a commit.
+    This is the case if the earlier call committed the newest state, and removed all of these keys with the same
+    `on_rerun`.
+
+    Returns:
+        The earlier result; None if the present call must commit. None too if `options` ask to rewrite output or to drop
+        checkpoints, and some output files or checkpoints may still hold a key: only a commit can replace or drop them.
     """
     newest = newest_state(log)
     record = log.whole(newest.id) if newest is not None and newest.kind == "forget" else None

@@ -68,8 +68,9 @@ class Attempt:
         run: The try of an Airflow run that makes the attempt.
         mode: How the checkpoint is stored: "incremental", "full" or "changelog".
         permissions: Refused actions that the user allows.
-        earlier: Id and options of an attempt that an earlier try of the same run made; None if there is no earlier
-            attempt.
+        earlier: An attempt that an earlier try of the same run made: its id, and by name the settings that decided its
+            result (`options_of`). If nothing changed since, `process_interval` returns that attempt and computes
+            nothing. None: there is no earlier attempt.
 
     Raises:
         UsageError: The mode is unknown.
@@ -198,7 +199,16 @@ def ask_pipeline(
 
 
 def plan_interval(pipeline: Pipeline, root: str, attempt: Attempt, begun: Begun, declared: Declared) -> IntervalPlan:
-    """Describe the work of an interval. A pure function."""
+    """Return the job that each shard of an interval runs, with the rows for the shards. A pure function.
+
+    Args:
+        pipeline: The pipeline.
+        root: URL of the folder that holds the pipelines.
+        attempt: The attempt.
+        begun: What the log says for the attempt: the base, the highest id of the log, and the keys that `cairn forget`
+            removed.
+        declared: Input rows, processor, states and schemas, as `ask_pipeline` returns them.
+    """
     base = begun.base.content if begun.base is not None else None
     rows, initial = declared.inputs.rows, declared.inputs.initial
     event_time = declared.event_time
@@ -251,6 +261,16 @@ def would_be_made_of(
     spark: SparkSession, pipeline: Pipeline, interval: Interval, read: Read, permissions: Permissions
 ) -> str | None:
     """Return the input hash that a result of this interval would have if it were computed now.
+
+    The caller compares this hash with the recorded hash of a committed result. If both are equal, the result stays.
+
+    Args:
+        spark: The session. The hash contains its time zone if the pipeline declares no zone.
+        pipeline: The pipeline.
+        interval: The interval.
+        read: The source's answer for the interval: input rows, of which the hash contains the schema, and the source
+            position.
+        permissions: Refused actions that the user allows. They are a part of the hash.
 
     Returns:
         The hash; None if it can't be computed, since the source records no position or the interval reads initial

@@ -50,7 +50,11 @@ class Compute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskSource:
-    """Decision: only the input hash decides, so the source must be asked for its position."""
+    """Decision: ask the source for its position, since the log alone can't tell whether the interval keeps its result.
+
+    From the position, `run_intervals` computes the input hash that a new result would have. `plan_by_input` compares
+    this hash with the recorded hash.
+    """
 
 
 def keep_or_compute(there: Result | None, reprocess: Reprocess, run: RunRef) -> Keep | Compute | AskSource:

@@ -30,7 +30,7 @@ class Earlier:
 
     Attributes:
         attempt: Id of the attempt.
-        options: `options_of` at that time.
+        options: Settings that decided what the earlier try computed and wrote, by name (`options_of`).
         prepared: What the try prepared; None if it prepared nothing or its files were deleted.
     """
 
@@ -49,8 +49,8 @@ class Now:
         interval: The interval.
         permissions: Refused actions that the user allows.
         code_hash: Hash of the processor's code.
-        options: The present `options_of`.
-        source_position: Position that the source says now.
+        options: Settings that decide what this try computes and writes, by name (`options_of`).
+        source_position: Source position that the source returns now.
         initial_state: True if the interval reads initial state, which no position describes.
     """
 

@@ -140,10 +140,19 @@ def _on_spark(spark: SparkSession, job: IntervalJob, inputs: Inputs) -> list[Sha
 def _reuse(
     coordinator: Coordinator, job: IntervalJob, options: Mapping[str, str], attempt: str, earlier: Mapping[str, str]
 ) -> Prepared | None:
-    """Return what the earlier attempt prepared, if this try can use it.
+    """Return what an earlier try of the same run prepared, if this try would compute the same.
+
+    Python's logger `cairn` gets the decision and its reason.
+
+    Args:
+        coordinator: Coordinator of the pipeline.
+        job: The job of this try.
+        options: Settings that decide the result of this try (`options_of`).
+        attempt: Id of the earlier attempt.
+        earlier: Settings that decided the result of the earlier attempt.
 
     Returns:
-        The prepared attempt; None if the interval must be computed. The log gets the decision and its reason.
+        The prepared attempt; None if the interval must be computed.
     """
     try:
         prepared = coordinator.load_prepared(attempt)

@@ -87,7 +87,12 @@ def without_java(text: str) -> str:
 
 
 def check_types(schema: StructType, what: str) -> None:
-    """Raise `SourceError` if a column has a type that can't be passed to Python."""
+    """Raise `SourceError` if a column has a type that can't be passed to Python.
+
+    Args:
+        schema: Schema of input rows or of initial state.
+        what: Name of these rows, with which the error message begins.
+    """
     for field in schema.fields:
         found = next(_not_for_python(field.dataType), None)
         if found is not None:

@@ -61,8 +61,8 @@ def restore_savepoint(
         pipeline: The pipeline that gets the state.
         root: URL of the folder that holds the pipelines.
         savepoint_path: URL of the savepoint's folder.
-        claim: NO_CLAIM leaves the savepoint to its owner. CLAIM deletes the savepoint after the commit. The same call
-            completes a CLAIM that stopped half-way.
+        claim: NO_CLAIM leaves the savepoint as it is. CLAIM reserves the savepoint for this pipeline, and deletes it
+            after the commit. The same call completes a CLAIM that stopped half-way.
         attempt: A uuid of this call. A call with the same uuid completes the earlier call and commits once. None for a
             new uuid.
 
@@ -70,8 +70,8 @@ def restore_savepoint(
         The new record.
 
     Raises:
-        UsageError: The savepoint does not fit the pipeline, another pipeline claimed it, or an earlier call
-            with the same `attempt` restored another savepoint.
+        UsageError: The savepoint does not fit the pipeline, another pipeline has reserved it with CLAIM, or an earlier
+            call with the same `attempt` restored another savepoint.
         CorruptFile: The savepoint is damaged.
         Fenced: Another run committed the interval meanwhile.
         Swept: A sweep abandoned the attempt.
@@ -126,10 +126,18 @@ def _log_restored(record: Record, format: str, savepoint_path: str) -> None:
 
 
 def _finish_claim(source: Storage, owner: str, coordinator: Coordinator) -> Record | None:
-    """Complete a CLAIM of this savepoint that an earlier call committed: delete the savepoint.
+    """Delete the savepoint if an earlier call of `restore_savepoint` with `claim="CLAIM"` has committed its state.
+
+    That call reserved the savepoint for the pipeline, and stopped after its commit and before the deletion.
+
+    Args:
+        source: Storage of the savepoint's folder.
+        owner: URL of the folder of the pipeline that restores the savepoint now.
+        coordinator: Coordinator of this pipeline.
 
     Returns:
-        The record of the earlier call; None if there is no such call.
+        The record that the earlier call committed. None if this pipeline has committed no such call, or if the folder
+        holds a newer savepoint.
     """
     earlier = read_claim(source)
     if earlier is None or earlier.owner != owner or coordinator.log().of_attempt(earlier.attempt) is None:
@@ -152,13 +160,14 @@ def plan_restore_savepoint(
         pipeline: The pipeline that would get the state.
         root: URL of the folder that holds the pipelines.
         savepoint_path: URL of the savepoint's folder.
-        claim: NO_CLAIM or CLAIM.
+        claim: NO_CLAIM: the restore would leave the savepoint as it is. CLAIM: the restore would reserve the savepoint
+            for this pipeline, and delete it after the commit.
 
     Returns:
         The plan. `discards` lists the checkpoints from which no interval would start any longer.
 
     Raises:
-        UsageError: The savepoint does not fit the pipeline, or another pipeline claimed it.
+        UsageError: The savepoint does not fit the pipeline, or another pipeline has reserved it with CLAIM.
     """
     _check_mode(claim)
     source, coordinator = open_storage(savepoint_path), coordinator_of(pipeline, root)

@@ -111,8 +111,8 @@ def run_intervals(
         root: URL or absolute path of the folder that holds the pipelines.
         mode: How checkpoints are stored: "incremental", "full" or "changelog".
         reprocess: Which intervals with a result are computed again. "changed": those whose code or input has changed,
-            as far as the source records its position. "none": only stale results. "all": every interval, except results
-            that the same `run` committed.
+            as far as the source records its position. "none": only intervals whose result is not valid, such as a stale
+            one. "all": every interval, except results that the same `run` committed.
         permissions: Exceptions for the first interval that is computed. Later intervals keep `replace_overlapping`
             alone.
         run: Identifies this run, with the same value in every try; None for this call alone.
@@ -174,14 +174,16 @@ def plan_intervals(
     outcome says so.
 
     Args:
-        spark: Needed only for "changed", to ask the source. None counts an interval as computed if only the source
-            could decide.
+        spark: A session, needed only for "changed", to ask the source whether its input changed. None: an interval for
+            which the source would decide counts as computed.
         pipeline: The pipeline.
         intervals: Each starts where the one before ends.
         root: URL or absolute path of the folder that holds the pipelines.
-        reprocess: As in `run_intervals`.
-        permissions: As in `run_intervals`.
-        run: As in `run_intervals`.
+        reprocess: Which intervals with a result would be computed again. "changed": those whose code or input has
+            changed. "none": only intervals whose result is not valid. "all": every interval, except results that the
+            same `run` committed.
+        permissions: Refused actions that the user would allow. "changed" compares input hashes, which contain them.
+        run: The run that would process the intervals: a result that this run has committed stays. None for a new run.
     """
     _check(intervals, reprocess)
     run = run or RunRef(run_id=f"direct__{uuid.uuid4()}", clear_number=0, try_number=1)
@@ -349,7 +351,10 @@ class _Range:
         return outcomes
 
     def outcomes(self, intervals: Sequence[Interval]) -> Iterator[tuple[Outcome, float]]:
-        """Yield each interval's outcome, and the seconds that the interval took."""
+        """Run the intervals one after the other. Yield for each its outcome, and the seconds that the interval took.
+
+        An interval either keeps its committed result, or is computed and committed before its outcome is yielded.
+        """
         there = _results(self.pipeline, self.root, intervals)
         permissions = self.first
         waiting: set[int] | None = None

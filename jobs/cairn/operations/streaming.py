@@ -168,8 +168,9 @@ def _time_of(spark: SparkSession, pipeline: Pipeline, interval: Interval, path: 
     time = LogicalTime(mode=pipeline.time_mode, processing_time_ms=interval.end_ms, watermark_ms=None)
     if pipeline.time_mode != "event":
         return time
-    # Handlers of the next batch see the watermark of this batch's commit. Rows are late up to the watermark that
-    # handlers of this batch saw. Both watermarks are 0 before the first event.
+    # The next interval continues like the query's next batch. Its processor sees the watermark that the imported batch
+    # committed. Rows of the next interval are late up to the older watermark, with which the imported batch itself ran.
+    # Both watermarks are 0 before the first event.
     return replace(
         time,
         watermark_ms=_journaled(spark, f"{path}/commits/{batch}")["nextBatchWatermarkMs"],
@@ -339,8 +340,8 @@ def initial_state_of(
 
     Args:
         spark: The session in which the new query will run.
-        savepoint: A savepoint's folder. With `root` and `pipeline`, a checkpoint: "latest", an id, or the end of an
-            interval.
+        savepoint: URL of a savepoint's folder. If `root` and `pipeline` are given, `savepoint` names a checkpoint of
+            that pipeline instead: "latest", an id, or the end of an interval.
         root: URL of the folder that holds the pipelines; None for a savepoint.
         pipeline: Name of the pipeline; None for a savepoint.
 
@@ -380,7 +381,11 @@ def initial_state_of(
 
 
 def _gathered(kind: str) -> Column:
-    """Return an aggregation over the rows of a key that collects all entries of one state."""
+    """Return an aggregation that collects a key's entries of one state, or its timers, into one column.
+
+    Args:
+        kind: Kind of the state: "value", "list" or "map"; or "timers".
+    """
     if kind == "value":
         return F.first("value")
     if kind == "list":
@@ -394,16 +399,17 @@ def _gathered(kind: str) -> Column:
 
 
 def continuing(processor: type, savepoint: str, *, root: str | None = None, pipeline: str | None = None) -> type:
-    """Return a subclass of a processor of PySpark's row interface that takes the initial state of `initial_state_of`.
+    """Return a subclass of a processor that fills its states from the `initialState` that `initial_state_of` returns.
 
-    The subclass's `handleInitialState` replaces the processor's own method. The workers need this project on their
-    path.
+    A new streaming query runs this subclass. The subclass's `handleInitialState` replaces the processor's own method.
+    The workers need this project on their path.
 
     Args:
-        processor: The processor's class.
-        savepoint: As in `initial_state_of`.
-        root: As in `initial_state_of`.
-        pipeline: As in `initial_state_of`.
+        processor: The processor's class, a `StatefulProcessor` of PySpark's row interface.
+        savepoint: URL of a savepoint's folder. If `root` and `pipeline` are given, `savepoint` names a checkpoint of
+            that pipeline instead: "latest", an id, or the end of an interval.
+        root: URL of the folder that holds the pipelines; None for a savepoint.
+        pipeline: Name of the pipeline; None for a savepoint.
     """
     states = find_state(savepoint, root=root, pipeline=pipeline).content.states
     types = {d.name: (parse_struct(d.versions[-1].value), _user_key(d)) for d in states}

@@ -134,16 +134,17 @@ def consolidate_checkpoint(spark: SparkSession, pipeline: Pipeline, root: str, r
         spark: A session, classic or Spark Connect.
         pipeline: The pipeline.
         root: URL of the folder that holds the pipelines.
-        record: Record of the checkpoint.
+        record: Record of the checkpoint to rewrite.
 
     Returns:
-        The new record, or `record` if there was nothing to rewrite.
+        The record of the new checkpoint, or `record` if there was nothing to rewrite.
 
     Raises:
         UsageError: The checkpoint was dropped or a re-run of its interval replaced it. Nothing is rewritten.
         StateUnusable: The checkpoint is quarantined. Nothing is rewritten.
-        AttemptLost: One of these events happened while the shards were rewritten (`Fenced` or `BaseMoved`).
-        CheckpointDropped: Retention dropped the checkpoint while it was read.
+        AttemptLost: While the shards were rewritten, retention dropped the checkpoint, validation quarantined it, or
+            another attempt committed its interval or an overlapping one. Nothing is committed.
+        CheckpointDropped: Retention dropped the checkpoint while its files were read. Nothing is committed.
     """
     coordinator = coordinator_of(pipeline, root)
     checkpoints = coordinator.log()

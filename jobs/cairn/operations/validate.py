@@ -362,13 +362,19 @@ def _flat(table: DataFrame, value_prefix: str = "") -> DataFrame:
 
 
 def pairs(before: DataFrame, now: DataFrame, *, now_ms: int, removable: str | None) -> DataFrame:
-    """Join two versions of a state. `OverTime.pairs` describes the columns of the result.
+    """Join the state of a base with the same state of a later checkpoint, for expectations over time.
 
     Args:
         before: The state of the base, as `format("keyed_state")` returns it.
-        now: The state of the checkpoint.
-        now_ms: Time in milliseconds since the epoch up to which rows of the base have expired.
-        removable: SQL condition on a row of the base that may be missing now; None for no such rows.
+        now: The state of the checkpoint, in the same form.
+        now_ms: Time in milliseconds since the epoch. A row of the base that is missing from `now` counts as expired if
+            its expiry time is not later.
+        removable: SQL condition on a row of the base. A missing row that meets it counts as removed on purpose, any
+            other missing row as lost. None: no row may be removed.
+
+    Returns:
+        A row for each row of either state: its key, the values before and now, and its `fate`, which is new, kept,
+        expired, removed or lost. `OverTime.pairs` lists all columns.
     """
     from pyspark.sql import functions as F
 
@@ -476,11 +482,15 @@ def _tables(
 
 
 def _expired_until_ms(state: str, time: LogicalTime) -> int:
-    """Return the time up to which rows of the state have expired, in milliseconds since the epoch.
+    """Return the time up to which rows of the base have expired or, as timers, have fired, in ms since the epoch.
 
-    Timers of event time have fired up to a watermark: the recorded watermark with `watermark="interval"`, and the
-    watermark of the base, which the record keeps as the late one, with "observed". All other rows expire by the
-    processing time.
+    All rows expire by the processing time, except event-time timers. These fire up to a watermark. With
+    `Pipeline(watermark="interval")` that is the interval's new watermark, `time.watermark_ms`. With
+    `watermark="observed"` it is the watermark of the base, which the record keeps as `time.late_watermark_ms`.
+
+    Args:
+        state: Name of the state; `$timers` for the timers.
+        time: The clock that the validated checkpoint records.
     """
     if state != TIMERS_NAME or time.mode != "event":
         return time.processing_time_ms
@@ -489,9 +499,14 @@ def _expired_until_ms(state: str, time: LogicalTime) -> int:
 
 
 def _growth(over_time: OverTime, earlier: DataFrame, before: Record) -> Iterator[Any]:
-    """Yield the limits on the number of rows as an expectation.
+    """Yield one Great Expectations expectation that limits the number of rows of the new state; none without limits.
 
     Great Expectations evaluates the limits itself, so that the Data Docs show the numbers.
+
+    Args:
+        over_time: The owner's limits, as multiples of the number of rows of the base.
+        earlier: The rows of the same state in the base. They are counted.
+        before: Record of the base, whose id the Data Docs show.
     """
     if over_time.least_rows is None and over_time.most_rows is None:
         return
@@ -551,7 +566,12 @@ class _Suites:
         self.counts[state] = evaluated, failed
 
     def _run(self, name: str, table: _Table) -> Iterator[tuple[Any, list[str]]]:
-        """Yield the result of each expectation, each with the table's columns."""
+        """Evaluate the expectations of one table. Yield each expectation's result with the table's column names.
+
+        Args:
+            name: Name of the state, followed by the table's label. Great Expectations and the Data Docs show it.
+            table: The table.
+        """
         import great_expectations as gx
 
         context = self._context

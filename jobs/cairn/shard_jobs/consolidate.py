@@ -29,14 +29,18 @@ from state_backend.values.records import Permissions, RunRef
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsolidationJob(JobOnContent):
-    """Job that consolidates a checkpoint. The driver sends it to the workers.
+    """Job that reads the shards of a checkpoint, and writes them again for a new checkpoint without obsolete entries.
+
+    The driver sends the job to the workers.
 
     Attributes:
-        content: The content of the consolidated checkpoint.
-        root: The folder of the pipeline.
-        attempt: The uuid of this attempt.
+        root: URL of the folder of the pipeline.
+        attempt: The uuid of this attempt, which the names of the new files contain.
         h0: The highest checkpoint id when the job was planned.
-        checkpoint_id: The id of the consolidated checkpoint.
+        checkpoint_id: The id of the old checkpoint, whose shards the job reads. The base class's `content` is this
+            checkpoint's too.
+        run: The run that the new record names.
+        engine: The RocksDB settings.
     """
 
     root: str
@@ -47,7 +51,12 @@ class ConsolidationJob(JobOnContent):
     engine: EngineOptions
 
     def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> ShardAck:
-        """Rewrite one shard. A task that stops leaves files of the attempt that no record names.
+        """Rewrite one shard, in a Spark task. A task that stops leaves files of the attempt that no record names.
+
+        Args:
+            batches: Only the shard's tick, which is not read.
+            shard: The shard's number.
+            task: A number for file names that no other task of this job has.
 
         Raises:
             DamagedCopy: This host's copy of a file is damaged.

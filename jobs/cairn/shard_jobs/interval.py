@@ -78,13 +78,45 @@ class IntervalJob:
     """Job that processes one interval. The driver sends it to the workers together with the processor.
 
     Attributes:
+        pipeline: The name of the pipeline.
+        pipeline_start_ms: `Pipeline.start`, in milliseconds since the epoch.
+        root: URL of the folder of the pipeline.
+        attempt: The uuid of the attempt.
         h0: The highest checkpoint id when the interval was planned.
-        base: The refs of the base checkpoint's shards; in a task only those that the task reads.
+        base_id: The id of the base; None for empty state.
+        base: For each shard of the base, where its manifest lies (`ShardRef`); in a task only the shards that the task
+            reads.
         base_parallelism: The number of the base's shards; 0 if the interval starts from empty state.
+        interval: The interval.
+        run: The Airflow run and try that process the interval. The record names them.
+        permissions: The permissions of the attempt. The record keeps them.
+        mode: How the checkpoint is stored: "incremental", "full" or "changelog".
+        parallelism: The number of shards.
+        max_parallelism: The number of key groups.
+        api: The interface of the processor.
+        on_type_mismatch: Treatment of a value that does not fit its state's schema: "error" stops the interval, "null"
+            stores NULL.
+        key_schema: The key columns, a `StructType` as JSON, as are the other schemas.
+        input_schema: The input rows.
+        initial_schema: The rows of the initial state; None if the interval reads none.
+        output_schema: The output rows.
+        states: States that the processor declares, and states that it no longer declares but that are kept.
         dropped: States that the processor's `init` deletes. The job deletes their entries.
-        returning: The forgotten keys that the shards leave out.
-        time: The clock that the processor sees. The recorded watermark is known only after all shards.
-        plan_us: The time that planning took, in microseconds.
+        time: The processing time, and the watermark of the base. `finish` computes the new watermark for the record,
+            because it depends on the rows of all shards.
+        event_time: The event-time column, and the watermarks that decide which rows are late and which timers fire;
+            None in other time modes.
+        source_position: The value by which the source says which input it read; empty if it records none.
+        code_hash: The hash of the processor's code and of the user's modules that it imports.
+        processor: The processor with its code, pickled for the workers.
+        engine: The RocksDB settings.
+        changelog: The settings of changelog mode.
+        retention: The policy that decides which checkpoints the commit retains.
+        plan_us: The time that planning the interval took on the driver, in microseconds.
+        input_hash: The input hash of the interval; None if it can't be computed.
+        code_version: The name of the code for people; None without a name.
+        returning: Keys that `cairn forget` removed, and that this interval's rows or base may still hold. The shards
+            leave these keys out, so that they do not return.
     """
 
     pipeline: str
@@ -128,18 +160,30 @@ class IntervalJob:
         return self.time.zone or "UTC"
 
     def refs_of(self, shard: int) -> tuple[ShardRef, ...]:
-        """Return the refs of the base's shards that hold some of this shard's key groups. No manifest is read."""
+        """Return where the manifests lie of the base's shards that hold some of this shard's key groups.
+
+        No manifest is read.
+        """
         owned, count = range_of(shard, self.parallelism, self.max_parallelism), self.base_parallelism
         return tuple(r for r in self.base if range_of(r.shard, count, self.max_parallelism).intersect(owned))
 
     def with_refs(self, refs: tuple[ShardRef, ...]) -> IntervalJob:
-        """Return the job with these refs, as `ShardJob.with_refs` describes."""
+        """Return a copy of the job with only these references to stored shards.
+
+        `run_on_shards` calls this, so that no task receives the references of all shards.
+        """
         return replace(self, base=refs)
 
     # --- in a Spark task -----------------------------------------------------------------------------------------------------
 
     def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> ShardAck:
-        """Process the interval on one shard. `task` is unique among all tasks of this attempt."""
+        """Process the interval on one shard, in a Spark task.
+
+        Args:
+            batches: The shard's tick, and its rows of input and initial state, in order.
+            shard: The shard's number.
+            task: A number for file names that no other task of this attempt has.
+        """
         storage = open_storage(self.root)
         owned = range_of(shard, self.parallelism, self.max_parallelism)
         clock = StopWatch()
@@ -438,7 +482,8 @@ class IntervalJob:
             worker_pids=(),
             retention=self.retention,
             output_schema=recorded_schema(self.output_schema),
-            # Without the rows of a key, equal code and input do not mean an equal result.
+            # `returning` lists keys that `cairn forget` removed. If the shards left out rows of these keys, equal code
+            # and input do not mean an equal result. So the record then gets no input hash.
             input_hash=self.input_hash if not self.returning else None,
             code_version=self.code_version,
             filtered=tuple(sorted({r.key.forget for r in self.returning})),

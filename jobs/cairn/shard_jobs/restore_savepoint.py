@@ -36,8 +36,12 @@ class RestoreJob:
     """Job that restores a savepoint. The driver sends it to the workers.
 
     Attributes:
-        root: The folder of the pipeline that gets the state.
-        source: The folder of the savepoint.
+        root: URL of the folder of the pipeline that gets the state.
+        source: URL of the folder of the savepoint.
+        savepoint: The savepoint's record.
+        pipeline: The name of the pipeline that gets the state.
+        pipeline_start_ms: `Pipeline.start`, in milliseconds since the epoch.
+        run: The run that the new record names.
         attempt: The uuid of this attempt.
         h0: The highest checkpoint id when the job was planned.
         parallelism: The number of shards that the job makes.
@@ -61,16 +65,30 @@ class RestoreJob:
     first_task: int = 0
 
     def refs_of(self, shard: int) -> tuple[ShardRef, ...]:
-        """Return the ref of this shard in a native savepoint; an empty tuple for a canonical one."""
+        """Return where the manifest of this shard lies in a native savepoint (`ShardRef`), as a tuple with one element.
+
+        The tuple is empty for a canonical savepoint, which has no manifests: there the job reads `savepoint.files`.
+        """
         return tuple(ref for ref in self.savepoint.content.shards if ref.shard == shard)
 
     def with_refs(self, refs: tuple[ShardRef, ...]) -> RestoreJob:
-        """Return the job with these refs, as `ShardJob.with_refs` describes."""
+        """Return a copy of the job with only these references to stored shards.
+
+        `run_on_shards` calls this, so that no task receives the references of all shards.
+        """
         content = replace(self.savepoint.content, shards=refs)
         return replace(self, savepoint=replace(self.savepoint, content=content))
 
     def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> ShardAck:
-        """Make one shard. A task that stops leaves files of the attempt that no record names."""
+        """Make one shard of the pipeline's new state, in a Spark task.
+
+        A task that stops leaves files of the attempt that no record names.
+
+        Args:
+            batches: Only the shard's tick, which is not read.
+            shard: The shard's number.
+            task: A number for file names that no other task of this job has.
+        """
         clock, task = StopWatch(), self.first_task + task
         source, storage = open_storage(self.source), open_storage(self.root)
         native = self.savepoint.format == "native"

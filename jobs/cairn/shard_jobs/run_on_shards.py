@@ -1,9 +1,12 @@
 """Run a job on every shard of a pipeline.
 
 A job is a value that travels to the workers. Spark runs it once for each shard, and again if a task fails or is run
-speculatively. The driver gets the acks of the successful tasks only, and combines them. A new kind of job is a frozen
-dataclass with `parallelism`, `max_parallelism`, the refs that it reads, and `run_shard`. A job that makes a checkpoint
-ends with a call of `state_backend.checkpoint.prepare_content.prepare`.
+speculatively. A task returns an ack: the result of the job on one shard, such as the shard's new manifest. The driver
+gets the acks of the successful tasks only, and combines them.
+
+A new kind of job is a frozen dataclass with the members of `ShardJob`. `refs_of` says which stored shards a task reads,
+and `run_shard` does the work of the task. A job that makes a checkpoint ends with a call of
+`state_backend.checkpoint.prepare_content.prepare`.
 """
 
 from __future__ import annotations
@@ -45,7 +48,10 @@ Ack_co = TypeVar("Ack_co", bound=OfShard, covariant=True)
 
 
 class ShardJob(Protocol[Ack_co]):
-    """Protocol of the jobs that `run_on_shards` accepts."""
+    """Protocol of the jobs that `run_on_shards` accepts.
+
+    `Ack_co` is the type of the job's result on one shard.
+    """
 
     @property
     def parallelism(self) -> int:
@@ -56,13 +62,14 @@ class ShardJob(Protocol[Ack_co]):
         """Return the number of key groups."""
 
     def refs_of(self, shard: int) -> tuple[ShardRef, ...]:
-        """Return the refs of the stored shards that the job reads to make this shard.
+        """Return a reference to each stored shard that the job reads to make this shard.
 
-        The refs travel in the shard's tick, so that no task receives the refs of all shards.
+        A `ShardRef` holds a stored shard's manifest, or names the manifest's file. The references travel in the shard's
+        tick, so that no task receives the references of all shards.
         """
 
     def with_refs(self, refs: tuple[ShardRef, ...]) -> Self:
-        """Return the job with these refs instead of the refs of all shards."""
+        """Return a copy of the job with only these references to stored shards, instead of those of all shards."""
 
     def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> Ack_co:
         """Run the job on one shard, in a worker.
@@ -76,32 +83,40 @@ class ShardJob(Protocol[Ack_co]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOnContent:
-    """Base of jobs that read the shards of one checkpoint's or savepoint's content.
+    """Base of jobs whose shards are those of one checkpoint, prepared attempt or savepoint.
 
-    Each task reads the shard of its own number.
+    Each task reads the stored shard of its own number.
+
+    Attributes:
+        content: The data that the record of the checkpoint, attempt or savepoint holds: interval, parallelism, states,
+            shards and more.
     """
 
     content: Content
 
     @property
     def parallelism(self) -> int:
-        """Return the content's number of shards."""
+        """Return the number of shards of the checkpoint, attempt or savepoint."""
         return self.content.parallelism
 
     @property
     def max_parallelism(self) -> int:
-        """Return the content's number of key groups."""
+        """Return the number of key groups of the checkpoint, attempt or savepoint."""
         return self.content.max_parallelism
 
     def refs_of(self, shard: int) -> tuple[ShardRef, ...]:
-        """Return the ref of this shard.
+        """Return the reference to the stored shard with this number, which says where the shard's manifest lies.
 
-        The tuple is empty if the content has no shards yet, or belongs to a canonical savepoint.
+        The tuple is empty if the job imports state and no shard is stored yet, or if `content` belongs to a canonical
+        savepoint.
         """
         return tuple(ref for ref in self.content.shards if ref.shard == shard)
 
     def with_refs(self, refs: tuple[ShardRef, ...]) -> Self:
-        """Return the job with these refs, as `ShardJob.with_refs` describes."""
+        """Return a copy of the job with only these references to stored shards.
+
+        `run_on_shards` calls this, so that no task receives the references of all shards.
+        """
         return replace(self, content=replace(self.content, shards=refs))
 
 
@@ -111,7 +126,7 @@ def run_on_shards(
     placed: Callable[[Sequence[bytes]], DataFrame] | None = None,
     arrangement: Arrangement | None = None,
 ) -> list[Ack]:
-    """Run the job once on each shard, and return the acks in the order of the shards.
+    """Run the job once on each shard, and return the results (acks) in the order of the shards.
 
     If a host's cached copy of a file is damaged, the job runs again on all shards. If a shard's task raises an error of
     Cairn, this function raises the same error.
@@ -119,12 +134,13 @@ def run_on_shards(
     Args:
         spark: The Spark session.
         job: The job.
-        placed: A function that gets the data of each shard's tick, and returns the routed rows: a partition for each
-            shard that begins with the shard's tick (`cairn.rows.routing`). None: only ticks.
+        placed: A function that brings the job's rows to the shards (`cairn.rows.routing`). It gets a value for each
+            shard's tick: the pickled references to the stored shards that the task reads. It returns a DataFrame with
+            one partition for each shard, which begins with the shard's tick. None: the job has no rows, only ticks.
         arrangement: The order and layout into which each task sorts its rows; None: the rows have them already.
 
     Raises:
-        InvariantViolated: The acks are not exactly one for each shard.
+        InvariantViolated: A shard returned no result, or more than one.
     """
     parts = [zlib.compress(pickle.dumps(job.refs_of(shard)), 1) for shard in range(job.parallelism)]
     rows = ticks(spark, parts, max_parallelism=job.max_parallelism) if placed is None else placed(parts)
@@ -153,7 +169,12 @@ _ACK_ROW = StructType([StructField("ack", BinaryType())])
 
 
 def _run_shard(shipped: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Run the job in a worker, and yield one row with the pickled ack."""
+    """Run the job on one shard, in a Spark worker. Yield one row with the pickled result (ack).
+
+    Args:
+        shipped: The pickled job and arrangement.
+        batches: The shard's tick and rows.
+    """
     context = TaskContext.get()
     assert context is not None
     end_idle_daemon()
@@ -198,7 +219,8 @@ class StopWatch:
             self.durations_us[name] = self.durations_us.get(name, 0) + max(0, own_us)
 
 
-# After this many tasks, a Spark worker lets Python's garbage collector see all objects again.
+# `rare_garbage_collection` hides (freezes) old objects from Python's garbage collector, since its checks cost CPU time.
+# After this many tasks, a Spark worker unfreezes all objects, so that the collector can free garbage among them.
 _LOOK_AT_ALL_EVERY = 32
 _tasks = count(1)
 

@@ -47,11 +47,14 @@ class ShardValidation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationJob(JobOnContent):
-    """Job that validates the shards of one content. The driver sends it to the workers.
+    """Job that validates the shards of one checkpoint, prepared attempt or savepoint.
+
+    The driver sends the job to the workers.
 
     Attributes:
-        root: The folder that the content's handles are relative to.
-        canonical: The files of a canonical savepoint, whose content has no shards; else empty.
+        root: URL of the folder with the state files: the pipeline's or the savepoint's folder.
+        canonical: The files of a canonical savepoint, which has no RocksDB files; else empty.
+        engine: The RocksDB settings with which a task restores its shard.
     """
 
     root: str
@@ -75,7 +78,15 @@ class ValidationJob(JobOnContent):
         return tuple(findings)
 
     def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> ShardValidation:
-        """Validate one shard. An error that makes the shard unusable is returned as a finding."""
+        """Restore one shard in a Spark task, and check its entries.
+
+        An error that makes the shard unusable is returned as a finding.
+
+        Args:
+            batches: Only the shard's tick, which is not read.
+            shard: The shard's number.
+            task: Unused, because the task writes no files to the storage.
+        """
         with rare_garbage_collection(), work_folder(f"validate-{shard}") as work:
             try:
                 entries, digest, findings = (self._read if self.canonical else self._restore)(shard, work)

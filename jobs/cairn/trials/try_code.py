@@ -72,7 +72,7 @@ class Tried:
         root: The trial's own root.
         outcomes: The outcome of each interval.
         fork_s: Seconds that the fork took; 0 if the trial began empty or an earlier call made the fork.
-        other_input: Intervals for which the source says another position than production has recorded.
+        other_input: Intervals whose source position now differs from the position in production's record.
     """
 
     trial: Trial
@@ -90,8 +90,8 @@ class TrialPlan:
         trial: The trial.
         source: URL of the folder that contains `target`.
         target: Checkpoint id or savepoint to fork; None begins with empty state.
-        asked: The source's answers.
-        other_input: Intervals for which the source says another position than production has recorded.
+        asked: The source's answer for each of the trial's intervals.
+        other_input: Intervals whose source position now differs from the position in production's record.
     """
 
     trial: Trial
@@ -316,10 +316,19 @@ def _base(
 
 
 def _forked(pipeline: Pipeline, root: str, before: Trial | None) -> tuple[int, Content] | None:
-    """Return the production checkpoint that an earlier call forked: its id, and the state as the trial's first record.
+    """Return the production checkpoint from which an earlier call of `try_code` began the same trial.
+
+    Its content is read from the trial's own log, whose first record is the fork. Production may have dropped the
+    checkpoint since.
+
+    Args:
+        pipeline: The pipeline with the new code.
+        root: URL of production's root.
+        before: The trial as the earlier call stored it; None if there was no earlier call.
 
     Returns:
-        Id and content; None if there is no earlier call, or the trial began from empty state or a savepoint.
+        The checkpoint's id in production, and its content. None if there was no earlier call, if that call stopped
+        before the fork, or if the trial began from empty state or a savepoint.
     """
     if before is None or before.base is None or before.base.savepoint is not None:
         return None
@@ -329,7 +338,12 @@ def _forked(pipeline: Pipeline, root: str, before: Trial | None) -> tuple[int, C
 
 
 def _beginnings(there: Log, pipeline: Pipeline) -> str:
-    """Return in words where a trial can begin: the pipeline's start, and the ends of the last usable checkpoints."""
+    """Return in words where a trial can begin: the pipeline's start, and the ends of the last usable checkpoints.
+
+    Args:
+        there: Production's log.
+        pipeline: The pipeline.
+    """
     usable = [
         c for c in there.completed() if there.quarantine_above(c.id) is None and there.retained[c.id].stale_by is None
     ]
@@ -340,7 +354,13 @@ def _beginnings(there: Log, pipeline: Pipeline) -> str:
 def _check_cut(there: Log, pipeline: Pipeline, span: Interval, intervals: Sequence[Interval]) -> None:
     """Raise `UsageError` if production has results for this span in intervals with other boundaries.
 
-    Such results could neither be compared nor deployed.
+    Results of such intervals could not be compared with the trial's, and the trial could not be deployed.
+
+    Args:
+        there: Production's log.
+        pipeline: The pipeline.
+        span: The time from the start of the trial's first interval to the end of its last interval.
+        intervals: The trial's intervals.
     """
     cut = {i for i, _ in there.outputs_near(span) if i.overlaps(span)} - {*intervals}
     if cut:
@@ -352,9 +372,14 @@ def _check_cut(there: Log, pipeline: Pipeline, span: Interval, intervals: Sequen
 
 
 def _other_input(there: Log, intervals: Sequence[Interval], asked: Mapping[Interval, Read]) -> tuple[Interval, ...]:
-    """Return the intervals for which the source says another position than production's record.
+    """Return the intervals whose source position now differs from the position in production's record.
 
-    Intervals without a recorded position are left out.
+    The trial's input for these intervals differs from production's. Intervals without a recorded position are left out.
+
+    Args:
+        there: Production's log.
+        intervals: The trial's intervals.
+        asked: The source's answer for each interval, which this call of `try_code` got.
     """
     recorded = {}
     for record in sorted(there.completed(), key=lambda r: r.id):
@@ -366,7 +391,16 @@ def _other_input(there: Log, intervals: Sequence[Interval], asked: Mapping[Inter
 
 
 def _fork(plan: TrialPlan, pipeline: Pipeline, own: str) -> float:
-    """Fork the base into the trial's root, once. Return the seconds that the fork took."""
+    """Fork the state that the trial begins with into the trial's own root, if no earlier call has done so.
+
+    Args:
+        plan: The plan, whose `target` is the production checkpoint or the savepoint to fork; None for empty state.
+        pipeline: The pipeline with the new code.
+        own: URL of the trial's own root.
+
+    Returns:
+        Seconds that the fork took; 0 if nothing was forked.
+    """
     if plan.target is None:
         return 0.0
     began = time.monotonic()
