@@ -320,7 +320,7 @@ class Log:
 
         Usually these facts come from a listing of `settled/commits/`. On a network disk, the listing may be some
         seconds old and miss a new folder. `settled/names/` repeats the names of new files, but not of new folders. So
-        on such a storage all records are read instead.
+        on such a storage, all records are read instead if a caller asks for the facts of all intervals.
         """
         return facts_of_entries(self.entries)
 

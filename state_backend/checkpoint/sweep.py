@@ -178,7 +178,8 @@ def sweep(
     Raises:
         UsageError: `min_age` is negative.
         CorruptFile: A needed manifest can't be read. Nothing is deleted.
-        CorruptRecord: A record or a quarantine mark can't be read, or the newest record is missing. Nothing is deleted.
+        CorruptRecord: A record, a quarantine mark or a needed file in `settled/` can't be read, or the newest record is
+            missing. Nothing is deleted.
         UnknownOutcome: The storage did not report whether it wrote the sweep's record. Nothing is deleted; the next
             sweep continues.
         StorageUnavailable: The storage can't be reached; or the disk is full, and the space that Cairn reserves on it
@@ -306,7 +307,7 @@ def _needed(log: Log, storage: Storage) -> frozenset[str]:
         """Return every path in the manifest file `handle`, so that the sweep keeps these files.
 
         A record may name the file of an earlier manifest, and list the segments that have changed since
-        (`ShardRef.changes`). Segments that the record no longer uses are returned too.
+        (`FiledShard.changes`). Segments that the record no longer uses are returned too.
         """
         ref = strict.get(handle) or loose[handle]
         try:

@@ -171,7 +171,7 @@ def read_table(
         shard: The shard's number.
         storage: The storage of the source's URL.
         work: An empty local folder.
-        part: The part of the shard to read.
+        part: The key groups or keys of the shard to read; by default all.
 
     Raises:
         UsageError: The source has no such state.
