@@ -40,9 +40,11 @@ from state_backend.values.records import (
 
 E = TypeVar("E", Record, SweepRecord)
 
-# A commit copies up to this many unpublished intervals, and up to this many ids in `Summary.dropping`, from the last
-# summary without a look-up. If there are more, the commit looks up which of them are done, with one request each. The
-# number is 0, because a copied item costs publishing and clean-up more requests than the look-up does.
+# Each record's summary lists pending work: intervals that are not published yet, and dropped commits whose files a
+# clean-up still has to delete. The next commit looks up which items are done, with one request each, and copies only
+# the pending items into its own summary. A list of up to `FEW` items is copied whole, without look-ups. `FEW` is 0, so
+# every item is looked up: an item that is copied although it is done costs publishing and clean-up more than one
+# request.
 FEW = 0
 
 
@@ -156,7 +158,7 @@ def ends_of(entries: Iterable[Record | SweepRecord | Tombstone]) -> Iterator[Att
 
 
 def _published(storage: Storage, log: Log) -> set[Unpublished]:
-    """Return the unpublished intervals of the summary whose published mark exists by now."""
+    """Return those of the summary's `unpublished` intervals that have a file in `published/` now."""
     waiting = log.summary.unpublished
     if len(waiting) <= FEW:
         return set()
@@ -165,7 +167,10 @@ def _published(storage: Storage, log: Log) -> set[Unpublished]:
 
 
 def _done(storage: Storage, log: Log) -> set[int]:
-    """Return the ids in `Summary.dropping` whose records are tombstones by now and have no files left to delete."""
+    """Return those of the dropped commits in `Summary.dropping` whose clean-up is finished.
+
+    Their records are tombstones now, and none of their files is left to delete.
+    """
     dropping = log.summary.dropping
     if len(dropping) <= FEW:
         return set()

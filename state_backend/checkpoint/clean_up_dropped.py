@@ -202,7 +202,14 @@ def _state_files(content: Content, storage: Storage, *, gone_before: bool = Fals
 
 
 def _manifests_files(contents: Iterable[Content], storage: Storage, *, gone_before: bool = False) -> list[Handle]:
-    """Return the files that the checkpoints' manifests name. A manifest that several checkpoints share is read once."""
+    """Return the files that the checkpoints' manifests name. A manifest that several checkpoints share is read once.
+
+    Args:
+        contents: The contents of the checkpoints' records.
+        storage: Storage of the pipeline's folder.
+        gone_before: Skip manifests that are missing or damaged instead of raising `CorruptFile`. For dropped
+            checkpoints, whose manifests an earlier clean-up may have deleted.
+    """
     refs = [(ref, c) for c in contents for ref in c.shards]
     # An inline manifest costs no read. Two records may name one manifest file but different segments added since. Each
     # combination of file and segments is therefore read once.

@@ -95,14 +95,15 @@ _FEW_DROPPED = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """The start of an attempt: the end of the log, and the base.
+    """The facts with which an attempt begins: the end of the log, and the base.
 
     Attributes:
         attempt: Uuid of the attempt.
         h0: The highest id in the log when the attempt began; 0 for an empty log.
         base: Record of the checkpoint that the attempt starts from; None for empty state.
         output: The newest output schema; None if no interval was committed, or for a restore.
-        returning: The forgotten keys that the shards of the attempt leave out.
+        returning: Keys that `cairn forget` removed and that this attempt could bring back, because its base is older
+            than the removal or its input rows may contain the keys. The attempt's shards leave these keys out.
     """
 
     attempt: str
@@ -446,9 +447,10 @@ class Coordinator:
         )
 
     def _plan(self, log: Log, prepared: Prepared) -> Create | AlreadyCommitted | Adopted:
-        """Decide the commit, and keep the newest validated checkpoint of each mode from being dropped.
+        """Decide the commit. Retention must not drop the newest validated checkpoint of either validation mode.
 
-        The folder of validation marks is listed only if the commit would drop a validated checkpoint, or more than
+        `validated/` has a file for each checkpoint that passed a validation with the mode `fast` or `full`. To save a
+        request, the method lists this folder only if the commit would drop a validated checkpoint, or more than
         `_FEW_DROPPED` checkpoints.
         """
         decision = plan_commit(log, prepared, self._policy)
@@ -475,11 +477,13 @@ class Coordinator:
         )
 
     def _newest_validated(self, log: Log, there: Collection[str]) -> frozenset[int]:
-        """Return, for each validation mode, the id of the newest usable checkpoint with a mark.
+        """Return, for each validation mode (`fast` and `full`), the id of the newest checkpoint that passed.
+
+        Only retained checkpoints count that are not quarantined and have no quarantined ancestor.
 
         Args:
-            log: The log that says which checkpoints are usable.
-            there: Paths of validation marks that exist for certain. A listing may be old and miss them.
+            log: The log that says which checkpoints are retained and quarantined.
+            there: Paths of files in `validated/` that exist for certain. A listing may be old and miss them.
         """
         listed = {*there, *(info.path for info in self._storage.list(paths.VALIDATED))}
         marks = [mark for path in listed if (mark := paths.validated_id(path))]
@@ -726,7 +730,15 @@ class Coordinator:
             logger.info("checkpoint %d of pipeline %s is quarantined already", checkpoint_id, self._pipeline)
 
     def mark_validated(self, checkpoint_id: int, mode: ValidationMode) -> None:
-        """Mark a checkpoint as validated. Retention keeps the newest usable checkpoint with a mark of each mode."""
+        """Record that a checkpoint passed validation, by a file in `validated/`.
+
+        For each mode, retention keeps the newest retained checkpoint that passed. Quarantined checkpoints and their
+        descendants do not count; stale checkpoints do.
+
+        Args:
+            checkpoint_id: The id of the checkpoint.
+            mode: `fast` if validation checked the files, `full` if it also restored and checked the state.
+        """
         with suppress(AlreadyExists):
             mark = Validated(id=checkpoint_id, mode=mode)
             self._storage.create(paths.validated(checkpoint_id, mode), record_codec.encode(mark))

@@ -65,15 +65,20 @@ def plan_commit(
     Args:
         log: The log as it is now.
         prepared: The prepared attempt.
-        policy: The retention policy; None for the recorded policy.
-        protected: Ids that retention must keep.
+        policy: The retention policy; None for the policy that `with_retention` chooses.
+        protected: Ids of checkpoints that retention must keep, whatever the policy says.
+
+    Returns:
+        `Create`: the record to create. `AlreadyCommitted`: an earlier call has committed this attempt. `Adopted`:
+        another try of the same Airflow run has committed the interval from the same base, so this attempt commits
+        nothing and that checkpoint is its result.
 
     Raises:
-        Fenced: Another attempt committed an overlapping interval since this attempt began. The caller deletes the
-            attempt's files.
+        Fenced: Another attempt committed an overlapping interval since this attempt began, and its checkpoint can't be
+            adopted. The caller deletes the files of this attempt.
         BaseMoved: The attempt's base was dropped, or is no longer the checkpoint that the interval starts from; or
             another commit changed the output schema.
-        Swept: A sweep abandoned the attempt.
+        Swept: A sweep abandoned the attempt: the sweep took it for dead, and its record in the log forbids the commit.
         CorruptRecord: The log ends before the record at which the attempt began, so its newest record is lost.
     """
     content = prepared.content

@@ -14,7 +14,13 @@ from state_backend.ports.storage import Storage
 
 
 def last_marked(listed: Iterable[str]) -> tuple[int, str]:
-    """Return the highest checkpoint id that a mark among these paths names, and the mark's path.
+    """Return the highest checkpoint id that the path of a mark contains, and that path.
+
+    A mark is a file in `published/`, `validated/` or `quarantine/` about one checkpoint. Callers compare the id with
+    the end of the log: a mark of a later checkpoint shows that the newest record is lost.
+
+    Args:
+        listed: Paths in the pipeline's folder. Files that are no marks are skipped.
 
     Returns:
         `(0, "")` if no path is a mark.
@@ -23,14 +29,17 @@ def last_marked(listed: Iterable[str]) -> tuple[int, str]:
 
 
 def missing_records(storage: Storage, listed: Collection[str]) -> Iterator[str]:
-    """Yield a sentence for each record that is missing, according to a listing of the log and of the marks.
+    """Yield a sentence for each record that is missing from the log.
+
+    A record is missing if a later record exists, or if a mark of its checkpoint exists. A mark is a file in
+    `published/`, `validated/` or `quarantine/` about one checkpoint.
 
     Each missing record is looked up by name before it is reported: a network disk may list a folder as it was some
     seconds ago, and a record may have been created while the marks were listed.
 
     Args:
         storage: Storage of the pipeline's folder.
-        listed: Paths of all records and marks.
+        listed: Paths of all records and marks. Other paths are skipped.
     """
     ids = {n for path in listed if path.startswith(paths.CHECKPOINTS) and (n := paths.record_id(path)) is not None}
     last = max(ids, default=0)

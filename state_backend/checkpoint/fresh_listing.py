@@ -49,9 +49,10 @@ def listed(storage: Storage, folder: str) -> list[str]:
 
 
 def listed_files(storage: Storage, folder: str) -> list[FileInfo]:
-    """List the files in a folder, including those whose names `settled/names/` holds.
+    """List the files in a folder, including new files that an old listing misses.
 
-    These files are looked up one by one: their metadata are current, and deleted files are left out.
+    The writers of such files also write their names to a file in `settled/names/` (see the module). The function looks
+    up each of these names: a file that exists is returned with its current metadata, and a deleted file is left out.
     """
     found = {info.path: info for info in storage.list(folder)}
     if lists_late(storage):

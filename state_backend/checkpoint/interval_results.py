@@ -38,13 +38,14 @@ class Result:
 def results_of(log: Log, intervals: Sequence[Interval], pipeline_start: Interval) -> dict[Interval, Result]:
     """Return the current result of each given interval. Intervals without output are left out.
 
-    The log has no stale marks for dropped checkpoints. The function finds out whether such a checkpoint is stale from
-    all later commits, of any interval since the pipeline's start.
+    The log says of a retained checkpoint whether it is stale, but not of a dropped one. A dropped checkpoint is stale
+    if a later commit changed the state of an earlier or overlapping interval. So if a checkpoint was dropped, the
+    function reads the later commits of all intervals from the pipeline's start on.
 
     Args:
         log: The log of the pipeline.
         intervals: The intervals that are asked for.
-        pipeline_start: An interval that begins at the pipeline's start.
+        pipeline_start: An interval of any length that begins at the pipeline's start. Only its start is used.
     """
     if not intervals or not log.head_id:
         return {}

@@ -22,7 +22,15 @@ def plan_base(
     *,
     as_of: int | None = None,
 ) -> Record | None:
-    """Return the record of the checkpoint that `choose_base` chooses; None for empty state.
+    """Return the record of the checkpoint that `choose_base` chooses for the interval; None for empty state.
+
+    Args:
+        log: The log as it is now.
+        pipeline: Name of the pipeline, for messages.
+        interval: The interval to process.
+        permissions: Permissions of the run.
+        pipeline_start_ms: Start of the pipeline, in milliseconds since the epoch.
+        as_of: The permissions cover only the effects of commits up to this id; None: of all commits.
 
     Raises:
         CorruptRecord: The record is missing or is a tombstone. The other errors are those of `choose_base`.
@@ -52,8 +60,9 @@ def choose_base(
         interval: The interval to process.
         permissions: Permissions of the run.
         pipeline_start_ms: Start of the pipeline, in milliseconds since the epoch.
-        as_of: The highest id whose effects `allow_stale_base` and `replace_overlapping` permit: the stale marks that it
-            set, and the output that it made. None permits all ids.
+        as_of: At commit: the highest id in the log when the attempt began. The permissions do not cover the effects of
+            later commits, which were unknown when a person gave the permissions: if a later commit made the base stale
+            or made overlapping output, the function raises an error. None, before the commit: no such limit.
 
     Raises:
         UsageError: The interval begins before the pipeline's start; or current output of an interval with other
@@ -117,7 +126,9 @@ def _check_start_and_output(
 
 
 def overlapping_outputs(log: Log, interval: Interval) -> list[tuple[Interval, int]]:
-    """Return the other intervals that overlap this interval and have current output, with the output's ids, by time.
+    """Return the other intervals that overlap this interval and have current output, by time.
+
+    Each comes with the id of the commit that made its output.
 
     An interval whose output has no rows has output too.
     """
@@ -133,12 +144,13 @@ def is_superseded(log: Log, candidate: Record | Kept) -> bool:
 
 
 def is_forgiven(stale_by: int | None, permissions: Permissions, as_of: int | None) -> bool:
-    """Return True if a checkpoint may be used: it is not stale, or the permissions allow its stale mark.
+    """Return True if a checkpoint is not stale, or if the permissions allow to use it although it is stale.
 
     Args:
         stale_by: The id of the commit that made the checkpoint stale; None if it is not stale.
-        permissions: Permissions of the run. `allow_stale_base` allows stale marks.
-        as_of: Only stale marks that commits up to this id set are allowed; None: all stale marks.
+        permissions: Permissions of the run. `allow_stale_base` allows a stale checkpoint.
+        as_of: If `stale_by` is above this id, the checkpoint is refused even with `allow_stale_base`; None: no such
+            limit.
     """
     if stale_by is None:
         return True
@@ -297,8 +309,10 @@ def _gap(
             f"Run the interval that starts at {format_instant(before[-1])}, or first close the gap with a shorter interval (run_interval)."
         )
         return text, None
-    # The length of a day varies by an hour in some time zones, so the gap may be no multiple of the interval's length.
-    # A `last` one second before this interval's start then still includes the last interval of the gap.
+    # A re-run covers all intervals that start from `first` to `last`. The last interval of the gap starts one length
+    # before this interval. But a day is an hour longer or shorter twice a year in some time zones, so the start of the
+    # gap's last interval can't always be computed. Then `last` is one second before this interval's start: the gap's
+    # last interval starts earlier than that, and this interval later.
     last = interval.start - (timedelta(seconds=1) if gap % length else length)
     again = Rerun(first=before[-1], last=last)
     return f"{text}\nTo fill the gap, run {intervals_of(again)}.", again

@@ -48,7 +48,8 @@ class Log:
     Attributes:
         entries: The records and tombstones by id, from 1 without holes. Each is read on first use.
         quarantined: The quarantine marks, by the id of the quarantined checkpoint.
-        hint: The id in `HEAD.json`; 0 without such a file.
+        hint: The id in `HEAD.json`, the file that tells readers where to search for the newest record; 0 without the
+            file.
     """
 
     entries: RecordReader
@@ -123,7 +124,11 @@ class Log:
         return None if isinstance(entry, SweepRecord) else entry
 
     def abandoned_by(self, attempt: str) -> int | None:
-        """Return the id of the sweep that abandoned the attempt, or None. An abandoned attempt is never committed."""
+        """Return the id of the record by which a sweep abandoned the attempt; None if no sweep abandoned it.
+
+        A sweep abandons an attempt that it takes for dead. Once the sweep's record exists, the attempt can't be
+        committed.
+        """
         entry = self._end_of(attempt)
         return entry.id if isinstance(entry, SweepRecord) else None
 
@@ -151,7 +156,7 @@ class Log:
 
     @cached_property
     def abandoned(self) -> dict[str, int]:
-        """The attempts that sweeps abandoned, each with the id of the last sweep that abandoned it.
+        """The attempts that sweeps abandoned, each with the id of the last sweep's record that names the attempt.
 
         Reads the whole log.
         """
@@ -189,9 +194,10 @@ class Log:
         return {f.interval for f in self._facts(None) if f.kind != "replaced"}
 
     def outputs_near(self, interval: Interval) -> list[tuple[Interval, int]]:
-        """Return the intervals with current output that overlap this interval, each with the id of its output, by time.
+        """Return the intervals with current output that overlap this interval, by time.
 
-        The interval itself may be among them. An interval whose output has no rows has output too.
+        Each comes with the id of the commit that made its output. The interval itself may be among them. An interval
+        whose output has no rows has output too.
         """
         last = last_facts(self._facts(interval))
         return sorted((fact.interval, fact.id) for fact in last if fact.kind == "interval")
@@ -230,7 +236,10 @@ class Log:
         return self._with_files([f for f in last_facts(self._facts(None)) if f.kind == "interval"])
 
     def current_outputs_within(self, span: Interval) -> dict[Interval, tuple[int, tuple[OutputFile, ...]]]:
-        """Return the current output of each interval within the span, as `current_outputs` does for all intervals."""
+        """Return the current output of each interval that lies wholly within the span.
+
+        The value of an interval is the id of the commit that made its output, and the output files.
+        """
         last = [f for f in last_facts(self._facts(span)) if f.kind == "interval"]
         return self._with_files([f for f in last if span.start <= f.interval.start and f.interval.end <= span.end])
 
@@ -243,15 +252,21 @@ class Log:
     def publications(self) -> list[tuple[Interval, int]]:
         """Return every change of an interval's output, in the order of commits, from a listing of all settled files.
 
+        A commit makes the output of its own interval. With `replace_overlapping`, it also replaces the output of the
+        overlapping intervals with other boundaries, which then have no output.
+
         Returns:
-            Pairs of an interval and the id of the commit that made or replaced the interval's output. The last pair of
-            an interval is its current state: if that commit replaced the output, the interval has no output.
+            A pair for each change: the interval, and the id of the commit that made or replaced its output. The pairs
+            do not tell the two apart. An interval may have several pairs; the last one is its newest change.
         """
         told = [f for f in self._facts(None) if f.kind in ("interval", "replaced")]
         return [(f.interval, f.id) for f in sorted(told, key=lambda f: (f.id, f.kind == "interval", f.interval))]
 
     def _facts(self, interval: Interval | None) -> list[Fact]:
-        """Return the facts about the intervals that overlap `interval`; None: about all intervals."""
+        """Return what commits did to the intervals that overlap `interval`; None: to all intervals.
+
+        Each `Fact` says that a commit is of an interval, or that it replaced the interval's output.
+        """
         if not self.head_id:
             return []
         if self.entries.lists_late and (interval is None or interval.end - interval.start > LISTED_AT_ONCE):
@@ -268,24 +283,29 @@ class Log:
         return [*below, *(f for f in own if interval is None or f.interval.overlaps(interval))]
 
     def _kept_facts(self) -> set[Fact]:
-        """Return the facts of the retained commits from the newest record.
+        """Return a `Fact` (interval, id and kind) for each retained commit, read from the newest record.
 
-        A lost settled file or an old listing can't hide these facts.
+        The caller adds them to the facts from file names in `settled/commits/`. There a commit is missing if its file
+        is lost, or if the listing is some seconds old.
         """
         return {Fact(k.interval, k.id, k.kind) for k in self.kept if k.id < self.head_id}
 
     def facts(self) -> list[Fact]:
-        """Return the facts of every commit, also of dropped commits, from a listing of `settled/commits/`."""
+        """Return what every commit did to which interval, also dropped commits, from a listing of `settled/commits/`.
+
+        Each `Fact` says that a commit is of an interval, or that it replaced the interval's output.
+        """
         return self._facts(None)
 
     def _check_settled(self, below: list[Fact], own: list[Fact]) -> None:
         """Raise `CorruptRecord` if fewer files exist in `settled/commits/` than the newest record counts.
 
-        Without the error, readers would miss the intervals of the lost files.
+        Each file's name holds a `Fact`: what one commit did to one interval. Without the error, readers would miss what
+        the names of lost files say.
 
         Args:
-            below: The facts from a listing of `settled/commits/`, all of ids below the newest record.
-            own: The facts of the newest record, which has no files there yet.
+            below: The facts from the names of all listed files. Files of the newest record are left out.
+            own: The facts of the newest record. The next commit writes their files, so they are not counted as lost.
         """
         lost = self.summary.settled - len(own) - len({*below})
         if lost > 0:
@@ -296,10 +316,11 @@ class Log:
 
     @cached_property
     def _facts_by_record(self) -> list[Fact]:
-        """The facts of all intervals, computed from every record.
+        """What every commit did to which interval, one `Fact` each, computed from all records of the log.
 
-        Storages with late listings need this: a listing of `settled/commits/` may miss a new folder there, and no file
-        holds the names of the folders.
+        Usually these facts come from a listing of `settled/commits/`. On a network disk, the listing may be some
+        seconds old and miss a new folder. `settled/names/` repeats the names of new files, but not of new folders. So
+        on such a storage, all records are read instead if a caller asks for the facts of all intervals.
         """
         return facts_of_entries(self.entries)
 
@@ -338,13 +359,20 @@ class Log:
 
 
 def facts_of(record: Record) -> list[Fact]:
-    """Return the facts about a commit: one for its own interval, and one for each interval whose output it replaced."""
+    """Return what a commit did: a `Fact` for its own interval, and one for each interval whose output it replaced."""
     own = Fact(record.content.interval, record.id, record.content.kind)
     return [own, *(Fact(interval, record.id, "replaced") for interval in record.replaced)]
 
 
 def facts_of_entries(entries: Mapping[int, Entry]) -> list[Fact]:
-    """Return the facts of every commit, also of dropped commits. All entries are read, and no settled files."""
+    """Return what every commit did to which interval, computed from all records and tombstones of the log.
+
+    Each `Fact` says that a commit is of an interval, or that it replaced the interval's output. The function reads the
+    whole log, and no file in `settled/`.
+
+    Args:
+        entries: All records and tombstones of the log, by id.
+    """
     current = dict[Interval, int]()
     in_order, longest = list[Interval](), timedelta(0)
     facts = []
@@ -372,9 +400,14 @@ def facts_of_entries(entries: Mapping[int, Entry]) -> list[Fact]:
 
 
 def last_facts(facts: Iterable[Fact]) -> list[Fact]:
-    """Return, for each interval that ever had output, the fact about its output with the highest id.
+    """Return the last change of the output of each interval that ever had output.
 
-    The fact's kind is `interval` if the output is current, and `replaced` if the interval has no output now.
+    The last change is the `Fact` with the highest commit id. Its kind is `interval` if that commit made the output,
+    which is then current. Its kind is `replaced` if that commit is of an overlapping interval and replaced the output;
+    the interval has no output then.
+
+    Args:
+        facts: What commits did to intervals, in any order. Facts of other kinds, such as `restore`, are skipped.
     """
     last: dict[Interval, Fact] = {}
     for fact in facts:
@@ -404,7 +437,7 @@ def kept_of(record: Record) -> Kept:
 
 
 def kind_of(entry: Record | Tombstone | Kept) -> str:
-    """Return the kind of commit, as in `Content.kind`."""
+    """Return the kind of commit: `interval`, `consolidate`, `restore` (also for rewinds and imports) or `forget`."""
     return entry.content.kind if isinstance(entry, Record) else entry.kind
 
 
@@ -583,12 +616,16 @@ def read_on(storage: Storage, log: Log) -> Log:
 
 
 def _read_once(storage: Storage, known: Mapping[int, Entry], start: int | None = None) -> Log:
-    """Read the newest record and the quarantine marks.
+    """Find and read the newest record, and read the quarantine marks.
+
+    `HEAD.json` in the pipeline's folder holds the id of a recent record. The search begins there and tries the
+    following ids one by one. Without the file, the log is listed.
 
     Args:
         storage: Storage of the pipeline's folder.
-        known: Entries that were read earlier.
-        start: The id that `HEAD.json` had when the same process read it last; None to read the file.
+        known: Records and tombstones that this process read earlier, by id.
+        start: The id in `HEAD.json` when this process read the file last. The file is then not read again, and the
+            search begins at the highest id in `known`. None: read the file.
     """
     hint = start or _read_hint(storage)
     probe, head_id = RecordReader(storage, 0, known), max(known, default=0) if start else hint or _last_listed(storage)

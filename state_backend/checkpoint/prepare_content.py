@@ -36,7 +36,7 @@ from state_backend.values.records import (
 
 _SST = ".sst"
 
-# The totals of a content until `prepare` computes them from the acknowledgements.
+# The totals of a content until `prepare` computes them from the results of the shards.
 NO_TOTALS = Totals(
     input_rows=0,
     output_rows=0,
@@ -125,8 +125,11 @@ class ShardAck:
         uploaded_files: Number of new files in the storage.
         downloaded_bytes: Bytes that the restore read from the storage.
         cached_bytes: Bytes that the restore read from the host's cache.
-        changes: Difference to the base's manifest file; None if the base has no such file, or if the SSTs differ.
-        in_segment: Position of the manifest in the file of its last segment; None if the manifest is not in that file.
+        changes: Difference between the new manifest and the manifest file that the base's record names. With it, the
+            new record can name the old file again. None if the base's record names no manifest file, or if the SSTs
+            differ.
+        in_segment: Position of the new manifest at the end of the file of the shard's newest changelog segment; None if
+            the manifest is not stored there.
         outputs: Output files of an interval, including files of late rows.
         newest_event_us: The latest event time that was seen, in microseconds since the epoch; None if none was seen.
         input_rows: Number of the interval's input rows.
@@ -193,12 +196,12 @@ def prepare(
 
     Args:
         storage: Storage of the pipeline's folder.
-        made: The content without the fields that are computed from the acknowledgements.
-        acks: The acknowledgements, in the order of their shards.
+        made: The content without the fields that are computed from `acks`.
+        acks: The results that the job returned for the shards (acknowledgements), in the order of the shards.
         h0: The highest id in the log when the job was planned.
         base: The base's references to shards; an unchanged shard keeps its reference.
-        first_task: The task number in the names of new manifest files. A try that finds files of an earlier try takes
-            another number.
+        first_task: The task number in the names of new manifest files: 0 if the attempt's uuid is new. A caller that
+            repeats an attempt passes a random number, so that the names differ from those of the earlier try's files.
         coordinator: The coordinator that commits the attempt later, if this process commits it.
 
     Returns:
@@ -243,6 +246,13 @@ def _refs(
     """Return the record's reference to each shard: a manifest inline, or the handle of a manifest's file.
 
     New manifests that do not fit into the record are written to files. Files of unchanged shards are not read.
+
+    Args:
+        acks: The results of the shards' jobs, in the order of the shards.
+        base: The base's references to shards.
+        attempt: The uuid of the attempt, for the names of new files.
+        storage: Storage of the pipeline's folder.
+        first_task: The task number in the names of new files, as in `prepare`.
     """
     previous = {ref.shard: ref for ref in base}
     before = [previous.get(ack.shard) for ack in acks]

@@ -186,15 +186,15 @@ class RecordReader(Mapping[int, Entry]):
     # --- what is settled -----------------------------------------------------------------------------------------------------
 
     def facts(self, interval: Interval | None, levels: Iterable[int]) -> list[Fact]:
-        """Return the facts of ids below the newest whose interval overlaps this interval.
+        """Return what commits before the newest record did to the intervals that overlap `interval`.
 
-        The facts come from the names of the files in `settled/commits/`.
+        Each `Fact` comes from the name of a file in `settled/commits/`.
 
         Args:
-            interval: The interval; None for the facts of all intervals.
-            levels: Indexes into `paths.SETTLED_DAYS`, whose numbers are days. Index n stands for all intervals
-                that are at most that long, but longer than the number before it. Only the folders for these lengths
-                are listed, so `levels` must contain the length of every interval in the log.
+            interval: The interval; None for the facts about all intervals.
+            levels: Numbers of the folder groups to list; the newest record's `Summary.levels` has all that exist. The
+                files are grouped by the length of their intervals: up to 1 day in group 0, up to 32 days in group 1,
+                and so on (`paths.SETTLED_DAYS`).
         """
         if interval is None or interval.end - interval.start > LISTED_AT_ONCE:
             folders = [paths.SETTLED_COMMITS]

@@ -393,7 +393,15 @@ def begun_before(coordinator: Coordinator, attempt: str) -> Content | Tombstone 
 def _source(
     source: Storage, target: int | Savepoint, into: str, permissions: Permissions
 ) -> tuple[Content, Callable[[], Iterator[ShardManifest]]]:
-    """Return the content to fork, and a function that reads the manifests of its shards one by one."""
+    """Return the content to fork, and a function that reads the manifests of its shards one by one.
+
+    Args:
+        source: Storage of the source pipeline's folder, or of the savepoint's folder.
+        target: Id of the source's checkpoint, or the savepoint.
+        into: URL of the new pipeline's folder. If another pipeline has claimed the savepoint, the function raises
+            `UsageError`.
+        permissions: Permissions to fork from a stale or quarantined checkpoint.
+    """
     if isinstance(target, int):
         record = restorable(read_log(source), target, permissions)
         content = replace(record.content, forget=forgets_of(record))

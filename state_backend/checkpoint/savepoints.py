@@ -103,7 +103,11 @@ def native_manifest(savepoint: Savepoint, shard: int, storage: Storage) -> Shard
 
 
 def read_claim(storage: Storage) -> Claim | None:
-    """Return the claim on the savepoint in this folder, or None."""
+    """Return which pipeline has claimed the savepoint in this folder (`claimed.json`); None if no pipeline has.
+
+    A restore with a claim takes over the savepoint: only its pipeline may restore and delete the savepoint from then
+    on.
+    """
     try:
         data = storage.read(paths.CLAIM)
     except NotFound:
@@ -112,7 +116,14 @@ def read_claim(storage: Storage) -> Claim | None:
 
 
 def check_unclaimed(storage: Storage, owner: str) -> Claim | None:
-    """Return the owner's own claim on the savepoint, or None without a claim.
+    """Check that no other pipeline has claimed the savepoint, that is, taken it over to delete it later.
+
+    Args:
+        storage: Storage of the savepoint's folder.
+        owner: URL of the folder of the pipeline that wants to use the savepoint.
+
+    Returns:
+        The claim of the pipeline `owner`; None if no pipeline has claimed the savepoint.
 
     Raises:
         UsageError: Another pipeline claimed the savepoint, and may delete it at any time.
@@ -155,9 +166,15 @@ def claim_savepoint(storage: Storage, claim: Claim) -> None:
 
 
 def release_claim(storage: Storage, attempt: str) -> None:
-    """Delete the claim of an attempt that can never be committed. A claim of another attempt stays.
+    """Delete `claimed.json` from a savepoint's folder, so that another pipeline may restore the savepoint.
 
-    If the storage is unavailable, the function raises no error: the owner's next claim replaces this claim.
+    A restore calls this after its attempt was fenced: the attempt can never be committed. If `claimed.json` names
+    another attempt, the file stays. If the storage is unavailable, the file stays too, and the function raises no
+    error: only the same pipeline can then restore the savepoint, and its next claim replaces the file.
+
+    Args:
+        storage: Storage of the savepoint's folder.
+        attempt: The uuid of the fenced attempt.
     """
     with suppress(PreconditionFailed, RetryableError):
         info, claim = storage.stat(paths.CLAIM), read_claim(storage)

@@ -63,7 +63,7 @@ def lost_settled(storage: Storage, log: Log, listed: Iterable[str]) -> dict[str,
     Args:
         storage: Storage of the pipeline's folder.
         log: A log whose entries were all read.
-        listed: Paths of existing files, listed after the log was read.
+        listed: Paths of the files in `settled/`, listed after the log was read. Other paths are ignored.
     """
     planned, there = plan_settled(log), {*listed}
     missing = [path for path in planned if path not in there]
@@ -73,7 +73,13 @@ def lost_settled(storage: Storage, log: Log, listed: Iterable[str]) -> dict[str,
 
 
 def lost_findings(storage: Storage, log: Log, listed: Iterable[str]) -> Iterator[str]:
-    """Yield a sentence for each lost file in `settled/`. The arguments are those of `lost_settled`."""
+    """Yield a sentence for each lost file in `settled/`.
+
+    Args:
+        storage: Storage of the pipeline's folder.
+        log: A log whose entries were all read.
+        listed: Paths of the files in the pipeline's folder, listed after the log was read.
+    """
     for path in lost_settled(storage, log, listed):
         yield f"{path} is missing: readers do not see the commit that it names\nTo write it again: {sweep_command(storage)}"
 

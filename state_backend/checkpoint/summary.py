@@ -33,9 +33,10 @@ def next_summary(
     Args:
         log: The log that `new` follows.
         new: The record without its summary.
-        published: Those of the last summary's unpublished intervals whose published mark exists by now.
-        done: The ids that the new summary's `dropping` leaves out, since the clean-up of these commits is finished: their
-            records are tombstones and their files are deleted.
+        published: Intervals in `log.summary.unpublished` that were published since: their file in `published/` exists.
+            The new summary's `unpublished` leaves them out.
+        done: Ids in `log.summary.dropping` whose clean-up is finished: the record is a tombstone, and the commit's
+            files are deleted. The new summary's `dropping` leaves them out.
     """
     before, kept = log.summary, {r.id for r in new.retained}
     dropping = {n for n in before.dropping if n not in done} | (log.retained.keys() - kept)
@@ -76,9 +77,10 @@ def next_summary(
 
 
 def is_replaced(log: Log, entry: Record | SweepRecord | Tombstone) -> bool:
-    """Return True if the commit's output is no longer current.
+    """Return True if a later commit, of the same or an overlapping interval, has replaced the commit's output.
 
-    The commit must be retained or in `Summary.dropping`. For a sweep's record the function returns False.
+    The summary tells this only of retained commits and of commits in `Summary.dropping`, whose files a clean-up still
+    has to delete. So the commit must be one of these. A sweep's record has no output: the function returns False.
     """
     return (
         kind_of(entry) == "interval" and entry.id in log.summary.replaced_outputs

@@ -116,8 +116,9 @@ def plan_sweep(
     """Decide which of the listed files a sweep may delete.
 
     A file of a committed or abandoned attempt may be deleted if it is old and not needed. Files of any other attempt
-    may be deleted if all files of the attempt are old; then the attempt must be abandoned first. A lease may be deleted
-    if it ended more than `min_age_ms` ago.
+    may be deleted if all files of the attempt are old. The sweep must first abandon the attempt: it creates a record
+    that names the attempt, and from then on the attempt can't be committed. A lease may be deleted if it ended more
+    than `min_age_ms` ago.
 
     Args:
         files: The files of the pipeline's folder, listed before the log was read.
@@ -127,7 +128,8 @@ def plan_sweep(
         min_age_ms: A file is old if it was written longer ago than this.
 
     Raises:
-        CorruptRecord: A mark names a checkpoint after the end of the log.
+        CorruptRecord: A file in `published/`, `validated/` or `quarantine/` belongs to a checkpoint after the end of
+            the log, so the newest record is lost.
     """
     _check_end_of_log(files, log)
     oldest_ms = now_ms - min_age_ms
@@ -176,10 +178,12 @@ def sweep(
     Raises:
         UsageError: `min_age` is negative.
         CorruptFile: A needed manifest can't be read. Nothing is deleted.
-        CorruptRecord: A record or mark can't be read, or the newest record is missing. Nothing is deleted.
+        CorruptRecord: A record, a quarantine mark or a needed file in `settled/` can't be read, or the newest record is
+            missing. Nothing is deleted.
         UnknownOutcome: The storage did not report whether it wrote the sweep's record. Nothing is deleted; the next
             sweep continues.
-        StorageUnavailable: The storage can't be reached, or is full and has no reserved room.
+        StorageUnavailable: The storage can't be reached; or the disk is full, and the space that Cairn reserves on it
+            for sweeps does not suffice.
     """
     if min_age < timedelta(0):
         raise UsageError(f"min_age must not be negative; got {min_age}")
@@ -279,8 +283,9 @@ def _needed(log: Log, storage: Storage) -> frozenset[str]:
     named = {o.handle.path for _, outputs in log.current_outputs().values() for o in outputs}
     near = {n: log.entries[n] for n in {*log.retained, *log.summary.dropping}}
     named |= {h.path for entry in near.values() for h in handles_in(entry)}
-    # Output that a later commit replaced is deleted by the clean-up. If the record is a tombstone, only the settled file
-    # names that output, so its files are added here.
+    # The sweep keeps all files in `named`. If a later commit replaced the output of a dropped commit, the clean-up
+    # deletes that output, and takes the paths from the commit's file in `settled/commits/`. So these paths are added to
+    # `named`: the sweep leaves the files to the clean-up.
     shrunk = (e for n, e in near.items() if n in log.summary.dropping and isinstance(e, Tombstone))
     settled = (Fact(e.interval, e.id, e.kind) for e in shrunk if e.kind == "interval")
     named |= {h.path for fact in settled for h in handles_in(read_settled(storage, fact))}
@@ -299,7 +304,11 @@ def _needed(log: Log, storage: Storage) -> frozenset[str]:
     loose = {ref.manifest: ref for c in dropped for ref in c.shards if ref.manifest is not None}
 
     def paths_in(handle: Handle) -> list[str]:
-        """Return every path that the manifest file `handle` names, also of files that the record no longer uses."""
+        """Return every path in the manifest file `handle`, so that the sweep keeps these files.
+
+        A record may name the file of an earlier manifest, and list the segments that have changed since
+        (`FiledShard.changes`). Segments that the record no longer uses are returned too.
+        """
         ref = strict.get(handle) or loose[handle]
         try:
             manifest = manifest_of(replace(ref, changes=None), storage)
@@ -339,10 +348,11 @@ def _attempt_of(path: str) -> str | None:
 
 
 def _outdated_marks(files: Sequence[FileInfo], log: Log) -> set[str]:
-    """Return the paths of marks that are no longer needed.
+    """Return the paths of files in `published/` and `validated/` that are no longer needed.
 
-    These are the published marks of output that a later commit replaced, and the marks of validated checkpoints that
-    are no longer retained.
+    A file in `published/` says that an interval's output was published; it is not needed once a later commit has
+    replaced the output. A file in `validated/` says that a checkpoint passed validation; it is not needed once the
+    checkpoint is no longer retained.
     """
     told = log.publications()
     validated = {f.path: mark[0] for f in files if (mark := paths.validated_id(f.path)) is not None}

@@ -229,7 +229,8 @@ def sweep_trials(root: str, pipeline: str, *, now_ms: int | None = None, dry_run
         over = {t.name for t in trials.values() if t.ends_ms < (now_ms or 0)} | ({*roots} - {*trials})
         removed = [remove_trial_named(root, pipeline, name, dry_run=dry_run) for name in sorted(over)]
         if over >= {*trials, *roots} and not dry_run:
-            # A killed process may have left the file that reads the storage's clock, or empty folders.
+            # A killed process may have left empty folders, or the empty file `paths.CLOCK`: `storage_now_ms` writes
+            # this file to get the time that the storage gives it.
             open_storage(folder).delete(paths.CLOCK)
             remove_empty(folder, up_to=root)
         return removed

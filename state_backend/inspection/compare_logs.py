@@ -36,7 +36,10 @@ class Made:
 
     @property
     def seconds(self) -> float | None:
-        """Return the seconds that the interval took, without the wait for its turn; None for a tombstone."""
+        """Return the seconds of the interval's planning and Spark job; None for a tombstone.
+
+        The commit is left out, and also the time in which the interval waited for the interval before it.
+        """
         return None if self.content is None else sum(self.content.durations_us.values()) / 1e6
 
 

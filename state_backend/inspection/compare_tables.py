@@ -111,7 +111,13 @@ class TableDifference:
 
 
 def compare_tables(old: pa.Table, new: pa.Table, key: Sequence[str] = ()) -> TableDifference:
-    """Compare the rows and columns of two tables. `key` names the columns that match rows.
+    """Compare the rows and columns of two tables. The order of rows does not matter.
+
+    Args:
+        old: The first table.
+        new: The second table.
+        key: Columns that identify a row: two rows with the same key are compared field by field. Without key columns,
+            and for a key that a table has several times, two rows match only if all their fields are equal.
 
     Raises:
         UsageError: A table lacks a key column.

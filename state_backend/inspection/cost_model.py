@@ -307,11 +307,12 @@ def _pieces(size_bytes: float) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """Checkpoints that a retention policy keeps after very many intervals, when their number no longer grows.
+    """The checkpoints that a retention policy keeps in the long run, after a simulation of very many intervals.
 
     Attributes:
         gaps: For each retained checkpoint except the newest, the number of intervals from it to the next retained one.
-        drops: The number of checkpoints that each commit drops: 1, or 0 if the policy keeps all.
+        drops: The number of checkpoints that each commit drops: 1, so that the number of retained checkpoints stays the
+            same; 0 if the policy kept the checkpoints of all simulated intervals.
     """
 
     gaps: tuple[int, ...]
@@ -410,8 +411,9 @@ def estimate(usage: Usage, prices: Prices = Prices()) -> Estimate:
     requests = interval_requests(usage, held)
     each = sum(requests.values(), Requests())
     month = MONTH / usage.every
-    # An older checkpoint keeps the bytes that later intervals replaced. The state's size is taken as constant, so these
-    # are the bytes that the later intervals uploaded.
+    # An older checkpoint also keeps files that the intervals up to the next retained checkpoint (`gap` intervals)
+    # replaced. The model takes the state's size as constant, so an interval replaces as many bytes as it uploads. An
+    # older checkpoint thus adds the bytes that these intervals uploaded, but at most the bytes of the state.
     older = sum(min(gap * usage.uploaded_bytes, usage.state_bytes) for gap in held.gaps)
     stored = usage.state_bytes + older
     files = _uploaded_files(usage) + (usage.changed_shards if usage.filed else 0)
@@ -541,10 +543,16 @@ class History:
 
 
 def usage_of(contents: Sequence[Content]) -> History | None:
-    """Return the usage that a pipeline's retained intervals show; None without an interval that has keys.
+    """Compute the input of the cost model, size and load of a pipeline, from the pipeline's own intervals.
 
-    `contents` ascend by id. The first interval of a pipeline loads the initial data, so it is left out if other
-    intervals exist.
+    The first interval of a pipeline loads the initial data, so it is left out if other intervals exist.
+
+    Args:
+        contents: The contents of the records of the retained checkpoints, ascending by id. Those of other kinds than
+            `interval` are ignored.
+
+    Returns:
+        The averages over these intervals; None if there are no intervals, or if the newest interval's state is empty.
     """
     shown = [c for c in contents if c.kind == "interval"]
     if len(shown) > 1:

@@ -73,7 +73,8 @@ def places_of(root: str, pipeline: str, encoded: Collection[bytes], texts: Colle
         pipeline: Name of the pipeline.
         encoded: The encoded forgotten keys.
         texts: The strings in the forgotten keys. Source positions and the findings of validations may quote them.
-        left: The parts of the pipeline's folder that may hold a key.
+        left: What the caller, `cairn forget`, knows about the checkpoints and the output in the pipeline's own folder.
+            The function turns it into places, and searches all other places itself.
     """
     storage = open_storage(join_url(root, pipeline))
     found = [*_own(storage, pipeline, texts, left)]

@@ -128,8 +128,9 @@ def diff_states(
         groups = plan_groups(sides[0].groups, sides[1].groups, fixed[0])
         cache = work / "cache"
         for group in groups:
-            # Neither side's open shard holds this key group, so `keeps` has closed both. The files in the cache belong
-            # to the closed shards, and no other shard needs them.
+            # `keeps` closes the side's open shard if that shard does not hold this key group, and then returns False.
+            # If both sides' shards are closed, no shard needs the files in the cache: they are deleted to free the
+            # disk.
             if not any([side.keeps(group) for side in sides]):
                 shutil.rmtree(cache, ignore_errors=True)
             for side in sides:

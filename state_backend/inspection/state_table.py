@@ -70,12 +70,22 @@ class StateSource:
 
     @classmethod
     def of_record(cls, url: str, record: Record) -> StateSource:
-        """Return the source of a committed checkpoint. `url` is the pipeline's folder."""
+        """Return the `StateSource` from which the state of a committed checkpoint can be read.
+
+        Args:
+            url: URL of the pipeline's folder.
+            record: The checkpoint's record.
+        """
         return cls(url=url, content=record.content, checkpoint_id=record.id)
 
     @classmethod
     def of_savepoint(cls, url: str, savepoint: Savepoint) -> StateSource:
-        """Return the source of a savepoint. `url` is the savepoint's folder."""
+        """Return the `StateSource` from which the state of a savepoint can be read.
+
+        Args:
+            url: URL of the savepoint's folder.
+            savepoint: The savepoint.
+        """
         return cls(url=url, content=savepoint.content, checkpoint_id=savepoint.checkpoint_id, savepoint=savepoint)
 
     @property
@@ -161,7 +171,7 @@ def read_table(
         shard: The shard's number.
         storage: The storage of the source's URL.
         work: An empty local folder.
-        part: The part of the shard to read.
+        part: The key groups or keys of the shard to read; by default all.
 
     Raises:
         UsageError: The source has no such state.
@@ -200,9 +210,15 @@ def _rows(source: StateSource, descriptor: StateDescriptor | None) -> StateRows 
 
 
 def _prefixes(manifest: ShardManifest, state: str, state_id: int, part: Part) -> list[bytes]:
-    """Return the prefixes of stored keys to scan for one state in the part, ascending.
+    """Return the prefixes of stored keys to scan for one state, ascending.
 
     Key groups in which the state has no entry are left out.
+
+    Args:
+        manifest: The manifest of the shard.
+        state: The name of the state.
+        state_id: The byte that stands for the state in stored keys.
+        part: The key groups or keys of the shard that the read asks for.
     """
     groups = {s.key_group for s in manifest.key_group_states if s.entries.get(state)}
     if part.keys is not None:
@@ -242,7 +258,16 @@ def _shape(source: StateSource, state: str, shard: int) -> Shape:
 def _file_tables(
     source: StateSource, rows: StateRows | TimerRows, file: CanonicalFile, storage: Storage, work: Path, part: Part
 ) -> Iterator[pa.Table]:
-    """Yield the rows of a canonical file that are in the part, row group by row group."""
+    """Yield those rows of a canonical savepoint's Parquet file that the read asks for, one table for each row group.
+
+    Args:
+        source: The savepoint.
+        rows: The converter of the state's rows, whose schema the file must have.
+        file: The file.
+        storage: The storage of the savepoint's folder.
+        work: A local folder for the downloaded file.
+        part: The key groups or keys of the shard that the read asks for.
+    """
     groups = part.key_groups if part.keys is None else tuple(sorted({group for group, _ in part.keys}))
     if groups is not None and not groups:
         return
@@ -317,7 +342,12 @@ def _manifest(source: StateSource, shard: int, storage: Storage) -> ShardManifes
 
 
 def _spans(part: Part, state_ids: Sequence[int]) -> list[Span] | None:
-    """Return the ranges of stored keys that a read of these states in the part needs; None for a whole shard."""
+    """Return the ranges of stored keys that a read needs; None if it needs all stored keys of the shard.
+
+    Args:
+        part: The key groups or keys of the shard that the read asks for.
+        state_ids: The ids of the states to read.
+    """
     if part.keys is not None:
         behind = part.keys
     elif part.key_groups is not None:

@@ -107,7 +107,8 @@ class Verification:
     """Result for a pipeline's folder.
 
     Attributes:
-        findings: Problems of the log, of marks, and of output whose checkpoint was dropped.
+        findings: Problems of the log, of the other JSON files in the folder (such as those in `quarantine/`,
+            `validated/` and `published/`), and of output whose checkpoint was dropped.
         checkpoints: The results by checkpoint.
         unknown: Paths of files that Cairn does not write. Readers ignore these files.
     """
@@ -169,7 +170,15 @@ def _lost_marks(log: Log) -> Iterator[str]:
 
 
 def _outputs(storage: Storage, log: Log, files: Mapping[str, FileInfo], work: Path | None) -> list[str]:
-    """Return the findings about current output whose checkpoint was dropped."""
+    """Return the findings about current output whose checkpoint was dropped, and about current outputs that overlap.
+
+    Args:
+        storage: The storage of the pipeline's folder.
+        log: The log of the pipeline.
+        files: The listed files of the pipeline's folder, by path.
+        work: An empty local folder: each output file is also downloaded and compared with its recorded checksum. None:
+            only sizes and checksums in the listing are compared.
+    """
     try:
         findings = [
             f"output of {interval}, checkpoint {checkpoint_id}: {finding}"

@@ -39,7 +39,7 @@ class Rerun:
             )
 
     def as_json(self) -> dict[str, Any]:
-        """Return the fields as they stand in a result file."""
+        """Return the fields as JSON values, as in the file in which a driver returns its result to the operator."""
         first, last = self.first.isoformat(), self.last.isoformat()
         return {"first": first, "last": last, "replace_overlapping": self.replace_overlapping}
 

@@ -160,7 +160,7 @@ class ShardManifest:
 
     @property
     def files_bytes(self) -> int:
-        """The size of the shared and inline RocksDB files in bytes, without segments."""
+        """The bytes of the shard's RocksDB files, shared ones and those in the manifest itself, without segments."""
         return sum(f.handle.size_bytes for f in self.files) + sum(len(f.data) for f in self.inline_files)
 
     @property
@@ -541,7 +541,7 @@ class Retained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unpublished:
-    """An interval whose output the sink hook may not have published yet.
+    """An interval whose output the user's sink may not have got yet.
 
     Attributes:
         interval: The interval.
@@ -569,11 +569,18 @@ class Superseded:
 class Kept:
     """The facts about a retained checkpoint that planning needs without reading the checkpoint's record.
 
-    Fields that are not listed here have the same meaning as in `Content` and `Tombstone`.
-
     Attributes:
-        quarantine_allowed: True if the commit had the permission `allow_quarantined`. Then quarantine marks on its
-            bases do not apply to this checkpoint.
+        id: The id of the checkpoint.
+        kind: The operation that made the checkpoint.
+        interval: The interval of the checkpoint.
+        attempt: The uuid of the attempt.
+        base_id: The checkpoint from which the attempt started; None for empty state.
+        quarantine_allowed: True if the commit had the permission `allow_quarantined`. Then quarantine of its base or of
+            earlier ancestors does not apply to this checkpoint.
+        digest: The digest of the state.
+        watermark_ms: The watermark after the interval, as in `LogicalTime`.
+        late_watermark_ms: The event time up to which rows of the next interval are late, as in `LogicalTime`.
+        descriptors_hash: A hash of the state's declarations: names, kinds, schemas, expiry and key.
     """
 
     id: int
@@ -621,14 +628,15 @@ class Summary:
 
     Attributes:
         dropping: Earlier ids that are no longer retained or whose output was replaced, and whose files may still exist.
-        unpublished: Intervals whose output the sink hook may not have published yet.
+        unpublished: Intervals whose output the user's sink may not have got yet.
         superseded: The retained checkpoints that were replaced: their interval has a later commit with another state.
-        marks: The ids of the checkpoints that had a quarantine mark when the record was written.
+        marks: The ids of the checkpoints that had a file in `quarantine/` when the record was written, because
+            validation refused them.
         refused: The checkpoints that are quarantined or descend from a quarantined checkpoint. Only retained checkpoints
-            and the commits in `Superseded.by` are listed.
-        levels: Indexes into `paths.SETTLED_DAYS`, a list of lengths in days. Each interval of the log belongs to the
-            shortest of these lengths that is at least the interval's length. `settled/commits/` has folders by these
-            lengths, and a look-up needs only the folders of the lengths in `levels`.
+            are listed, and the later commits that replaced a retained checkpoint.
+        levels: Numbers of the folder groups in `settled/commits/` that have files. The files are grouped by the length
+            of their intervals: up to 1 day in group 0, up to 32 days in group 1, and so on (`paths.SETTLED_DAYS`). A
+            look-up skips the folders of all other groups.
         kept: The facts about all retained checkpoints, by id, including the record itself.
         latest_end_ms: The latest end of all intervals that were ever committed, including this one. No committed
             interval overlaps an interval that starts at or after this time.
@@ -708,10 +716,21 @@ class Tombstone:
     """The short form of a record that is no longer retained.
 
     The tombstone keeps the facts that later decisions about bases, stale checkpoints, fenced attempts and current
-    output need. Fields that are not listed here have the same meaning as in `Content` and `Record`.
+    output need.
 
     Attributes:
-        base_id: The base; None for empty state, or if quarantine marks on the base do not apply to this checkpoint.
+        id: The number of the record.
+        kind: The operation that made the attempt.
+        interval: The interval of the commit.
+        run: The Airflow run and try.
+        attempt: The uuid of the attempt.
+        base_id: The checkpoint from which the attempt started; None for empty state. Also None if the commit had the
+            permission `allow_quarantined`: quarantine of the base does not apply to this checkpoint then.
+        digest: The digest of the state.
+        watermark_ms: The watermark after the interval, as in `LogicalTime`.
+        late_watermark_ms: The event time up to which rows of the next interval are late, as in `LogicalTime`.
+        reproduces: The id of the earlier commit of the same interval that left the same state; None without one.
+        input_hash: The input hash of the commit; None if it is unknown.
         descriptors_hash: A hash of the state's declarations: names, kinds, schemas, expiry and key.
         outputs: The output files of the commit, from which a sweep can write a lost `Settled` again. A clean-up may
             have deleted these files.
@@ -829,7 +848,8 @@ class Refused:
 class Validated:
     """The mark on a checkpoint that passed validation.
 
-    For each mode, retention keeps the newest usable checkpoint that has this mark.
+    For each mode, retention keeps the newest retained checkpoint that has this mark and neither is quarantined nor
+    descends from a quarantined checkpoint.
 
     Attributes:
         id: The id of the checkpoint.
@@ -860,7 +880,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """The mark that the sink hook has published the output of an interval.
+    """The content of a file in `published/`: the user's sink has got this output of an interval, or needs no call.
 
     Attributes:
         id: The commit that made or replaced the output.
