@@ -6,8 +6,11 @@
     timestamp            timestamp[us, UTC] timestamp_ntz             timestamp[us]
     array | map | struct list | map | struct of the same
 
-The checks are as strict as `to_physical`. They refuse a value before it is stored if Python could not read the value
-back, such as a year beyond 9999.
+The checks are as strict as the conversion of single Python values in `types.to_physical`. They refuse a value before it
+is stored if Python could not read the value back, such as a year beyond 9999.
+
+The *physical value* of a field is the value that the codecs store: days since 1970 for a date, microseconds since 1970
+for a timestamp, the unscaled integer for a decimal. The module `types` has the whole list.
 """
 
 from __future__ import annotations
@@ -98,7 +101,12 @@ def arrow_field(field: Field) -> pa.Field:
 
 
 def dtype_of(data_type: DataType) -> np.dtype[Any] | None:
-    """Return the little-endian dtype of a type's physical values; None for types without a fixed width in a row."""
+    """Return the little-endian NumPy dtype in which rows store values of a Spark type, such as `<i4` for a date.
+
+    Returns:
+        The dtype; None for types whose stored values differ in width: strings, binaries, nested types, and decimals of
+        more than 18 digits.
+    """
     if isinstance(data_type, DecimalType):
         return np.dtype("<i8") if data_type.precision <= MAX_LONG_DIGITS else None
     code = _DTYPES.get(data_type.name) if isinstance(data_type, AtomicType) else None
@@ -208,10 +216,14 @@ def valid_rows(column: pa.Array) -> Mask:
 
 
 def fixed_values(column: pa.Array, data_type: DataType) -> Array:
-    """Return the physical values (`types.to_physical`) of a fixed-width column as an array, with 0 for null.
+    """Return the numbers that the codecs store for a column of numbers, booleans, dates, timestamps or decimals.
+
+    A date becomes its days since 1970, a timestamp its microseconds since 1970, a decimal its unscaled integer. Null
+    becomes 0.
 
     Returns:
-        An array of the shape (n,) of `dtype_of(data_type)`; for decimals of more than 18 digits (n, 2) uint64, the low half first.
+        An array of the shape (n,) of `dtype_of(data_type)`. For decimals of more than 18 digits: an array of the shape
+        (n, 2) of uint64, with the low half of each integer first.
     """
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.uint8())
@@ -269,7 +281,15 @@ def gather(raw: Array, positions: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def fixed_column(values: Array, data_type: DataType, nulls: Mask | None) -> pa.Array:
-    """Return the Arrow column of physical values, with null where `nulls` is True: the inverse of `fixed_values`."""
+    """Return an Arrow column of numbers, booleans, dates, timestamps or decimals: the inverse of `fixed_values`.
+
+    Args:
+        values: The stored number of each row: days since 1970 for a date, microseconds since 1970 for a timestamp, the
+            unscaled integer for a decimal. For decimals of more than 18 digits, the array has the shape (n, 2): the low
+            and the high 64 bits of each integer.
+        data_type: The Spark type of the column.
+        nulls: True for each row that becomes null, whatever its number is; None for a column without nulls.
+    """
     wanted, count = arrow_type(data_type), len(values)
     if pa.types.is_boolean(wanted):
         values = np.packbits(values, bitorder="little")
@@ -314,16 +334,16 @@ class Fixed:
 
 
 def concatenate(count: int, pieces: Sequence[Fixed | pa.Array]) -> pa.BinaryArray:
-    """Join the parts of each row, in order, to one binary value.
-
-    NumPy packs neighbouring `Fixed` parts with the same `keep` as one structured array. Arrow joins the rest.
+    """Join several columns of bytes row by row: value i is the bytes of row i of all columns, in the order of `pieces`.
 
     Args:
         count: The number of rows.
-        pieces: The parts. Arrow arrays must be binary and without nulls.
+        pieces: The columns to join. A `Fixed` holds parts of one width, which some rows may lack. Parts of other widths
+            come as Arrow binary arrays without nulls.
     """
     joined: list[pa.Array] = []
-    # NumPy's packing takes a third of the time of Arrow's join, so binary columns of one width are packed too.
+    # NumPy packs neighbouring `Fixed` columns that the same rows lack (the same mask `keep`). Arrow joins the rest.
+    # NumPy takes a third of Arrow's time, so binary columns whose values have one width become `Fixed` first.
     pieces = [piece if isinstance(piece, Fixed) else _of_one_width(piece) for piece in pieces]
     for _, run in groupby(pieces, lambda piece: id(piece.keep) if isinstance(piece, Fixed) else None):
         neighbours = list(run)
@@ -376,7 +396,13 @@ def encode_each(column: pa.Array, field: Field, owner: str, encode: Callable[[An
 
 
 def python_values(column: pa.Array, data_type: DataType) -> list[Any]:
-    """Return each row's value in the form that `to_physical` takes, or None for null."""
+    """Return the values of a column as Python objects, as users pass them to state: structs as tuples, maps as dicts.
+
+    Null becomes None. The function serves the codecs of nested types, which encode value by value.
+
+    Raises:
+        ValueError: A map has a key twice.
+    """
     convert = _from_arrow(data_type)
     return [None if v is None else convert(v) for v in column.to_pylist()]
 

@@ -1,7 +1,8 @@
 """Decoder of many stored rows of any recorded schema version to Arrow columns of the latest version.
 
-The values are those that `EvolvingRowCodec.decode` returns row by row. The decoder decodes the rows of each older version together, casts their columns with Arrow, and puts all rows back in
-order. Arrays, maps and structs whose values change are converted value by value.
+The values are those that `EvolvingRowCodec.decode` returns row by row. The decoder decodes the rows of each older
+version together, casts their columns with Arrow, and puts all rows back in order. Arrays, maps and structs whose values
+change are converted value by value.
 """
 
 from __future__ import annotations
@@ -23,16 +24,18 @@ ReadColumns = Callable[[pa.BinaryArray], pa.RecordBatch]
 
 
 def columns_reader(state_name: str, versions: Sequence[SchemaVersion]) -> ReadColumns:
-    """Return a function that decodes rows of all recorded versions to a batch of the latest `RowColumns.arrow_schema`.
+    """Return a function that decodes a binary column of encoded rows to a record batch with one row for each of them.
 
-    All columns of a null element are null.
+    The rows may have any recorded schema version of the state. The batch has the fields of the latest version. For a
+    null in the binary column, such as a key without a value, all fields of the batch's row are null.
 
     Args:
         state_name: The name of the state, for errors.
-        versions: The recorded versions, ascending.
+        versions: The schema versions of the state that its checkpoint records, ascending.
 
     Raises:
-        CorruptFile: The function gets a row of another version, or a row that `RowCodec` refuses.
+        CorruptFile: The returned function gets damaged bytes, or a row of a version that is not in `versions`.
+        UnsupportedFormat: The returned function gets a row in a format of a newer release.
     """
     latest = RowColumns(state_name, parse_struct(versions[-1].value), versions[-1].version)
     if len(versions) == 1:
@@ -41,7 +44,7 @@ def columns_reader(state_name: str, versions: Sequence[SchemaVersion]) -> ReadCo
     readers: dict[int, ReadColumns] = {versions[-1].version: latest.decode}
 
     def read(rows: pa.BinaryArray) -> pa.RecordBatch:
-        # Null elements are counted as rows of the latest version, whose reader decodes them to nulls.
+        # Nulls in the column `rows` count as rows of the latest version, whose reader decodes them to nulls.
         numbers = pc.fill_null(pc.binary_slice(rows, 1, 2), newest)
         present = pc.unique(numbers).to_pylist() or [newest]
         if len(present) == 1:

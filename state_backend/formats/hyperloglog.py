@@ -83,14 +83,17 @@ def precision_for(relative_error: float) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sketches:
-    """A column of sketches of one precision. Row i is called *owner* i.
+    """A column of sketches of one precision, with at most one sketch in each row. The row number is called the *owner*.
+
+    A sketch with few set registers is sparse (form 1): only its registers of rank > 0 are held. A sketch with more set
+    registers is dense (form 2): the ranks of all its registers are held.
 
     Attributes:
         precision: The binary logarithm of the number of registers of a sketch.
         count: The number of rows, with and without a sketch.
-        entries: `owner << 32 | register << 6 | rank` for all sketches of form 1, ascending. Each register of an owner
-            occurs once.
-        dense_owners: The owners of sketches of form 2, ascending.
+        entries: The registers of all sparse sketches, each as `owner << 32 | register << 6 | rank`, ascending. Each
+            register of an owner occurs once.
+        dense_owners: The row numbers of the dense sketches, ascending.
         dense: For each of `dense_owners`, a row of 2^precision ranks.
     """
 
@@ -102,12 +105,16 @@ class Sketches:
 
     @classmethod
     def decode(cls, column: pa.Array, precision: int) -> Sketches:
-        """Decode a binary column, in which null is the empty set.
+        """Decode a binary column of encoded sketches. A null stands for a row without a sketch: no distinct values.
+
+        Args:
+            column: The encoded sketches.
+            precision: The precision that each sketch must have.
 
         Raises:
             CorruptFile: A value is no sketch.
             StateSchemaError: A sketch has another precision.
-            UnsupportedFormat: Another release of Cairn wrote a sketch.
+            UnsupportedFormat: A newer release of Cairn wrote a sketch in a format that this release can't read.
         """
         owners = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
         offsets, data = binary_views(column.drop_null())
@@ -162,10 +169,10 @@ class Sketches:
         return pa.Array.from_buffers(pa.binary(), self.count, buffers)
 
     def add(self, owners: I64, hashes: U64) -> Sketches:
-        """Return new sketches, in which each value's hash is added to the sketch of its owner.
+        """Return new sketches, to which each value's hash is added. A row without a sketch gets one.
 
         Args:
-            owners: The index of the sketch that each hash is added to, in any order.
+            owners: The number of the row whose sketch each hash is added to, in any order.
             hashes: The hashes of the values, from `hash_values`.
         """
         rest_bits = np.uint64(64 - self.precision)
@@ -179,7 +186,11 @@ class Sketches:
         return self._with_entries(np.concatenate([self.entries, np.sort(added)]))
 
     def union(self, other: Sketches) -> Sketches:
-        """Return for each row the sketch of the union of both sets. Both must have the same rows and precision."""
+        """Return, for each row, the sketch of the union of the row's two sets of values.
+
+        Args:
+            other: Sketches with the same number of rows and the same precision.
+        """
         owners = np.union1d(self.dense_owners, other.dense_owners)
         dense = np.zeros((len(owners), 1 << self.precision), np.uint8)
         for side in (self, other):
@@ -189,7 +200,7 @@ class Sketches:
         return both._with_entries(np.concatenate([self.entries, other.entries]))
 
     def estimate(self) -> F64:
-        """Return the estimated number of distinct values of each owner; 0.0 without a sketch."""
+        """Return the estimated number of distinct values of each row's sketch; 0.0 for a row without a sketch."""
         m, q = 1 << self.precision, 64 - self.precision
         weights, pair_weights = _weights(self.precision)
         owners = (self.entries >> _OWNER_SHIFT).astype(np.int64)
@@ -211,10 +222,14 @@ class Sketches:
         return estimates
 
     def _with_entries(self, entries: U64) -> Sketches:
-        """Return these dense sketches together with `entries`.
+        """Return the dense sketches of this object together with registers that replace its own `entries`.
 
-        The entries may be several ascending runs. They may repeat registers, and contain registers of owners that have
-        a dense sketch (form 2).
+        A register goes into the dense sketch of its row if the row has one. The other registers stay in `entries`,
+        except if a row has too many of them for a sparse sketch: then its sketch becomes dense.
+
+        Args:
+            entries: Registers, each as `owner << 32 | register << 6 | rank`, where the owner is the row number. They
+                may be several ascending runs, and a register may occur several times: its highest rank counts.
         """
         dense_owners, dense = self.dense_owners, self.dense
         entries = np.sort(entries, kind="stable")  # the stable sort merges ascending runs
@@ -247,7 +262,19 @@ def _header(form: int, precision: int) -> int:
 
 
 def _forms(headers: U32, sizes: I64, owners: I64, precision: int) -> U32:
-    """Return each sketch's form after a check of its header and size."""
+    """Check the header and the size of each sketch, and return its form: SPARSE or DENSE.
+
+    Args:
+        headers: The first 4 bytes of each sketch, as a little-endian number.
+        sizes: The size of each sketch in bytes, with the header.
+        owners: The row number of each sketch in the column, for messages.
+        precision: The precision that each sketch must have.
+
+    Raises:
+        CorruptFile: A header is damaged, or a size does not fit the form.
+        StateSchemaError: A sketch has another precision.
+        UnsupportedFormat: A newer release of Cairn wrote a sketch.
+    """
     forms, precisions = (headers >> 8 & 0xFF).astype(np.uint32), headers >> 16
     if (newer := headers & 0xFF > VERSION).any():
         found = int(headers[np.argmax(newer)] & 0xFF)
@@ -287,7 +314,7 @@ def _check_dense(dense: U8, owners: I64, precision: int) -> None:
 
 
 def _set_registers(dense: U8) -> I64:
-    """Return the number of set registers of each row.
+    """Return the number of registers with a rank > 0 in each row of dense sketches.
 
     The function packs the registers to bits, and counts the bits: three times as fast as counting bytes.
     """
@@ -305,10 +332,14 @@ def _refuse(wrong: npt.NDArray[np.bool_], owners: I64, why: str) -> None:
 
 @lru_cache(maxsize=4)
 def _weights(precision: int) -> tuple[F64, F64]:
-    """Return two tables for the estimate: the weight of each rank, and the summed weights of each pair of ranks.
+    """Return the tables with which `estimate` sums up 2^-rank over the registers of a sketch.
 
-    The weight of a rank is 2^-rank, and 0 for an unset or a full register. The second table is indexed by two
-    neighbouring registers, read as one little-endian number of 16 bits.
+    Two ranks have the weight 0 in both tables: rank 0 (an unset register) and the highest rank, 65 - precision. For
+    registers of these two ranks, `estimate` adds the corrections of `_sigmas` and `_tau` instead.
+
+    Returns:
+        The weight of each rank, and the summed weights of each two ranks. The index into the second table is two
+        neighbouring registers, read as one little-endian u16: so one look-up serves two registers.
     """
     weights, q = np.zeros(1 << 8), 64 - precision
     weights[1 : q + 1] = 0.5 ** np.arange(1, q + 1)

@@ -58,12 +58,12 @@ class KeyCodec:
 
     Attributes:
         schema: The schema of the key columns.
-        what: The keys' name in errors ("key", "user key of state 'x'").
+        what: The keys' name at the beginning of error messages, such as "key" or "user key of state 'x'".
         encode: The encoder. It takes the values that `RowCodec.encode` takes, and raises `StateTypeError` with the
             column's name.
 
     Raises:
-        KeyTypeError: A column's type has no canonical encoding.
+        KeyTypeError: A column's type can't be part of a key, because equal values may be encoded as different bytes.
     """
 
     __slots__ = ("_decode_row", "_to_python", "encode", "schema", "what")
@@ -118,10 +118,15 @@ class KeyCodec:
 
 
 def check_key_schema(key_schema: StructType, what: str = "key") -> None:
-    """Check that a schema is a valid key schema.
+    """Check that each column of a schema can be part of a key: equal values must always be encoded as equal bytes.
+
+    Args:
+        key_schema: The schema of the key columns.
+        what: The keys' name at the beginning of error messages, such as "key" or "user key of state 'x'".
 
     Raises:
-        KeyTypeError: The schema has no columns, or a type without a canonical encoding.
+        KeyTypeError: The schema has no columns. Or it contains a map, whose equal values may differ in order, or
+            another type whose equal values may be encoded as different bytes.
     """
     if not key_schema.fields:
         raise KeyTypeError(f"{what}: expected at least one column, found none")

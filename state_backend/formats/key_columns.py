@@ -43,7 +43,7 @@ class KeyColumns:
 
     Attributes:
         schema: The schema of the key columns.
-        what: The keys' name in errors.
+        what: The keys' name at the beginning of error messages, such as "key" or "user key of state 'x'".
     """
 
     __slots__ = ("_codec", "_nested", "schema", "what")
@@ -176,7 +176,7 @@ class KeyColumns:
 
 
 def _sortable(values: Array) -> Array:
-    """Return each number as big-endian bytes that sort like the number, as `key_codec` draws them."""
+    """Return each number of a key column as the bytes that keys store: big-endian, and sorting like the number."""
     if values.ndim == 2:
         # A wide decimal is an array of two 8-byte halves, the low half first.
         halves = values[:, ::-1].astype(">u8")
@@ -212,7 +212,20 @@ def _escaped(array: pa.Array) -> pa.BinaryArray:
 
 
 def _physical(image: Array, data_type: DataType, nulls: Mask | None) -> Array:
-    """Return the numbers that `_sortable` encoded, as `fixed_column` takes them, with 0 for null."""
+    """Convert the bytes that keys store for the numbers of one column back to numbers: the inverse of `_sortable`.
+
+    Args:
+        image: The stored bytes of each number: big-endian, so that the bytes sort like the numbers.
+        data_type: The type of the column. Dates, timestamps and decimals are stored as integers.
+        nulls: True for each null row, whose bytes have no meaning and whose number is masked later. None without nulls.
+
+    Returns:
+        An array of the shape (n,) of `dtype_of(data_type)`. For decimals of more than 18 digits: an array of the shape
+        (n, 2) of uint64, with the low half of each integer first.
+
+    Raises:
+        ValueError: A boolean is neither 0 nor 1.
+    """
     dtype = dtype_of(data_type)
     if dtype is None:
         halves = image.view(">u8").reshape(-1, 2).astype(np.uint64)

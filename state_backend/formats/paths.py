@@ -257,7 +257,11 @@ def published(interval: Interval, checkpoint_id: int) -> str:
 
 
 def published_id(path: str) -> int | None:
-    """Return the id in a published mark's path, or None if the path is no such mark."""
+    """Parse the path of a file in `published/`, which marks an interval's output as taken by the sink.
+
+    Returns:
+        The id of the checkpoint that the output belongs to; None if the path is not that of such a mark.
+    """
     match = _MARK.fullmatch(path)
     return int(match[1]) if match else None
 
@@ -268,7 +272,8 @@ def settled(interval: Interval, checkpoint_id: int, kind: str) -> str:
     Args:
         interval: The interval.
         checkpoint_id: The id of the commit's record.
-        kind: A value of `Settled.kind`.
+        kind: `replaced` if the commit replaced the interval's earlier output; otherwise the kind of the commit:
+            `interval`, `consolidate`, `restore` or `forget`.
     """
     folder = _settled_folder(settled_level(interval), _period(settled_level(interval), interval.start_ms))
     return f"{folder}{interval_name(interval)}-{checkpoint_id}-{kind}.json"
@@ -276,7 +281,12 @@ def settled(interval: Interval, checkpoint_id: int, kind: str) -> str:
 
 @lru_cache(maxsize=4096)
 def parse_settled(path: str) -> tuple[Interval, int, str] | None:
-    """Return the interval, record id and kind in the path of a file in `settled/commits/`; None for other paths."""
+    """Parse the path of a file in `settled/commits/`, which `settled` built.
+
+    Returns:
+        The interval, the id of the commit's record, and what the commit did: `interval`, `consolidate`, `restore`,
+        `forget` or `replaced`. None if the path is not that of a file in `settled/commits/`.
+    """
     match = _SETTLED.fullmatch(path)
     if match is None:
         return None
@@ -284,17 +294,20 @@ def parse_settled(path: str) -> tuple[Interval, int, str] | None:
 
 
 def settled_level(interval: Interval) -> int:
-    """Return the index in `SETTLED_DAYS` of the shortest number of days that is at least the interval's length."""
+    """Return the index in `SETTLED_DAYS` (1, 32, … days) of the first length that is at least the interval's length."""
     length_ms = interval.end_ms - interval.start_ms
     return next(n for n, days in enumerate(SETTLED_DAYS) if length_ms <= days * _DAY_MS)
 
 
 def settled_folders(interval: Interval, levels: Iterable[int]) -> list[str]:
-    """Return the folders in `settled/commits/` that may hold files of commits whose intervals overlap an interval.
+    """Return the folders in `settled/commits/` that may hold files about intervals that overlap a given interval.
+
+    There is a folder for each period of 1 day, and folders for longer periods (`SETTLED_DAYS`) for longer intervals.
 
     Args:
-        interval: The interval.
-        levels: The indexes into `SETTLED_DAYS` of the interval lengths to search.
+        interval: The given interval.
+        levels: Indexes into `SETTLED_DAYS`, which lists the lengths of periods in days (1, 32, 1024, …). Folders of
+            other lengths are left out. A record's summary lists the levels of all intervals in the log.
     """
     return [
         _settled_folder(level, period)
@@ -311,9 +324,13 @@ def _period(level: int, ms: int) -> int:
 
 
 def _settled_folder(level: int, period: int) -> str:
-    """Return the folder in `settled/commits/` of a period, named by the period's length in days and its first day.
+    """Return the folder of a period, such as `settled/commits/32d-2012-12-06/`: its length in days and its first day.
 
     A period that begins before the year 1 has the first day of the year 1 in its name.
+
+    Args:
+        level: The index of the period's length in `SETTLED_DAYS` (1, 32, 1024, … days).
+        period: The number of the period, in units of this length: period 0 begins on 1970-01-01.
     """
     first_day = max(period * SETTLED_DAYS[level], date.min.toordinal() - _EPOCH_DAY)
     return f"{SETTLED_COMMITS}{SETTLED_DAYS[level]}d-{date.fromordinal(_EPOCH_DAY + first_day).isoformat()}/"
@@ -336,12 +353,16 @@ def attempt_end(attempt: str) -> str:
 
 
 def ended_attempt(path: str) -> str | None:
-    """Return the attempt in the path of an attempt's end, or None if the path is no such file."""
+    """Return the attempt in the path of a file in `settled/attempts/`; None for other paths."""
     return path.removeprefix(SETTLED_ATTEMPTS).removesuffix(".json") if kind_of(path) == "attempt-end" else None
 
 
 def quarantined_id(path: str) -> int | None:
-    """Return the checkpoint in a quarantine mark's path, or None if the path is no such mark."""
+    """Parse the path of a file in `quarantine/`, which says that validation refused a committed checkpoint.
+
+    Returns:
+        The id of the checkpoint; None if the path is not that of such a file.
+    """
     return record_id(path.removeprefix(QUARANTINE)) if kind_of(path) == "quarantine" else None
 
 
@@ -355,13 +376,18 @@ def validated(checkpoint_id: int, mode: str) -> str:
 
     Args:
         checkpoint_id: The checkpoint.
-        mode: `fast` or `full`.
+        mode: `fast` if validation checked the files, `full` if validation also restored and checked the state.
     """
     return f"{VALIDATED}{checkpoint_id:020d}-{mode}.json"
 
 
 def validated_id(path: str) -> tuple[int, str] | None:
-    """Return id and mode in a validated mark's path, or None if the path is no such mark."""
+    """Parse the path of a file in `validated/`, which marks a checkpoint as passed by validation.
+
+    Returns:
+        The id of the checkpoint, and the mode of the validation: `fast` (checked the files) or `full` (also restored
+        and checked the state). None if the path is not that of such a mark.
+    """
     match = _VALIDATED.fullmatch(path)
     return (int(match[1]), match[2]) if match else None
 
@@ -390,7 +416,11 @@ def leased_id(path: str) -> tuple[int, int] | None:
 
 
 def marked_id(path: str) -> int | None:
-    """Return the checkpoint of a published, validated or quarantine mark; None if the path is no mark."""
+    """Return the id of the checkpoint in the path of a mark: a file in `published/`, `validated/` or `quarantine/`.
+
+    Returns:
+        The id; None for other paths.
+    """
     validated = validated_id(path)
     if validated is not None:
         return validated[0]

@@ -112,7 +112,10 @@ T = TypeVar("T")
 
 
 def encode(value: object) -> bytes:
-    """Return the durable bytes of a record, manifest or mark.
+    """Return the bytes of a file that holds a record, a manifest, `prepared.json` or another value of `_TYPES`.
+
+    The bytes are a JSON object with type, format, checksum and the value, gzipped for long records. `decode` reads
+    these bytes.
 
     Raises:
         UsageError: The value holds something that JSON does not allow, such as NaN in a source position.
@@ -334,7 +337,10 @@ def _to_check(cls: type) -> tuple[tuple[tuple[str, int, int], ...], tuple[str, .
 
 
 def _parts(hint: Any) -> Iterator[Any]:
-    """Yield a type hint and all type hints inside it, without parameters."""
+    """Yield a type hint and all type hints inside it, each without its parameters in brackets.
+
+    For `dict[str, tuple[int, ...]]`, these are `dict`, `str`, `tuple`, `int` and `...`.
+    """
     yield get_origin(hint) or hint
     for inner in get_args(hint):
         yield from _parts(inner)
@@ -404,10 +410,14 @@ def _finite(text: str) -> float:
 
 
 def _unknown_field(error: ValidationError) -> str | None:
-    """Return the name of a field that a newer release has added, or None if the file has another problem.
+    """Return the path of a field that a newer release has added, or None if the file has another problem.
 
-    If a value may have one of several types, pydantic tries each type and reports fields of the other types as unknown.
-    So if pydantic reports other problems too, only a field name that no type has counts as added by a newer release.
+    If pydantic reports only unknown fields, the first one counts as added by a newer release. Otherwise the first
+    unknown field whose name no class of this release has counts. A known name proves nothing: for a value that may have
+    one of several types, pydantic tries each type, and reports the fields of the right type as unknown to the others.
+
+    Args:
+        error: The error that pydantic raised for the content of a file.
     """
     problems = error.errors(include_url=False, include_input=False)
     extra = [p["loc"] for p in problems if p["type"] in ("extra_forbidden", "unexpected_keyword_argument")]

@@ -37,16 +37,18 @@ _FIELDS_END, _EPOCH, _SEQUENCE_BYTES = 1, 13, 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SstSpan:
-    """A live SST.
+    """A live SST of a store, as RocksDB's file MANIFEST describes it.
 
     Attributes:
         number: The number in the file's name: 12 for `000012.sst`.
         level: The level in RocksDB's tree.
-        smallest: The smallest key, deleted ranges included.
-        largest: The largest key, deleted ranges included.
-        epoch: RocksDB's epoch number. In level 0, the file with the greater epoch is newer. 0 if the log has no epoch.
-        described: The bytes of the log that describe the SST, as they follow its number, without the field of the epoch
-            and without the field that ends the list. `with_stores` copies them into another log.
+        smallest: The smallest key in the SST. A deleted range counts with its start.
+        largest: The largest key in the SST. A deleted range counts with its end.
+        epoch: RocksDB's epoch number. In level 0, the file with the greater epoch is newer. 0 if the MANIFEST has no
+            epoch for the SST.
+        described: The part of the MANIFEST that describes the SST: size, keys, sequence numbers and further fields.
+            Level, number and epoch are left out, and so is the mark that ends the fields. `with_stores` copies these
+            bytes into the MANIFEST of another store, with a new number and epoch.
     """
 
     number: int
@@ -174,7 +176,7 @@ def _records(log: bytes) -> Iterator[bytes]:
 
 
 def _framed(record: bytes, at: int) -> bytes:
-    """Return the bytes that append a record to a log of `at` bytes: the record in blocks, with checksums."""
+    """Return the bytes that append a record to a MANIFEST of `at` bytes: the record in blocks, with checksums."""
     framed, first = b"", True
     while True:
         left = _BLOCK_BYTES - (at + len(framed)) % _BLOCK_BYTES
@@ -195,9 +197,11 @@ def _masked_crc(kind: int, payload: bytes) -> int:
 
 
 def _edits(record: bytes) -> Iterator[SstSpan | tuple[int, int]]:
-    """Yield the added files, and as (tag, number) the deleted files, the next file number and the last sequence number.
+    """Yield what one record of a MANIFEST, a version edit, changes in the store.
 
-    The other fields of the version edit are skipped.
+    Yields:
+        A `SstSpan` for each added SST. A pair (`_DELETED_FILE`, number) for each deleted SST, and pairs (`_NEXT_FILE`,
+        number) and (`_LAST_SEQUENCE`, number). Other fields of the version edit are skipped.
     """
     at = 0
     while at < len(record):

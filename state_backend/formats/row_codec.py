@@ -234,12 +234,24 @@ def _codes(schema: StructType) -> str:
 
 
 def _packer(schema: StructType, header: bytes) -> Callable[..., bytes]:
-    """Return a function that packs header and bitmap, given as one bytes object, and the fixed-width values."""
+    """Return a function that packs the beginning of a row: header, null bitmap and the values of fixed width.
+
+    The returned function takes one bytes object with header and null bitmap, and then each value as an argument.
+
+    Args:
+        schema: The schema of the rows.
+        header: The header of all rows. Only its length counts here.
+    """
     return struct.Struct(f"<{len(header) + _bitmap_size(len(schema.fields))}s{_codes(schema)}").pack
 
 
 def _unpacker(schema: StructType, header: bytes) -> struct.Struct:
-    """Return the struct that skips header and bitmap and unpacks the fixed region."""
+    """Return the struct that unpacks the values of fixed width from a row, behind its header and null bitmap.
+
+    Args:
+        schema: The schema of the rows.
+        header: The header of all rows. Only its length counts here.
+    """
     return struct.Struct(f"<{len(header) + _bitmap_size(len(schema.fields))}x{_codes(schema)}")
 
 
@@ -309,7 +321,7 @@ def _struct_decoder(schema: StructType, header: bytes) -> Callable[[bytes], Sequ
 
 
 def _variable_encoder(data_type: DataType) -> Encode | None:
-    """Return the encoder of a variable-width type; None if its physical value is the stored bytes."""
+    """Return the encoder of a variable-width type; None for strings and binaries, whose values are bytes already."""
     match data_type:
         case DecimalType():
             return encode_big_integer

@@ -48,14 +48,18 @@ def spark_stores_null(data_type: DataType, value: Any) -> bool:
 
 
 class MismatchCounts:
-    """Counts of the values of a shard that became NULL, by state and field, with the first message of each field."""
+    """Counts of the values that did not fit the schema of their state, and were stored as NULL instead.
+
+    `nulling_encoder` adds to the counts while a processor writes to the state of one shard. The counts are by state and
+    field, with the first error message of each field.
+    """
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[str, str]] = Counter()
         self._first: dict[tuple[str, str], str] = {}
 
     def add(self, state_name: str, path: str, message: str) -> None:
-        """Count one value that became NULL.
+        """Count one value that did not fit the schema of its state and was stored as NULL instead.
 
         Args:
             state_name: The name of the state that the value was stored in.
@@ -66,7 +70,7 @@ class MismatchCounts:
         self._first.setdefault((state_name, path), message)
 
     def as_mapping(self) -> Mapping[tuple[str, str], tuple[int, str]]:
-        """Return the counts: the state's name and the field's path -> number of values, first message."""
+        """Return, by state name and field path, the number of values stored as NULL and the first error message."""
         return {place: (count, self._first[place]) for place, count in self._counts.items()}
 
 

@@ -364,7 +364,10 @@ def _plain(value: Any) -> Any:
 
 
 def to_physical(data_type: DataType, zone: tzinfo = UTC) -> Convert:
-    """Return a function that converts a non-null Python value to its physical value.
+    """Return a function that converts a user's Python value to its physical value: the value that codecs store.
+
+    Examples of physical values: days since 1970 for a date, microseconds since 1970 for a timestamp, UTF-8 bytes for a
+    string, the unscaled integer for a decimal, a list of (key, value) for a map. The codecs encode them to bytes.
 
     Args:
         data_type: The type of the value.
@@ -657,15 +660,19 @@ _PANDAS_NULLS = ("NaTType", "NAType")
 
 
 def row_to_physical(expected: StructType, zone: tzinfo = UTC, *, nested: bool = False) -> Callable[[Any], list[Any]]:
-    """Return a function that converts a row to the list of its physical values.
+    """Return a function that converts a user's row to the list of its physical values: the values that codecs store.
 
-    The function reads a dict by name and other iterables by position.
+    Examples of physical values: days since 1970 for a date, UTF-8 bytes for a string. The returned function reads a
+    dict by name, and other rows by position.
 
     Args:
         expected: The schema of the row.
         zone: The zone of naive datetimes for timestamps.
-        nested: True for a struct inside a row. Such a struct may also be an object with the fields' names as
-            attributes.
+        nested: False for a whole row: a dict or any other iterable. True for a struct inside a row: a dict, a tuple, a
+            list, a PySpark Row, a NumPy array, or an object with the fields' names as attributes.
+
+    Raises:
+        Misfit: The returned function gets a value that is no row of this schema.
     """
     converts = [to_physical(f.type, zone) for f in expected.fields]
     nullables = [f.nullable for f in expected.fields]
@@ -700,6 +707,15 @@ def _positional(expected: StructType, value: Any, nested: bool) -> Sequence[Any]
     """Return the values, in schema order, of a row that is neither tuple nor list.
 
     A field that a dict lacks is null, as in PySpark. A key of a dict that is no field is refused as a typo.
+
+    Args:
+        expected: The schema of the row.
+        value: The row.
+        nested: False for a whole row, which may be any iterable. True for a struct inside a row: a dict, a PySpark Row,
+            a NumPy array, or an object with the fields' names as attributes; other iterables are refused.
+
+    Raises:
+        Misfit: The value is no row of this schema.
     """
     if isinstance(value, dict):
         if unknown := set(value) - set(expected.names):
@@ -726,14 +742,18 @@ def _positional(expected: StructType, value: Any, nested: bool) -> Sequence[Any]
 
 
 def to_python(data_type: DataType, struct_factory: StructFactory | None = None, zone: tzinfo = UTC) -> Convert | None:
-    """Return a function that converts a non-null physical value to the Python value; None if both are the same.
+    """Return a function that converts a physical value, as codecs store it, back to the user's Python value.
 
-    The function raises ValueError or OverflowError for a value that `to_physical` never returns.
+    Examples of physical values: days since 1970 for a date, UTF-8 bytes for a string. The returned function must not
+    get None. It raises ValueError or OverflowError for a value that `to_physical` never returns.
 
     Args:
         data_type: The type of the value.
         struct_factory: `struct_factory(names)(values)` makes nested structs; None for tuples.
         zone: The zone of the wall time that instants become.
+
+    Returns:
+        The function; None if the physical value is the Python value already.
     """
     match data_type:
         case AtomicType("string"):

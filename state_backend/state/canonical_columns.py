@@ -82,11 +82,14 @@ class StateRows:
     # --- from entries to rows -------------------------------------------------------------------------------------------
 
     def table(self, stored: pa.Array, entries: pa.Array) -> pa.Table:
-        """Convert stored entries to savepoint rows. The positions of lists become columns.
+        """Convert stored entries to savepoint rows.
+
+        A row for a list element has two more columns: its position, and the position that the next appended element
+        gets.
 
         Args:
             stored: The stored keys, ascending.
-            entries: The stored entries.
+            entries: The stored entries. For a list state, also the bounds that the store holds for each list.
 
         Raises:
             CorruptFile: The bytes are not entries of this state.
@@ -122,16 +125,22 @@ class StateRows:
     def _elements(
         self, groups: Groups, rests: pa.Array, entries: pa.Array
     ) -> tuple[Groups, pa.Array, pa.Array, dict[str, pa.Array]]:
-        """Separate the elements of lists from the lists' positions, which are stored before the elements.
+        """Separate the elements of lists from the bounds of the lists, and turn the bounds into savepoint columns.
+
+        The store holds two numbers for each list, before its elements: the position of its first element, and the next
+        position, which the next appended element gets. All rows come from one list state.
 
         Args:
-            groups: The key group of each entry.
-            rests: The stored keys without key group and state id.
-            entries: The stored entries: elements, and the first and next position of each list.
+            groups: The key group of each stored key.
+            rests: The stored keys without their first 3 bytes (key group and the state's id).
+            entries: The bytes under each stored key: an element, or the two positions of a list.
 
         Returns:
-            Key groups, rests and entries of the elements alone; and the elements' savepoint columns `position` and
-            `next_position` (see `canonical_tables`).
+            Key groups, rests and entries of the elements alone; and two columns of the savepoint's rows: `position` is
+            the position of the element, `next_position` is the next position of its list.
+
+        Raises:
+            CorruptFile: A row is neither an element nor the positions of a list, or an element lies behind its list.
         """
         _, sizes = self._keys.decode_prefix(rests)
         offsets, raw = binary_views(rests)

@@ -105,7 +105,7 @@ class _OpenList:
 
 
 class _State:
-    """Codecs of one state, and the list of the state that is being checked."""
+    """Codecs of one state. In a list state, `open_list` is the list whose elements are being checked; None at first."""
 
     def __init__(self, descriptor: StateDescriptor) -> None:
         self.descriptor, self.name = descriptor, descriptor.name
@@ -278,13 +278,16 @@ class _Check:
     # --- lists -------------------------------------------------------------------------------------------------------------
 
     def _lists(self, state: _State, groups: Groups, rests: pa.Array, entries: pa.Array, sizes: Array) -> Array:
-        """Check list positions and elements. A list's positions are stored before its elements.
+        """Check the bounds and the elements of lists, and add the problems to `findings`.
+
+        The store holds two numbers for each list, before its elements: the position of its first element, and the next
+        position, which the next appended element gets.
 
         Args:
             state: The list state.
-            groups: The key group of each entry.
-            rests: The stored keys without key group and state id.
-            entries: The stored entries: elements, and the first and next position of each list.
+            groups: The key group of each stored key.
+            rests: The stored keys without their first 3 bytes (key group and the state's id).
+            entries: The bytes under each stored key: an element, or the two positions of a list.
             sizes: The length in bytes of the encoded key at the beginning of each of `rests`.
 
         Returns:

@@ -102,14 +102,17 @@ def _in_order(groups: Groups, state_ids: np.ndarray, rests: pa.Array) -> np.ndar
 
 
 class ExpiredEntries(EntryColumns):
-    """Expired entries of one state, for deletion.
+    """Expired entries of one state. Call `begin` with their key groups and stored keys, then `remove` to delete them.
 
-    `begin` takes the stored key of each entry, without key group and state id, in place of an encoded key. `_remove`
-    deletes the expiry-index keys itself, so `_index` does nothing.
+    The base class works on a batch of keys, which `begin` sets. Here the batch consists of entries: `begin` takes, in
+    place of encoded keys, the entries' stored keys without their first 3 bytes (key group and state id).
+
+    Each entry also has a key in the expiry index, which lists the entries by expiry time. This class does not delete
+    these index keys: the module's function `_remove` deletes them after the entries.
     """
 
     def remove(self) -> None:
-        """Delete all entries that `begin` was called with."""
+        """Delete the entries whose key groups and stored keys the last call of `begin` got."""
         owners = np.arange(len(self._keys))
         located = stored_keys(self._groups, self._state_id, self._keys)
         self._replace(owners, self._keys, self._read(owners, located), pa.nulls(len(located), pa.binary()), located)

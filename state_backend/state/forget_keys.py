@@ -1,4 +1,9 @@
-"""Removal of whole keys from an open shard: entries of all states, timers, and both indexes, with counts and digests kept up to date."""
+"""Removal of whole keys from the open store of a shard.
+
+For each removed key, the module deletes the entries of all states, the timers, and their keys in the timer index and
+the expiry index, which list timers and expiring entries by time. It subtracts entries and timers from the counts and
+the digest of the key group.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +31,8 @@ class RemovedKeys:
     Attributes:
         key_group_states: The shard's key groups afterwards, without those that became empty.
         entries: The number of removed entries by state name. Timers count under the name `$timers`.
-        size_bytes: Bytes of the keys and values of all removed entries and index keys.
+        size_bytes: The bytes that RocksDB counted for all removed keys and values: entries, timers, bounds of lists,
+            and keys of the timer index and the expiry index.
     """
 
     key_group_states: tuple[KeyGroupState, ...]
@@ -40,7 +46,10 @@ def remove_keys(
     states: Sequence[StateDescriptor],
     keys: Iterable[tuple[int, bytes]],
 ) -> RemovedKeys:
-    """Delete all entries, timers and index keys of some keys from a shard's store.
+    """Delete all entries and timers of some keys from a shard's store, and return what is left of its key groups.
+
+    The function also deletes their keys in the timer index and the expiry index, which list timers and expiring entries
+    by time. Keys without state are ignored.
 
     Args:
         store: The shard's store.
@@ -49,7 +58,8 @@ def remove_keys(
         keys: The key group and the encoded key of each key to remove.
 
     Raises:
-        CorruptFile: A file is damaged, or the timers of a key have neither the old nor the new layout.
+        CorruptFile: A file is damaged. Or the stored timers of a key are neither one empty entry for each timer, nor
+            one entry with all their times, which older releases wrote.
     """
     by_group = {group.key_group: group for group in groups}
     removed: Counter[str] = Counter()

@@ -21,7 +21,7 @@ _META_BYTES = layout.record_bytes(b"", layout.pack_positions(0, 0))
 
 
 class ListColumns(StateColumns):
-    """A list state of a shard, for the batch of keys that `begin` was called with.
+    """A list state of a shard, for a batch of keys. The inherited method `begin` sets the batch.
 
     In all methods, `owners` holds for each row the index of the row's key in the batch.
     """
@@ -133,7 +133,9 @@ class ListColumns(StateColumns):
         # stored. With `empty=False`, `_positions` reads them nevertheless.
         first, next_ = self._positions(lists, empty=False)
         moving = np.flatnonzero(first == gone[starts])
-        # Skip the consecutive deleted elements of each list first. Then skip elements that earlier calls deleted.
+        # `now` is the new first position of each list. It first moves behind those deleted elements of this call that
+        # follow the old first position without a gap. Then the loop moves `now` on while the store holds no element
+        # at it, because an earlier call deleted that element.
         counts = np.diff(np.append(starts, len(gone)))
         nth = np.arange(len(gone)) - np.repeat(starts, counts)
         follows = gone == np.repeat(first, counts) + nth
@@ -196,8 +198,8 @@ class ListColumns(StateColumns):
 
         Args:
             wanted: Indexes of keys in the batch, ascending.
-            empty: True: if the shard counts no entries of the state, return zeros without a read. False: always read,
-                because lists whose elements were all deleted may still have positions.
+            empty: True: if the entry count of the state is 0, return zeros without a read. False: always read. The
+                positions of a list do not count as entries, and may still be stored after all elements were deleted.
 
         Returns:
             The first position of each list, and the position after its last element; 0 and 0 for a key without a list.

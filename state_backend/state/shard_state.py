@@ -139,9 +139,11 @@ class ShardState:
         changed_bytes: Bytes of keys and entries written or deleted so far.
         struct_factory: Makes the struct values that processors get; None for tuples.
         zone: The time zone of naive datetimes in timestamps.
-        cache: The present entries that this round of keys read or changed.
-        before: For each changed entry, the entry that the store still holds, or `UNREAD` if it was not read.
-        unaccounted: Changed list positions and index keys, which digests and entry counts leave out.
+        cache: The present entries that were read or changed since the last `flush`.
+        before: For each entry whose change is not written yet: the entry that the store still holds, or the object
+            `UNREAD` if that entry was not read.
+        unaccounted: Changes that are not written yet and that digests and entry counts leave out: the bounds of lists
+            (positions of the first and the next element), and keys of the expiry index.
         gathered_bytes: Bytes in memory that were read on demand or changed since the last flush.
         key_group: The current key's group; -1 for no key.
         key: The current key, encoded.
@@ -169,9 +171,9 @@ class ShardState:
         self._accounts = {d.state_id: (d.name, layout.seed_of(d.name)) for d in descriptors}
         self._accounts[layout.TIMERS] = layout.TIMERS_NAME, layout.seed_of(layout.TIMERS_NAME)
         # All three dicts are by stored key, and None stands for no entry.
-        # `cache`: the present entries that this round read or changed.
-        # `before`: for each changed entry what the store holds, or UNREAD.
-        # `unaccounted`: changed list positions and index keys, which digests and counts leave out.
+        # `cache`: the present entries that were read or changed since the last `flush`.
+        # `before`: for each change not written yet, the entry in the store; UNREAD if that entry was not read.
+        # `unaccounted`: changed bounds of lists and expiry-index keys, which digests and entry counts leave out.
         self.cache: dict[bytes, bytes | None] = {}
         self.before: dict[bytes, bytes | None] = {}
         self.unaccounted: dict[bytes, bytes | None] = {}
@@ -195,8 +197,8 @@ class ShardState:
         self._digests: dict[int, int] = {}
         self._counts: dict[tuple[int, str], int] = {}
         self._totals: dict[str, int] = {}
-        # Bytes of each key group's entries and index keys. For the key groups in `_uncounted` the total is unknown, so
-        # their number is only the change since the restore.
+        # Stored bytes of each key group, with its keys in the timer index and the expiry index. For the key groups in
+        # `_uncounted` the total is unknown, so their number is only the change since the restore.
         self._sizes: dict[int, int] = {}
         self._uncounted: set[int] = set()
         for s in key_groups:
@@ -459,8 +461,8 @@ class ShardState:
             new: The entries that replace them; None for a removed entry.
 
         Returns:
-            The changed keys of the timer index and the expiry index: empty bytes for a key to write, None for a key to
-            delete.
+            The changes that follow in the timer index and the expiry index, which list timers and expiring entries by
+            time. By index key: empty bytes for a key to write, None for a key to delete.
         """
         index: dict[bytes, bytes | None] = {}
         for key, entry_before, entry in zip(keys, old, new, strict=True):
@@ -483,7 +485,10 @@ class ShardState:
     def _account_columns(
         self, keys: list[bytes], old: list[bytes | None], new: list[bytes | None]
     ) -> dict[bytes, bytes | None]:
-        """Update digests, counts and sizes of the key groups, with all entries as Arrow columns.
+        """Update digests, counts and sizes of the key groups for many changed entries at once.
+
+        The method has the same effect as `_account_one_by_one`. It converts the lists to Arrow columns first, which is
+        faster for 64 or more small entries.
 
         Args:
             keys: The stored keys of the changed entries, ascending.
@@ -491,8 +496,8 @@ class ShardState:
             new: The entries that replace them; None for a removed entry.
 
         Returns:
-            The changed keys of the timer index and the expiry index: empty bytes for a key to write, None for a key to
-            delete.
+            The changes that follow in the timer index and the expiry index, which list timers and expiring entries by
+            time. By index key: empty bytes for a key to write, None for a key to delete.
         """
         groups, state_ids, rests = parts_of(pa.array(keys, pa.binary()))
         old_entries, new_entries = pa.array(old, pa.binary()), pa.array(new, pa.binary())
@@ -553,7 +558,15 @@ class ShardState:
             self.store.delete_range(start, end)
 
     def put_positions(self, keys: Sequence[bytes], positions: Sequence[bytes]) -> None:
-        """Write the positions of lists that have no positions in the store."""
+        """Write the bounds of lists that are not in the store yet, and add their bytes to the sizes of the key groups.
+
+        The restore of a canonical savepoint calls this method after it has written the elements of the lists.
+
+        Args:
+            keys: The stored key of each list's bounds.
+            positions: The bounds of each list: the position of its first element, and the position that the next
+                appended element gets, packed by `layout.pack_positions`.
+        """
         for key, packed in zip(keys, positions, strict=True):
             self.resize(int.from_bytes(key[:2], "big"), layout.record_bytes(key, packed))
         self.put_many(keys, positions)
@@ -566,7 +579,8 @@ class ShardState:
             name: The name of the state whose entries changed; `layout.TIMERS_NAME` for timers.
             digest_change: The hashes of the new entries minus the hashes of the old ones, modulo 2^64.
             count_change: The number of added entries minus the number of removed ones.
-            size_change_bytes: The change of the bytes of entries and index keys.
+            size_change_bytes: The change of the stored bytes: entries, and their keys in the timer index and the expiry
+                index, which list timers and expiring entries by time.
         """
         self.resize(key_group, size_change_bytes)
         self._digests[key_group] = self._digests.get(key_group, 0) + digest_change
@@ -643,7 +657,14 @@ class ShardState:
         self.write(stored_key, entry)
 
     def write_unaccounted(self, stored_key: bytes, data: bytes | None) -> None:
-        """Write or remove the positions of a list, which digests and entry counts leave out."""
+        """Change the bounds of a list: the position of its first element, and the position of the next appended one.
+
+        Digests and entry counts leave the bounds out. The change is written to the store with the next flush.
+
+        Args:
+            stored_key: The stored key of the bounds.
+            data: The bounds, packed by `layout.pack_positions`; None removes them.
+        """
         before = self.read(stored_key)
         if before is None or data is None or len(before) != len(data):
             change_bytes = layout.record_bytes(stored_key, data) if data is not None else 0

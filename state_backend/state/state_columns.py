@@ -1,8 +1,9 @@
 """Base classes of value, list and map state and of timers for a batch of keys, as Arrow columns.
 
-Processors that are functions over many keys use the state through their subclasses. The resulting entries, digests and counts are those that the state variables of single keys produce. Python works row by
-row only in the store's get and put calls and their bytes objects. Each method reads the store and writes to it before
-it returns: no changes stay in memory between calls.
+Processors that are functions over many keys use the state through subclasses of these classes. The resulting entries,
+digests and counts are those that the state variables of single keys produce. Python works row by row only in the
+store's get and put calls and their bytes objects. Each method reads the store and writes to it before it returns: no
+changes stay in memory between calls.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class EntryColumns:
     """Entries of one state, or timers, of the keys in the current batch.
 
     In all methods, `located` holds whole stored keys, and `rests` holds stored keys without key group and state id.
+    `owners` holds, for each entry, the index of its key in the batch.
 
     Attributes:
         keys: The number of keys in the batch; None outside a batch.
@@ -92,8 +94,9 @@ class EntryColumns:
         Args:
             owners: The index of each entry's key in the batch, ascending.
             located: The stored keys of the entries to read.
-            empty: True: if the shard counts no entries of the state, return nulls without a read. False: always read,
-                because the counts leave out the positions of lists.
+            empty: True: if the entry count of the state is 0, return nulls without a read. False: always read. The
+                bounds of a list (positions of its first and next element) do not count as entries, and may still be
+                stored after all elements were deleted.
 
         Returns:
             The entry of each stored key; null if the store has no entry.

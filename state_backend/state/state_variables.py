@@ -188,18 +188,26 @@ class ListState(_KeyedState):
             self._shard.relieve()
 
     def _clear(self, base: bytes, start: int) -> bool:
-        """Remove the elements at positions from `start` on. Return True if the key had a list."""
+        """Remove the list's elements from a position on. The stored bounds of the list stay: the caller changes them.
+
+        Args:
+            base: The beginning of all stored keys of the list: key group, state id and encoded key.
+            start: The position of the first element to remove. Positions of a new list begin at 0.
+
+        Returns:
+            True if the key had a list.
+        """
         first, next_ = self._positions(base)
         for position in range(max(first, start), next_):
             self._shard.write(base + layout.LIST_ELEMENT + layout.pack_position(position), None)
         return next_ > 0
 
     def _write(self, base: bytes, first: int, start: int, end: int, rows: list[bytes]) -> None:
-        """Write rows at consecutive positions, and the list's new positions.
+        """Write rows as elements at consecutive positions, and the new bounds of the list.
 
         Args:
-            base: The stored-key prefix of the list.
-            first: The list's first position.
+            base: The beginning of all stored keys of the list: key group, state id and encoded key.
+            first: The position of the list's first element.
             start: The position of the first row.
             end: The store holds no element at this position or later ones.
             rows: The encoded rows.
@@ -212,9 +220,12 @@ class ListState(_KeyedState):
         shard.relieve()
 
     def _positions(self, base: bytes) -> tuple[int, int]:
-        """Return the list's first position, and the position after its last element; (0, 0) without a list.
+        """Return the position of the list's first element, and the position after its last element.
 
-        Some elements in between may already be deleted because they expired.
+        Some elements in between may already be deleted because they expired. Without a list, the result is (0, 0).
+
+        Args:
+            base: The beginning of all stored keys of the list: key group, state id and encoded key.
         """
         packed = self._shard.read(base + layout.LIST_META)
         return layout.unpack_positions(packed) if packed else (0, 0)

@@ -47,7 +47,7 @@ class DueTimers:
 
 
 class TimerColumns(EntryColumns):
-    """The timers of a shard, for the batch of keys that `begin` was called with.
+    """The timers of a shard, for a batch of keys, which `begin` sets.
 
     In all methods, `owners` holds for each timer the index of its key in the batch. Times are in milliseconds since the
     epoch.
@@ -57,17 +57,32 @@ class TimerColumns(EntryColumns):
         super().__init__(shard, layout.TIMERS_NAME, layout.TIMERS)
 
     def begin(self, key_groups: Groups, keys: pa.Array) -> None:
-        """Begin a batch of keys, which the next calls act on. The arguments are those of `EntryColumns.begin`."""
+        """Begin a batch of keys. The next calls act on these keys, and name a key by its index in the batch.
+
+        Args:
+            key_groups: The key group of each key.
+            keys: The encoded keys, unique, ascending by key group and key.
+        """
         super().begin(key_groups, keys)
         self._apart = self._deleted = False
         self._indexed = True
 
     def register(self, owners: Places, times_ms: Times) -> None:
-        """Register timers. A key has at most one timer for a time: registering a timer again changes nothing."""
+        """Register timers. A key has at most one timer for a time: registering a timer again changes nothing.
+
+        Args:
+            owners: For each timer, the index of its key in the current batch of keys.
+            times_ms: The time of each timer, in milliseconds since the epoch.
+        """
         self._set(owners, times_ms, pa.array([b""], pa.binary()))
 
     def delete(self, owners: Places, times_ms: Times) -> None:
-        """Delete timers. Timers that do not exist are ignored."""
+        """Delete timers. Timers that do not exist are ignored.
+
+        Args:
+            owners: For each timer, the index of its key in the current batch of keys.
+            times_ms: The time of each timer, in milliseconds since the epoch.
+        """
         self._deleted = True
         self._set(owners, times_ms, pa.nulls(1, pa.binary()))
 
@@ -113,16 +128,18 @@ class TimerColumns(EntryColumns):
             yield from self._fired(_together(waiting), fired)
 
     def _fired(self, due: DueTimers, index: Sequence[Span]) -> Iterator[DueTimers]:
-        # Index keys are deleted before the handler runs. The handler may register timers in the same range of times.
+        # The fired timers' keys in the timer index are deleted before the handler runs, partly by range deletions. A
+        # later range deletion would also delete the index keys of timers that the handler registers in the range.
         for span in index:
             self._shard.delete_many(*span)
         self.begin(due.key_groups, due.keys)
         yield due
         owners, deleted = np.repeat(np.arange(len(due.keys)), np.diff(due.offsets)), self._deleted
         self.begin(due.key_groups, due.keys)
-        # Usually the store still holds all fired timers, and the timer index holds no key of them. So the code below
-        # deletes the timers without a read, and leaves the index as it is. But a handler that deleted timers may have
-        # registered some again. Then the timers are read, and the index is updated.
+        # `_set` deletes the fired timers. Their keys in the timer index were deleted before the handler ran. If the
+        # handler deleted no timer, the store still holds all fired timers, so `_set` need not read the store or change
+        # the index. If the handler deleted timers, it may have registered fired timers again, with new keys in the
+        # index. Then `_set` reads the store, and also deletes the index keys (`_indexed` is True).
         self._indexed = deleted
         self._set(owners, due.times_ms, pa.nulls(1, pa.binary()), None if deleted else pa.array([b""], pa.binary()))
 
@@ -150,14 +167,14 @@ class TimerColumns(EntryColumns):
         return due, (found, start, end)
 
     def _set(self, owners: Places, times_ms: Times, new: pa.Array, old: pa.Array | None = None) -> None:
-        """Write or remove timers.
+        """Write timers, or remove timers. The store's entry of a timer is empty bytes.
 
         Args:
-            owners: The index of each timer's key in the batch.
-            times_ms: The time of each timer.
-            new: An array of one element, which holds for all timers: empty bytes to write them, null to remove them.
-            old: An array of one element, which holds for all timers: the entry that the store has, empty bytes or null.
-                None: the store is read.
+            owners: For each timer, the index of its key in the batch.
+            times_ms: The time of each timer, in milliseconds since the epoch.
+            new: An array with a single value for all timers: empty bytes writes all of them, null removes all of them.
+            old: An array with a single value for all timers: empty bytes if the caller knows that the store holds all
+                of them. Then the store is not read. None: the caller does not know, and the store is read.
         """
         self._lay_apart()
         same_owner = owners[1:] == owners[:-1]
