@@ -736,14 +736,14 @@ class GcsStorage:
         return _Stored.of(found)
 
     def _compared(self, google: _Connection, stored: _Stored, handle: Handle, generation: int, doing: str) -> Handle:
-        """Check that the server stored the bytes that this process sent, and return `handle`.
+        """Check that the server stored the expected bytes, and return `handle`.
 
         If the write created a file with other bytes, the file is deleted. If the write replaced a file, the file stays.
 
         Args:
             google: The connection.
             stored: The size and checksum that the server reports after the write, and the new generation.
-            handle: The path of the file, and the size and checksum of the sent bytes.
+            handle: The path of the file, and the size and checksum of the bytes that were sent or copied.
             generation: The generation that the write replaced; 0 if the write created the file.
             doing: The action and the file, in words: the text after "can't" in messages.
 

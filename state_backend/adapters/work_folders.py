@@ -91,7 +91,7 @@ def remove_abandoned(parent: Path, kernel: str, now_s: float) -> None:
 
     Args:
         parent: The parent of all work folders.
-        kernel: The result of `kernel()`: the first 8 hex digits of this host's boot id; `unlocked` if it has none.
+        kernel: The result of `kernel()`: the first 8 hex digits of this host's boot id; `unlocked` without a boot id.
         now_s: The present time by the clock of the file system, in seconds since the epoch.
     """
     left = _MOST_REMOVED
@@ -139,7 +139,7 @@ def is_locked_by(name: str, kernel: str) -> bool:
 
     Args:
         name: The folder's name, `<kernel>-<what>-<random>`.
-        kernel: The result of `kernel()`: the first 8 hex digits of this host's boot id; `unlocked` if it has none.
+        kernel: The result of `kernel()`: the first 8 hex digits of this host's boot id; `unlocked` without a boot id.
     """
     return kernel != _UNLOCKED and name.partition("-")[0] == kernel
 

@@ -5,8 +5,8 @@ the writing shard.
 
 The files hold only entries. The reader computes everything else again: the positions of lists (the numbers of a list's
 first element and of its next appended element), the index of timers, the index of expiry times, counts and digests. The
-reader also computes the key group of each key, although the file records
-it: no lookup would find an entry that is stored under a wrong key group.
+reader also computes the key group of each key, although the file records it: no lookup would find an entry that is
+stored under a wrong key group.
 """
 
 from __future__ import annotations

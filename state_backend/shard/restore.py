@@ -3,8 +3,8 @@
 Source: the plan follows Flink's incremental restore. If one manifest overlaps the range, its files are opened and
 clipped to the range. If several manifests overlap the range, the manifest with the most key groups of the range is
 opened. One store can hold the files of several shards if no SST has keys of another of these shards. `join_files` adds
-the files of other manifests that meet this condition. From the remaining manifests, the entries in the range are written
-to files that the store ingests.
+the files of other manifests that meet this condition. From the remaining manifests, the entries in the range are
+written to files that the store ingests.
 
 Each file's size and checksum are compared with the manifest while the file is fetched, because RocksDB opens a damaged
 SST without an error, and its iterators end early. Segments are replayed last, limited to the range. Each key group's
@@ -88,8 +88,8 @@ def plan_restore(target: KeyGroupRange, manifests: Sequence[ShardManifest]) -> R
     have equally many, `first` is the manifest with fewer key groups outside of `target`.
 
     The plan's `worth_joining` names the other manifests with at least half of their key groups in `target`. Their files
-    may be opened in the same store. Files of a manifest with a smaller part are not opened: the next checkpoint would
-    name them again, so each later restore would download many bytes that it does not need.
+    may be opened in the same store. If a manifest has a smaller part in `target`, its entries are copied instead: the
+    next checkpoint names all opened files again, so each later restore would download many bytes that it does not need.
 
     Args:
         target: The key groups of the shard to restore.
