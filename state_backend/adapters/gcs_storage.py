@@ -391,10 +391,14 @@ class GcsStorage:
         return blob
 
     def _require_bucket(self, google: _Connection, doing: str) -> None:
-        """Raise `UsageError` if the bucket does not exist.
+        """Raise `UsageError` if the bucket does not exist, after the server answered 404.
 
-        The server answers 404 for an absent file and for an absent bucket. Only the absent bucket is an error of the
-        user.
+        The server answers 404 for an absent file and for an absent bucket. This method lists one file to tell the two
+        cases apart. It sends no request if an earlier answer has shown that the bucket exists.
+
+        Args:
+            google: The connection.
+            doing: The action and the file, in words: the text after "can't" in messages.
         """
         if not self._bucket_seen:
             self._page(google, self._root, None, doing, size=1)
@@ -620,7 +624,14 @@ class GcsStorage:
     def _begin(self, google: _Connection, path: str, generation: int, write: _Write, doing: str) -> str:
         """Begin an upload session, and return its URL.
 
-        A session that is never completed leaves no file, and the server forgets it.
+        The server deletes a session that is never completed, and the session leaves no file.
+
+        Args:
+            google: The connection.
+            path: The path of the file to write.
+            generation: The generation that the file must have when the upload is completed; 0 if it must be absent.
+            write: The write, whose uuid the file's metadata gets.
+            doing: The action and the file, in words: the text after "can't" in messages.
         """
 
         def begin(timeout_s: float) -> str:
@@ -691,16 +702,26 @@ class GcsStorage:
         return self._send(doing, push, None if whole is None else write)
 
     def _settled(self, google: _Connection, path: str, generation: int, write: _Write, doing: str) -> _Stored:
-        """Find out if a write took effect, after the server refused its last request because of the file's generation.
+        """Find out if a write took effect, after the server refused the write's last request.
+
+        A request is repeated if its answer is lost. If the first request did write the file, the server refuses the
+        repeat, because the file's generation is no longer `generation`.
+
+        Args:
+            google: The connection.
+            path: The file's path.
+            generation: The generation that the file had to have before the write; 0 if it had to be absent.
+            write: The write. `write.uncertain` is true if an earlier request failed but may have written the file.
+            doing: The action and the file, in words: the text after "can't" in messages.
 
         Returns:
-            The file, if its metadata has the uuid of this write: an earlier request took effect.
+            The file, if `write.uncertain` is true and the file has the write's uuid: an earlier request wrote it.
 
         Raises:
-            AlreadyExists: The file was to be absent, and no earlier request may have taken effect.
-            PreconditionFailed: The file has another generation, and no earlier request may have taken effect.
-            NotFound: The file is absent, and no earlier request may have taken effect.
-            UnknownOutcome: An earlier request may have taken effect, and the file does not have this write's uuid.
+            AlreadyExists: `write.uncertain` is false and `generation` is 0: another process has created the file.
+            PreconditionFailed: `write.uncertain` is false, and the file to replace has another generation.
+            NotFound: `write.uncertain` is false, and the file to replace is absent.
+            UnknownOutcome: `write.uncertain` is true, and the file is absent, lacks the uuid, or can't be read.
         """
         if not write.uncertain:
             if generation == 0:
@@ -715,10 +736,19 @@ class GcsStorage:
         return _Stored.of(found)
 
     def _compared(self, google: _Connection, stored: _Stored, handle: Handle, generation: int, doing: str) -> Handle:
-        """Check that the server stored the sent bytes, and return the handle. Otherwise delete the created file.
+        """Check that the server stored the expected bytes, and return `handle`.
+
+        If the write created a file with other bytes, the file is deleted. If the write replaced a file, the file stays.
+
+        Args:
+            google: The connection.
+            stored: The size and checksum that the server reports after the write, and the new generation.
+            handle: The path of the file, and the size and checksum of the bytes that were sent or copied.
+            generation: The generation that the write replaced; 0 if the write created the file.
+            doing: The action and the file, in words: the text after "can't" in messages.
 
         Raises:
-            StorageUnavailable: The server stored other bytes. The file was deleted.
+            StorageUnavailable: The server stored other bytes in a new file. The file was deleted.
             UnknownOutcome: The server stored other bytes in place of an existing file, or the deletion is uncertain.
         """
         self._bucket_seen = True

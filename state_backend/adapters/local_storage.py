@@ -91,12 +91,13 @@ def os_errors(doing: str, *, may_be_absent: bool = True, advice: Mapping[int, st
         doing: The action and the file, in words: the text after "can't" in messages.
         may_be_absent: A missing file raises `NotFound`. False: it raises `StorageUnavailable`, because the file's
             folder was deleted.
-        advice: The next action for the user, by errno. Other errnos get the advice for a root.
+        advice: The last words of a message, which tell the user what to do, by errno. For other errnos, and with None,
+            the message ends with the advice in `_ADVICE`, which is about the disk that holds the root.
 
     Raises:
         AlreadyExists: The file exists.
         NotFound: The file is missing, and `may_be_absent` is true.
-        BehindLink: A symbolic link stands in the place of a folder (`LinkInPath`).
+        BehindLink: The OSError is `LinkInPath`: a symbolic link stands where Cairn expects a folder or a lock file.
         UsageError: The name is too long.
         PermissionRefused: The system refuses permission, or the file system is read-only.
         StorageUnavailable: Any other error.
@@ -122,7 +123,17 @@ def os_errors(doing: str, *, may_be_absent: bool = True, advice: Mapping[int, st
 
 
 def read_chunks(local: Path, doing: str) -> Iterator[bytes]:
-    """Yield the bytes of a local file in pieces of at most `CHUNK_BYTES`. Raises what `os_errors` raises."""
+    """Yield the bytes of a local file in pieces of at most `CHUNK_BYTES`.
+
+    Args:
+        local: The file's path.
+        doing: The action and the file, in words: the text after "can't" in messages.
+
+    Raises:
+        NotFound: The file is missing.
+        PermissionRefused: The system refuses permission.
+        StorageUnavailable: The disk fails.
+    """
     with os_errors(doing), local.open("rb") as file:
         while chunk := file.read(CHUNK_BYTES):
             yield chunk
@@ -414,10 +425,19 @@ class LocalStorage:
 
     @contextmanager
     def _written(self, path: str, chunks: Iterable[bytes], doing: str) -> Iterator[tuple[int, str, Handle]]:
-        """Yield a synced temp file, and delete it after the block. An OSError in the block is mapped by `os_errors` too.
+        """Write a temp file, sync it, yield it, and delete its temp name after the caller's `with` block.
+
+        In the block, the caller links or renames the temp file to `path`. `os_errors` turns an OSError of the write or
+        of the block into an error of the storage port.
+
+        Args:
+            path: The path of the new file, for the handle.
+            chunks: The bytes of the new file.
+            doing: The action and the file, in words: the text after "can't" in messages.
 
         Yields:
-            The descriptor of the temp file's folder, the temp file's name, and its handle.
+            The descriptor of the folder `.tmp`, the temp file's name in `.tmp`, and the handle: `path`, with the size
+            and checksum of the bytes.
         """
         with os_errors(doing, may_be_absent=False), self._folder(TEMP_FOLDER, make=True) as temps:
             self._remove_leftovers(temps)
@@ -669,7 +689,14 @@ def _new_file(folder: int, name: str) -> BinaryIO:
 
 
 def _link(from_: int, name: str, to: int, new_name: str) -> None:
-    """Make a hard link. It fails if the new name is taken, also by a symbolic link."""
+    """Make a hard link. It fails if the new name is taken, also by a symbolic link.
+
+    Args:
+        from_: The descriptor of the folder that holds the file.
+        name: The file's name in that folder.
+        to: The descriptor of the folder that gets the link.
+        new_name: The link's name in that folder.
+    """
     os.link(name, new_name, src_dir_fd=from_, dst_dir_fd=to, follow_symlinks=False)
 
 

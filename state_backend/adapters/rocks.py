@@ -143,13 +143,17 @@ class Recorder(Protocol):
     """An object that a `RocksStore` calls after each write, such as `ChangeRecorder`."""
 
     def write(self, changes: Sequence[tuple[bytes, bytes | None]]) -> None:
-        """Record puts and deletions (value None) that the store has written."""
+        """Take note of changes that the `RocksStore` has just written.
+
+        Args:
+            changes: The key and value of each put; for each deletion, the key and None.
+        """
 
     def delete_range(self, start: bytes, end: bytes) -> None:
-        """Record that the store has deleted all keys with start <= key < end."""
+        """Take note that the `RocksStore` has just deleted all keys with start <= key < end."""
 
     def close(self) -> None:
-        """Stop recording, because the store closes."""
+        """End this recorder. `RocksStore.close` calls this method, and the recorder then gets no more changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,7 +268,7 @@ class RocksStore:
             self.recorder.write(list(zip(keys, values, strict=True)))
 
     def scan(self, start: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the entries with start <= key < end, ascending. `end` None means the last key of the store.
+        """Yield the entries with start <= key < end, ascending. If `end` is None, yield all entries from `start` on.
 
         Entries are read in chunks. Each chunk shows the store at the time when the chunk is read. No iterator stays
         open between chunks, because an open iterator keeps the store locked after `close`.
@@ -283,13 +287,13 @@ class RocksStore:
 
         Args:
             start: The smallest key to read.
-            end: The end of the range (exclusive); None for the last key of the store.
+            end: The key before which the range ends; None: the range includes the store's last key.
             rows: The most entries to read.
             most_bytes: No entry is read after keys and values have this many bytes.
 
         Returns:
-            The keys, their values, and whether no entry of the range follows. Two lists take half the time of a list of
-            pairs.
+            The keys, their values, and True if no further entry of the range follows. Two lists take half the time of a
+            list of pairs.
         """
         keys: list[bytes] = []
         values: list[bytes] = []
@@ -442,7 +446,7 @@ class RocksStore:
         Args:
             destination: The other store.
             start: The smallest key to copy.
-            end: The end of the range (exclusive); None for the last key of the store.
+            end: The key before which the copy ends; None: the copy ends with the store's last key, which is copied too.
         """
         read = rocksdict.ReadOptions()
         if end is not None:

@@ -83,11 +83,15 @@ def _work_folder(what: str) -> Iterator[Path]:
 
 
 def remove_abandoned(parent: Path, kernel: str, now_s: float) -> None:
-    """Remove up to 16 abandoned folders; check at most 1,024.
+    """Delete up to 16 work folders of this user whose tasks were killed; check at most 1,024 folders.
+
+    A folder whose name begins with this host's boot id is deleted if no live task holds its lock. A folder of another
+    boot id, or of a disk without locks, is deleted if no file was created or deleted in it for seven days. If its lock
+    is visible and held, the folder stays.
 
     Args:
         parent: The parent of all work folders.
-        kernel: The running kernel, from `kernel()`.
+        kernel: The result of `kernel()`: the first 8 hex digits of this host's boot id; `unlocked` without a boot id.
         now_s: The present time by the clock of the file system, in seconds since the epoch.
     """
     left = _MOST_REMOVED
@@ -127,11 +131,15 @@ def _remove_if_abandoned(above: int, name: str, kernel: str, now_s: float) -> bo
 
 
 def is_locked_by(name: str, kernel: str) -> bool:
-    """Return True if this process can see the lock that a live task holds on a work folder.
+    """Return True if a live task would hold a lock on this work folder that this process could see.
+
+    Only names are compared; the lock itself is not checked. Processes under one running kernel see each other's locks,
+    and the name of a work folder begins with the boot id of its task's kernel. Locks of another host may be invisible.
+    So if this function returns False, `remove_abandoned` deletes the folder only after seven days without change.
 
     Args:
-        name: The folder's name.
-        kernel: The running kernel, from `kernel()`.
+        name: The folder's name, `<kernel>-<what>-<random>`.
+        kernel: The result of `kernel()`: the first 8 hex digits of this host's boot id; `unlocked` without a boot id.
     """
     return kernel != _UNLOCKED and name.partition("-")[0] == kernel
 

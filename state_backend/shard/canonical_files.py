@@ -3,9 +3,10 @@
 A savepoint writes the files, and a restore of the savepoint reads them. The reading shard may have other key groups than
 the writing shard.
 
-The files hold only entries. The reader computes everything else again: positions of lists, the index of timers, the
-index of expiry times, counts and digests. The reader also computes the key group of each key, although the file records
-it: no lookup would find an entry that is stored under a wrong key group.
+The files hold only entries. The reader computes everything else again: the positions of lists (the numbers of a list's
+first element and of its next appended element), the index of timers, the index of expiry times, counts and digests. The
+reader also computes the key group of each key, although the file records it: no lookup would find an entry that is
+stored under a wrong key group.
 """
 
 from __future__ import annotations
@@ -177,8 +178,10 @@ def read_canonical(
 class EntryWriter:
     """Writer of entries into an empty store, limited to the key groups that the store owns.
 
-    It also writes the positions of lists, the index of timers and the index of expiry times, and counts entries and
-    digests. Positions need all elements of a list at once, or in ascending order over several calls.
+    For each list, the writer also stores the positions: the number of the list's first element, and the number that the
+    next appended element will get. It also writes the index of timers and the index of expiry times, counts the
+    entries, and computes the digests. The caller must pass the elements of a list in ascending order, in one call or in
+    several calls that follow each other: the positions are computed from the element that comes first.
     """
 
     def __init__(

@@ -78,7 +78,7 @@ def plan_changelog(
         base: The manifest that the segment would be added to.
         content_bytes: Bytes of keys and values of the changes, together with those of an inline segment that the new
             segment absorbs. None: more than `changelog_limit`.
-        options: The thresholds.
+        options: The thresholds for the shard's segments: number, bytes, and share of the state's bytes.
         most_bytes: The most bytes of the shard's files and segments together; at least 256 KiB are allowed. Above it
             files are written, because consolidation can remove obsolete bytes from files only. None: no limit.
     """
@@ -121,17 +121,19 @@ class ShardChangelog:
         base_ref: ShardRef | None = None,
         parallelism: int = 1,
     ) -> None:
-        """Begin to record every write to the store.
+        """Begin to collect every write to the store, for the segment of this interval.
 
-        The record begins with the changes of the base's last segment, if that segment is inline.
+        The base's last segment may be inline: its bytes lie in the manifest, not in a file of their own. Then its
+        changes are collected first, and the new segment replaces it.
 
         Args:
-            store: The open store of the shard. Every later write to it is recorded.
+            store: The open store of the shard. Every later write to it is collected.
             base: The manifest that the shard was restored from. `append` adds a segment to it.
             folder: A local folder for the segment, which must not exist.
-            options: The thresholds.
-            base_ref: The ref of this shard in the base's record; None if the interval starts from empty state.
-            parallelism: The number of shards that share the room for inline segments in a record.
+            options: The thresholds above which the checkpoint uploads SSTs instead of a segment.
+            base_ref: The ref of this shard in the base's record. None if the interval starts from empty state, or if
+                the base has another parallelism.
+            parallelism: The number of shards. Each gets an equal share of a record's room for inline segments.
         """
         folder.mkdir()
         # If the base's manifest is a file, the next record can refer to this file again.
@@ -150,7 +152,15 @@ class ShardChangelog:
         store.recorder = self._changes
 
     def fits(self, most_bytes: int | None = None) -> bool:
-        """Return True if the changes so far can become a segment, by the rule of `plan_changelog`."""
+        """Return True if the recorded changes can become a segment, and False if the checkpoint must upload SSTs.
+
+        The answer is False if the shard's segments would exceed a threshold of `ChangelogOptions`, or if files and
+        segments together would exceed `most_bytes`.
+
+        Args:
+            most_bytes: The most bytes of the shard's files and segments together, the result of
+                `consolidation.most_bytes`. None: no limit.
+        """
         return plan_changelog(self._base, self._changes.content_bytes(), self._options, most_bytes=most_bytes)
 
     def append(

@@ -8,12 +8,14 @@ A hit is a hard link into the shard's folder: RocksDB deletes its SSTs, but neve
 user on the host share the cache, without a lock. Every failure of the cache counts as a miss, which costs a download:
 1. A file is verified before it is added. Then its modification time is set to a value computed from its name. A process
    that writes to the file through any link changes this time. A file with a wrong size or time is a miss and is
-   removed. RocksDB's block checksums detect damage by the disk itself; the reader then calls `forget`.
+   removed. Damage by the disk itself changes neither. RocksDB detects this damage by its block checksums, and
+   `damage_of_copies` then removes the file from the cache.
 2. Removal of an entry does not affect processes that have linked the file. Two processes that remove or add the same
    entry at once end with the same result.
 3. When the cache is too large, the least recently used files are removed, by access time. Every hit sets the access
-   time. To learn the cache's size, all its files are listed, which takes time. So only some additions do this, selected
-   by the added file's checksum: on average one each time that 1/16 of `limit_bytes` was added, and one in 256 files.
+   time. To learn the cache's size, all its files are listed, which takes time. So only some additions list the files:
+   on average once for each 1/16 of `limit_bytes` that is added, and once for every 256 added files. The checksum of the
+   added file serves as the random number that selects these additions.
 4. If the shard's folder is on another file system, files are copied instead of linked, and each copy is verified.
 """
 
@@ -44,8 +46,10 @@ _CHUNK_BYTES = 1 << 20
 _NAME = re.compile(r"[0-9a-f]{40}-([0-9a-f]{8})")
 _MOST_FILES = 16_384
 _LEFTOVER_MIN_AGE_S = 3600.0
-# The modification times of cached files begin here, in September 2001. They are whole even seconds, because every file
-# system can store these. A file that any process has written to is newer.
+# The earliest modification time of a cached file, in seconds since the epoch: September 2001. `FileCache.keep` sets
+# each file's modification time to a value between 2001 and 2018 that is computed from the file's name. A process that
+# writes to the file changes this time, so `FileCache.link` recognises the changed file and removes it. The values are
+# whole even seconds, because every file system can store these.
 _SEALED_FROM_S = 1_000_000_000
 _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.EACCES)
 
@@ -66,7 +70,7 @@ class FileCache:
         """Link a cached file to `destination`, and return True. If the cache can't deliver the file, return False.
 
         Args:
-            url: The URL of the root that the handle belongs to.
+            url: The URL of the storage that has the file (`Storage.url`).
             handle: The path, size and checksum of the file.
             destination: The local path of the link, which must not exist.
         """
@@ -103,6 +107,12 @@ class FileCache:
         The local files may still be read, but nothing may write to them afterwards, because they are links to the
         cache's files. An `OSError`, such as a full disk or a folder of another user, ends the call: the remaining files
         are not cached.
+
+        Args:
+            url: The URL of the storage that has the files (`Storage.url`). Cached files of different storages get
+                different names.
+            files: For each file its handle, which has the path in the storage, the size and the checksum; and the path
+                of the local file.
         """
         with suppress(OSError):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -117,9 +127,13 @@ class FileCache:
                     self._evict(folder)
 
     def forget(self, url: str, handles: Iterable[Handle]) -> int:
-        """Remove files that were found to be damaged, and return how many were removed.
+        """Remove damaged files from the cache, and return how many were removed.
 
         Later restores download the files again.
+
+        Args:
+            url: The URL of the storage that the files were downloaded from or uploaded to (`Storage.url`).
+            handles: The path in the storage, size and checksum of each file.
         """
         forgotten = 0
         with suppress(OSError), self._opened() as folder:
@@ -158,6 +172,9 @@ class FileCache:
 
         The limit in bytes is `limit_bytes`, or half of the disk space that the cache and the free space have together,
         if this is less: work folders need the other half.
+
+        Args:
+            folder: The descriptor of the cache's folder.
         """
         entries = []
         now_s = touched_s(folder)
@@ -212,6 +229,11 @@ def damage_of_copies(cache: FileCache | None, url: str, manifests: Iterable[Shar
 
     A file may be damaged in this host's cache only. So this function removes the cached files of the manifests. The
     caller's next try downloads the files from the storage, and fails only if the storage's files are damaged too.
+
+    Args:
+        cache: The host's cache; None: the host has no cache, so `CorruptFile` is raised unchanged.
+        url: The URL of the storage that has the files (`Storage.url`).
+        manifests: The manifests whose files the block reads.
 
     Raises:
         DamagedCopy: The block raised `CorruptFile`, and the cache had files of these manifests.

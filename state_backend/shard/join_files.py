@@ -28,15 +28,23 @@ _MOST_RUNS = RUNS_WITHIN_INTERVAL - 4
 def join_manifests(
     first: ShardManifest, others: Sequence[ShardManifest]
 ) -> tuple[ShardManifest, tuple[ShardManifest, ...]]:
-    """Join the files and segments of `first` and of each of the `others` whose files can be in the same store.
+    """Return one manifest with the files of `first` and of those `others` whose files can be in the same store.
 
-    Three conditions decide. Each of the other shard's SSTs stays within that shard's key groups. No SST that is in the
-    joint store already has a key in these key groups. The joint store has at most `_MOST_RUNS` files in level 0. If a
-    MANIFEST can't be parsed, no shard is joined.
+    A restore opens the files of the joint manifest as one store. Each of the `others` is joined if three conditions
+    hold. Each of the other shard's SSTs stays within that shard's key groups. No SST that is in the joint store already
+    has a key in these key groups. The joint store has at most `_MOST_RUNS` files in level 0. If a MANIFEST can't be
+    parsed, no shard is joined.
+
+    Args:
+        first: The manifest that all others are joined to.
+        others: Manifests of other shards of the same checkpoint.
 
     Returns:
-        The joint manifest, with `key_groups` and `key_group_states` of `first`, and those of `others` that were joined,
-        in the order of their segments. If no other shard can be joined, `first` and an empty tuple.
+        First, the joint manifest. It has the files and segments of all joined shards. Only its files and segments are
+        joint: all other fields, such as `key_groups`, are those of `first`.
+        Second, the manifests out of `others` that were joined. In the joint manifest, the segments of `first` come
+        first, and then the segments of these manifests in the same order.
+        If no shard can be joined, the result is `first` and an empty tuple.
     """
     joined: list[tuple[ShardManifest, Store]] = []
     try:

@@ -106,7 +106,8 @@ def _manifest_in(where: InSegment, handle: Handle, storage: Storage) -> ShardMan
     manifest's offset on are read.
 
     Args:
-        where: The manifest's offset in the file, and the numbers that the file's segment has in the manifest.
+        where: The manifest's offset in the file; and the segment's number of changes and its bytes of keys and values,
+            which the returned manifest lists with the segment.
         handle: The path, size and checksum of the segment's file.
         storage: The storage of the file.
 
@@ -131,15 +132,19 @@ def changed(manifest: ShardManifest, changes: ShardChanges) -> ShardManifest:
 
 
 def changes_since(earlier: ShardChanges | None, base: ShardManifest, now: ShardManifest) -> ShardChanges | None:
-    """Return the difference between the manifest in a file and the manifest `now`.
+    """Return the changes that a new record must list so that it can name an old manifest file of the shard again.
+
+    The base's record names a manifest file, and lists the changes since that file was written (`earlier`). This
+    function adds the changes from `base` to `now` to these changes.
 
     Args:
-        earlier: The changes that lead from the manifest in the file to `base`; None if the file holds `base` itself.
-        base: The manifest of the base.
-        now: The new manifest.
+        earlier: The changes from the manifest in the file to `base`; None if the file holds `base` itself.
+        base: The shard's manifest in the base.
+        now: The shard's new manifest.
 
     Returns:
-        The changes; None if other fields than segments and key-group states differ between `base` and `now`.
+        The changes from the manifest in the file to `now`. None if more than segments and key-group states differs
+        between `base` and `now`, for instance the SSTs: then no list of changes can express the difference.
     """
     if replace(now, segments=base.segments, key_group_states=base.key_group_states) != base:
         return None
@@ -156,7 +161,8 @@ def changes_since(earlier: ShardChanges | None, base: ShardManifest, now: ShardM
 def plan_ref(manifest: ShardManifest, kept: FiledShard | None, parallelism: int) -> ShardRef | None:
     """Return a ref that needs no new file, or None if the manifest must be written as a file.
 
-    A ref without a new file must fit the shard's equal part of the 40 KiB that a record has for manifests. The part depends on `parallelism` alone, so a worker and the driver come to the same result.
+    A ref without a new file must fit the shard's equal part of the 40 KiB that a record has for manifests. The part
+    depends on `parallelism` alone, so a worker and the driver come to the same result.
 
     Args:
         manifest: The shard's manifest.
@@ -177,11 +183,13 @@ def plan_ref(manifest: ShardManifest, kept: FiledShard | None, parallelism: int)
 
 
 def changes_bytes(ref: FiledShard, manifest: ShardManifest) -> int:
-    """Estimate the bytes that the changes in a ref take in a record; 0 without changes.
+    """Estimate the bytes that `ref.changes` takes in a record; 0 if it is None.
 
     Args:
-        ref: The ref.
-        manifest: The shard's manifest, for the fields that all manifests have.
+        ref: A ref to the shard's manifest file. Its `changes` lists how the shard's manifest differs from the file:
+            segments and key-group states.
+        manifest: The shard's manifest. The estimate is its encoded size with the segments and key-group states of the
+            ref, and without files.
     """
     if ref.changes is None:
         return 0

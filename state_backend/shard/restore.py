@@ -1,13 +1,14 @@
 """Restore: open one shard of any key-group range from the manifests of a checkpoint.
 
 Source: the plan follows Flink's incremental restore. If one manifest overlaps the range, its files are opened and
-clipped to the range. If several overlap, the best one is opened, together with the files of all others that can be in
-the same store (`join_files`). From the remaining manifests, the entries in the range are written to files that the
-store ingests.
+clipped to the range. If several manifests overlap the range, the manifest with the most key groups of the range is
+opened. One store can hold the files of several shards if no SST has keys of another of these shards. `join_files` adds
+the files of other manifests that meet this condition. From the remaining manifests, the entries in the range are
+written to files that the store ingests.
 
-Every file is verified against its handle while it is fetched, because RocksDB opens a damaged SST without an error, and
-its iterators end early. Segments are replayed last, limited to the range. Each key group's segments come from the
-manifest that held the key group.
+Each file's size and checksum are compared with the manifest while the file is fetched, because RocksDB opens a damaged
+SST without an error, and its iterators end early. Segments are replayed last, limited to the range. Each key group's
+segments come from the manifest that held the key group.
 """
 
 from __future__ import annotations
@@ -83,9 +84,16 @@ class RestoredShard:
 def plan_restore(target: KeyGroupRange, manifests: Sequence[ShardManifest]) -> RestorePlan:
     """Plan which manifests a shard is restored from, and how.
 
-    `first` is the manifest with the most key groups of the range. Among equals it is the one with the largest share of
-    its own key groups in the range. Another manifest is worth joining if at least half of its key groups are in the
-    range: the next checkpoint shares all opened files, and each later restore downloads them.
+    The plan's `first`, whose files are opened, is the manifest with the most key groups of `target`. If two manifests
+    have equally many, `first` is the manifest with fewer key groups outside of `target`.
+
+    The plan's `worth_joining` names the other manifests with at least half of their key groups in `target`. Their files
+    may be opened in the same store. If a manifest has a smaller part in `target`, its entries are copied instead: the
+    next checkpoint names all opened files again, so each later restore would download many bytes that it does not need.
+
+    Args:
+        target: The key groups of the shard to restore.
+        manifests: The manifests of all shards of a checkpoint.
     """
     overlapping = [(m, i) for m in manifests if (i := m.key_groups.intersect(target)) is not None]
     if not overlapping:
@@ -224,8 +232,8 @@ def _replay(
         directory: The folder with the segments' files.
         store: The open store.
         target: The key groups of the shard.
-        replayed: The number of segments in the folder that come before those of this manifest, because they belong to
-            other shards.
+        replayed: The number of this manifest's first segment in the folder, where files are named `segment-<number>`.
+            If the files of several shards were joined in one folder, the segments of earlier manifests come before.
 
     Raises:
         CorruptFile: A segment is damaged, or has another number of changes than its manifest records.

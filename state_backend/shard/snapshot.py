@@ -62,9 +62,9 @@ class Snapshot:
         uploaded_bytes: Bytes of these files and of new inline files.
         in_segment: The position of the manifest in the file of the last segment; None if the manifest is not stored
             there.
-        changes: What differs from the file that holds an earlier manifest of this shard, so that the record can name
-            the file and these changes. None if the base's record names no such file, or if more differs than segments
-            and key-group states.
+        changes: The difference between `manifest` and an older manifest of the shard, whose file the base's record
+            names. With these changes, the new record can name the same file again. None if the base's record names no
+            manifest file. Also None if an SST or another field than segments and key-group states has changed.
     """
 
     manifest: ShardManifest

@@ -32,7 +32,9 @@ def copy_all(
 ) -> list[Handle]:
     """Copy (handle, new path) pairs from another storage, and return the new handles in the order of the pairs.
 
-    Failures are handled as in `upload_all`.
+    At the first failure no further copy starts, and running copies are awaited. Then the files that this call created
+    in `destination` are deleted, and the first error is raised unchanged. If the outcome of any copy is unknown, no
+    file is deleted.
     """
     return _create_all(destination, lambda at: destination.copy_from(source, *files[at]), len(files), parallelism)
 
