@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import json
-import os
 import re
 import shlex
 import time
@@ -19,8 +18,8 @@ from typer.testing import CliRunner
 
 from cairn.command.cli import app
 from cairn_ui.find_pipelines import PipelineRef
+from cairn_ui.read_logs import Reader
 from state_backend.adapters.local_storage import LocalStorage
-from state_backend.formats import paths
 from tests.support.shown_airflow import HOSTILE, write_docs
 from tests.support.shown_pipelines import eventful, run_id, steady
 
@@ -325,16 +324,20 @@ def test_a_root_is_read_as_the_connection_of_its_dag(tmp_path: Path, monkeypatch
         open_folder(replace(ref, gcp_conn_id="broken"))
 
 
-def test_the_age_on_the_list_is_that_of_the_checkpoint_beside_it(tmp_path: Path) -> None:
+def test_the_age_on_the_list_is_that_of_the_checkpoint_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Checkpoint 14 is newer and quarantined. The row shows checkpoint 13, so its age must be that of checkpoint 13 too."""
     from starlette.testclient import TestClient
 
     from tests.support.shown_app import shown_app
 
-    storage = LocalStorage(tmp_path / "rides")
+    storage, now = LocalStorage(tmp_path / "rides"), time.time()
     eventful(storage)
-    committed = time.time() - 3 * 86_400 - 7_300
-    os.utime(tmp_path / "rides" / paths.record(13), (committed, committed))
+    ages_s = {13: 3 * 86_400 + 7_300, 14: 60}
+    monkeypatch.setattr(
+        Reader, "written", lambda self, ref, log, ids: {n: round((now - ages_s[n]) * 1000) for n in ids}
+    )
     with shown_app({"rides": storage}, [ref_of("rides", tmp_path)], refused={}) as shown:
         said = text(TestClient(shown, cookies={"_token": "admin"}).get(f"{BASE}/").text)
     assert re.search(r"\b13 .*\b3 d 2 h\b", said), said
