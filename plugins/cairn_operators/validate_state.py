@@ -127,7 +127,9 @@ class ValidateStateOperator(DriverOperator):
         """Return the error message for a refused target: findings, affected published output, and what to do."""
         findings = "\n".join(f"- {finding}" for finding in result["findings"])
         what = self._target()
-        head = f"validation refused {what}: {len(result['findings'])} finding(s)\n{findings}\nData Docs: {self.docs_page}\n"
+        head = f"validation refused {what}: {len(result['findings'])} finding(s)\n{findings}\n"
+        if self.docs_page:
+            head += f"Data Docs: {self.docs_page}\n"
         if self.attempt is not None:
             return (
                 f"{head}The attempt is neither committed nor published. Remove the cause. Then clear this run's process task with "
@@ -142,10 +144,11 @@ class ValidateStateOperator(DriverOperator):
         text = (
             f"{head}The checkpoint is quarantined: no interval starts from it. Published output that depends on it:\n"
             f"{published or '- none'}\nRemove the cause. Then clear the process tasks of this run and of later runs with "
-            "downstream, or run these intervals again:"
+            "downstream"
         )
-        again = result.get("rerun")
-        return with_command(text, self.dag_of_pipeline, Rerun.from_json(again) if again else None)
+        if not (again := result.get("rerun")):
+            return f"{text}."
+        return with_command(f"{text}, or run these intervals again:", self.dag_of_pipeline, Rerun.from_json(again))
 
 
 def _is_due(context: Any, every: timedelta) -> bool:

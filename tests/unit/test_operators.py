@@ -659,6 +659,12 @@ def test_a_refused_attempt_and_a_refused_checkpoint_say_what_to_do(fake: Callabl
         AirflowFailException, match=r"(?s)- \[a, b\) \(checkpoint 5\)\nRemove the cause.*\ncairn backfill "
     ):
         run(validate())
+    fake('ok {"success": false, "findings": ["f"], "docs": null, "published": [], "rerun": null}')
+    with pytest.raises(AirflowFailException) as nothing_published:
+        run(validate())
+    assert str(nothing_published.value).endswith(
+        "- none\nRemove the cause. Then clear the process tasks of this run and of later runs with downstream."
+    ) and "Data Docs" not in str(nothing_published.value)
     with pytest.raises(AirflowFailException, match="validation refused savepoint file:///s"):
         run(ValidateStateOperator(task_id="v", pipeline="m:P", root="r", savepoint="file:///s"))
     with pytest.raises(ValueError, match="one of checkpoint, attempt and savepoint"):
