@@ -41,9 +41,10 @@ class KeyedRows:
     """Rows of many keys.
 
     Attributes:
-        rows: The rows of all keys that the caller passed (the chosen keys), key after key.
-        offsets: Positions in `rows` as int64, one more than there are chosen keys. The i-th chosen key has the rows
-            `offsets[i] .. offsets[i+1]-1`.
+        rows: The rows of all keys that the caller passed to the method of the state (None: all keys of the batch), key
+            after key.
+        offsets: Positions in `rows` as int64. The i-th key that the caller passed has the rows
+            `offsets[i] .. offsets[i+1]-1`. So there is one more offset than keys that the caller passed.
     """
 
     rows: pa.Table
@@ -62,13 +63,16 @@ class KeyedRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyedEntries:
-    """Map entries of many keys.
+    """Entries of the maps of many keys, as `ArrowMapState.iterator` returns them.
+
+    Each key of the batch has a map with entries. The entries are in the order of the keys that the caller passed to
+    `iterator`. A caller that passed None gets the entries of all keys of the batch.
 
     Attributes:
-        keys: The user keys of all entries, one row for each entry.
-        values: The values of all entries, one row for each entry. A chosen key is a key that the caller passed.
-        offsets: Positions in `keys` and `values` as int64, one more than there are chosen keys. The i-th chosen key has
-            the entries `offsets[i] .. offsets[i+1]-1`.
+        keys: The key inside the map, one row for each entry. PySpark calls it the user key.
+        values: The value inside the map, one row for each entry.
+        offsets: Positions in `keys` and `values` as int64. The map of the i-th key that the caller passed has the
+            entries `offsets[i] .. offsets[i+1]-1`. So there is one more offset than keys that the caller passed.
     """
 
     keys: pa.Table
