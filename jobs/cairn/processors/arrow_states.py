@@ -194,7 +194,7 @@ class ArrowListState(_OfBatch):
 class ArrowMapState(_OfBatch):
     """A map for each key, like PySpark's `MapState`.
 
-    User keys and values are tables with the columns of the declared schemas. Columns are matched by name. Row i of
+    Keys inside a map (user keys) and values are tables with the columns of the declared schemas. Columns are matched by name. Row i of
     `keys`, of `user_keys` and of `values` describes the same entry.
     """
 
@@ -220,7 +220,7 @@ class ArrowMapState(_OfBatch):
 
         Args:
             keys: The position of each entry's key in `batch.keys`.
-            user_keys: The user key of each entry.
+            user_keys: The key of each entry inside its map.
             values: The new value of each entry.
         """
         self._columns.update(self._of_rows(keys, user_keys, values), self._by_position(user_keys), values)

@@ -66,7 +66,7 @@ class Arrangement:
         A tick in the first batch is yielded before other batches are read.
 
         Args:
-            batches: The routed batches of the shard, in any order.
+            batches: The shard's batches as `routing.route` places them, in any order.
             spill: A function that makes a local folder for sorted runs. It is called only if the rows exceed
                 `most_bytes`.
             most_bytes: The most bytes of rows in memory before a run is written to disk.

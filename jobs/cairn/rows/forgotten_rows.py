@@ -16,9 +16,12 @@ from state_backend.values.records import ForgottenKey
 
 
 class ForgottenRows:
-    """Filter that removes forgotten keys from batches of routed rows.
+    """Filter that removes the rows of forgotten keys from the batches that a shard's job reads.
 
-    `max_parallelism` is the number of key groups by which the rows are routed.
+    Args:
+        keys: The forgotten keys whose rows must not reach the processor. Each is known only by its hash.
+        key_schema: The schema of the key columns.
+        max_parallelism: The number of key groups of the interval, from which the rows' column `__key_group` follows.
     """
 
     def __init__(self, keys: Sequence[ForgottenKey], key_schema: StructType, max_parallelism: int) -> None:

@@ -85,7 +85,7 @@ def check_order_by(order_by: Sequence[str], schema: StructType) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """Rows of an interval before they are routed.
+    """Rows of an interval, before `route` or `route_in_order` places them in shards.
 
     Attributes:
         rows: The input rows.

@@ -329,7 +329,7 @@ def operation_tag(shared_as: str, root: str, task: str) -> str:
         shared_as: The name that the task's driver gives to `connect`, such as "aircraft/process".
         root: The URL of the root. Several deployments, each with its own root, may share a server and have tasks of the
             same name.
-        task: The name of the task.
+        task: A text that identifies the task, the same in every try.
     """
     return f"cairn-{shared_as}-{uuid.uuid5(uuid.NAMESPACE_URL, f'cairn:{root}:{task}')}".replace(",", "_")
 
