@@ -189,8 +189,8 @@ def land_flights(env: dict[str, str]) -> None:
 def prepare(client: AirflowClient, last_day: datetime) -> None:
     """Cancel the active backfills of the DAG, and fail the unfinished runs of the demo's days.
 
-    An earlier demo may have left them in Airflow's database. Airflow creates a backfill only if no other backfill of the
-    DAG is active. It notices the end of a backfill up to 30 s late.
+    An earlier demo may have left them in Airflow's database. Airflow creates a backfill only if no other backfill of
+    the DAG is active. It notices the end of a backfill up to 30 s late.
 
     Args:
         client: The client of Airflow's REST API.

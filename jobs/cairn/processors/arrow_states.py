@@ -194,8 +194,8 @@ class ArrowListState(_OfBatch):
 class ArrowMapState(_OfBatch):
     """A map for each key, like PySpark's `MapState`.
 
-    Keys inside a map (user keys) and values are tables with the columns of the declared schemas. Columns are matched by name. Row i of
-    `keys`, of `user_keys` and of `values` describes the same entry.
+    Keys inside a map (user keys) and values are tables with the columns of the declared schemas. Columns are matched by
+    name. Row i of `keys`, of `user_keys` and of `values` describes the same entry.
     """
 
     _columns: MapColumns

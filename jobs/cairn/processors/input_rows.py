@@ -33,8 +33,9 @@ KeyValues = Callable[[pa.Array], Sequence[Any]]
 
 
 class KeyedInput:
-    """Iterator over the keys of a shard: `(kind, key group, key, encoded key, items)`, in the order of group, key, kind.
+    """Iterator over the keys of a shard: it yields `(kind, key group, key, encoded key, items)`.
 
+    The order is ascending by key group, then by key, then by kind.
     `kind` is `INITIAL` for rows of the initial state, or `INPUT` for input rows. A key with rows of both kinds comes
     twice. `items` yields the rows of this key and kind: PySpark rows, or DataFrames for the pandas API.
 

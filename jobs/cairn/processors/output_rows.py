@@ -85,8 +85,8 @@ class OutputRows:
             raise ProcessorError(_unknown_fields(fields, self._names))
         if plain:
             return tuple(without_rows(fields.get(name), others) for name in self._names)
-        # `asDict` of a user's subclass of Row may return one list for several rows, and the processor may change the list
-        # later. So the row is added to `others`. Then `add` marks the row, and `settle` copies its cells.
+        # `asDict` of a user's subclass of Row may return one list for several rows, and the processor may change the
+        # list later. So the row is added to `others`. Then `add` marks the row, and `settle` copies its cells.
         others.append(row)
         return tuple(fields.get(name) for name in self._names)
 

@@ -84,8 +84,8 @@ class Arrangement:
         given = len(ticks)
         yield from map(self._laid_out, ticks[:given])
         yield from map(self._laid_out, chain(head, sorted_rows))
-        # Each shard has exactly one tick. Other ticks in the partition belong to other shards, whose rows Spark has then
-        # placed here too. They are yielded, because the shard's job counts the ticks and raises an error for two.
+        # Each shard has exactly one tick. Other ticks in the partition belong to other shards, whose rows Spark has
+        # then placed here too. They are yielded, because the shard's job counts the ticks and raises an error for two.
         yield from map(self._laid_out, ticks[given:])
 
     def _without_ticks(

@@ -28,8 +28,8 @@ class ForgottenRows:
         self._keys = keys
         self._encoder = KeyColumns(key_schema)
         self._names = key_columns(len(key_schema.fields))
-        # `without` hashes only the keys in key groups of forgotten keys. After the restore of a savepoint, the number of
-        # key groups may differ from the number when a key was forgotten. Then `without` hashes the key of every row.
+        # `without` hashes only the keys in key groups of forgotten keys. After the restore of a savepoint, the number
+        # of key groups may differ from the number when a key was forgotten. Then `without` hashes the key of every row.
         same = all(key.max_parallelism == max_parallelism for key in keys)
         self._groups = np.array([key.key_group for key in keys]) if same else None
 

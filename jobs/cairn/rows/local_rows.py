@@ -161,7 +161,7 @@ def _gathered(places: Sequence[_Place], columns: Mapping[int, pa.Array]) -> pa.A
     """Collect one column of the sorted rows from the columns of the input and of the initial state.
 
     Args:
-        places: The sorted rows. Each names its kind (tick, initial state or input) and its position in this kind's rows.
+        places: The sorted rows. Each has its kind (tick, initial state or input) and its position in this kind's rows.
         columns: By kind, the column with the values of the kind's rows. A row of another kind, such as a tick, gets
             null.
     """

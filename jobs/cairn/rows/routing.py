@@ -22,8 +22,8 @@ Only ticks have a value in `__part`: bytes that the driver sends to the job of t
 of its partition. Each shard has a tick for two reasons. A shard without input must run too, because its timers may be
 due. And Spark's adaptive execution must neither drop nor merge the shard's partition.
 
-A job gets the rows sorted by key group, key, kind, `order_by` and then by every other column (`row_order`). So the order
-within a key is total and depends on neither file splits nor shuffle order.
+A job gets the rows sorted by key group, key, kind, `order_by` and then by every other column (`row_order`). So the
+order within a key is total and depends on neither file splits nor shuffle order.
 
 Spark treats some different keys as equal, such as 0.0 and -0.0. The columns `__key_0`, … hold 0.0 for both, because the
 stored key must not depend on which row comes first.
@@ -187,7 +187,7 @@ _BYTES = {"__input": "__input_bytes", "__initial": "__initial_bytes"}
 
 
 def key_columns(count: int) -> list[str]:
-    """Return `__key_0`, `__key_1` and so on: the names of `count` key columns in the rows that the shards' jobs read."""
+    """Return `__key_0`, `__key_1`, …: the names of `count` key columns in the rows that the shards' jobs read."""
     return [f"__key_{i}" for i in range(count)]
 
 

@@ -224,8 +224,8 @@ def _passes_of_bytes(column: pa.Array) -> Iterator[_Pass]:
 
     def rest(rows: Positions) -> npt.NDArray[Any]:
         found = sizes[rows]
-        # The passes before this one compared the first 16 bytes of these values. If no value is longer, the size decides:
-        # values with the same first bytes and the same size are equal.
+        # The passes before this one compared the first 16 bytes of these values. If no value is longer, the size
+        # decides: values with the same first bytes and the same size are equal.
         if found.max() <= _PIECES * _PIECE_BYTES:
             return found
         ranks: npt.NDArray[Any] = pc.rank(column.take(pa.array(rows)), tiebreaker="dense").to_numpy()
@@ -359,8 +359,8 @@ def _merged(written: Sequence[_Written], columns_of: SortColumns, most_bytes: in
     """
     with ExitStack() as stack:
         runs = [_Run(stack.enter_context(pa.OSFile(str(run.path)))) for run in written]
-        # Rows that are read ahead take only a quarter of `most_bytes`, divided among the runs. The rest is for the copies
-        # that `_first_of` makes: it joins the rows of all runs into one batch, and copies them again in sorted order.
+        # Rows that are read ahead take only a quarter of `most_bytes`, divided among the runs. The rest is for the
+        # copies that `_first_of` makes: first all rows in one batch, then the rows in sorted order.
         ahead_bytes = max(1, most_bytes // (4 * len(runs)))
         while True:
             for run in runs:

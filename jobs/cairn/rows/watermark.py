@@ -90,8 +90,8 @@ class EventTime:
 def event_time_of(column: str, delay_ms: int, rule: Rule, base: LogicalTime | None) -> EventTime:
     """Return the event-time settings of one interval.
 
-    With "observed", a checkpoint records two watermarks: one for timers, and an older one that decides which rows of the
-    next interval are late. A checkpoint of an older release recorded only the watermark for timers. After such a base,
+    With "observed", a checkpoint records two watermarks: one for timers, and an older one that decides which rows of
+    the next interval are late. A checkpoint of an older release recorded only the watermark for timers. After it,
     rows up to this watermark are late, because they could open a window again that a timer has closed.
 
     Args:

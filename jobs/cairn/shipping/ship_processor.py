@@ -12,8 +12,8 @@ An import runs a module's code in the worker. So the worker makes the module's l
 they are not pickled. The import fails if a module needs something that only the driver has. Then the worker loads a
 second pickle, which contains the code of the classes and functions and needs no import (a pickle by value).
 
-Cairn's own packages (the runtime) do not travel with tasks: the workers import them themselves. A task refuses to run if
-the worker's runtime differs from the driver's.
+Cairn's own packages (the runtime) do not travel with tasks: the workers import them themselves. A task refuses to run
+if the worker's runtime differs from the driver's.
 """
 
 from __future__ import annotations

@@ -240,7 +240,7 @@ def spec_here(name: str, path: Any, finders: Sequence[Any]) -> ModuleSpec | None
     Args:
         name: The module's name.
         path: The `__path__` of the module's package; None for a top-level module.
-        finders: The import finders to ask, in this order: those of `sys.meta_path` without the finder of shipped modules.
+        finders: The import finders to ask, in order: those of `sys.meta_path` without the finder of shipped modules.
     """
     for finder in finders:
         try:
@@ -259,7 +259,7 @@ def bytes_here(name: str, finders: Sequence[Any]) -> bytes | None:
 
     Args:
         name: The module's name.
-        finders: The import finders to ask, in this order: those of `sys.meta_path` without the finder of shipped modules.
+        finders: The import finders to ask, in order: those of `sys.meta_path` without the finder of shipped modules.
     """
     spec = _spec_in(name, finders)
     return None if spec is None else bytes_of(spec)
@@ -282,7 +282,7 @@ def package_here(name: str, finders: Sequence[Any]) -> str:
 
     Args:
         name: The module's name.
-        finders: The import finders to ask, in this order: those of `sys.meta_path` without the finder of shipped modules.
+        finders: The import finders to ask, in order: those of `sys.meta_path` without the finder of shipped modules.
     """
     spec = _spec_in(name, finders)
     if spec is None or spec.origin is None:
@@ -317,8 +317,8 @@ def _sources_of(package: ModuleType) -> Iterator[tuple[str, str, bytes]]:
 def runtime_archive(file: Path) -> None:
     """Write Cairn's own packages `state_backend` and `cairn` as a zip that Python can import from.
 
-    A driver sends the zip to the executors of a Spark cluster. It holds only Python sources. Equal sources produce equal
-    bytes.
+    A driver sends the zip to the executors of a Spark cluster. It holds only Python sources. Equal sources produce
+    equal bytes.
     """
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as zipped:
         for package in (state_backend, cairn):

@@ -266,8 +266,8 @@ def _channel(url: str, token: str | None) -> ConnectChannel:
 def _open_remote_session(where: str, shared_as: str | None, token: str | None, conf: Mapping[str, str]) -> SparkSession:
     """Open a session on a Connect server and configure it. Drivers of one name share a session for an hour.
 
-    The session's id is computed from `shared_as`, the current hour and a number from 0. A Connect server may have closed
-    the session with number 0 because it was idle, and never opens it again. Then the numbers 1, 2, … are tried.
+    The session's id is computed from `shared_as`, the current hour and a number from 0. A Connect server may have
+    closed the session with number 0 because it was idle, and never opens it again. Then the numbers 1, 2, … are tried.
 
     Args:
         where: The URL of the Connect server. If it names a session, this session is opened.
