@@ -1,6 +1,8 @@
 """DAGs `weather` and `flying_weather`.
 
-- `weather` runs hourly and has two stateful tasks, connected by hand. Their pipelines are in jobs/pipelines/weather.py.
+- `weather` runs hourly and processes two pipelines of jobs/pipelines/weather.py. Each pipeline has a task that
+  processes the interval, and a task that commits the checkpoint. This file makes the four tasks from operators, because
+  the helper `cairn_operators.stateful_pipeline` builds a DAG of only one pipeline.
 - `flying_weather` has no state. It runs when the pipelines `aircraft` and `weather` have both committed a checkpoint.
 """
 

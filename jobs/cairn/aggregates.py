@@ -84,7 +84,9 @@ Array = npt.NDArray[Any]
 Bools = npt.NDArray[np.bool_]
 Int64s = npt.NDArray[np.int64]
 Doubles = npt.NDArray[np.float64]
+# The fields of one aggregate's state by name, each with one element per key.
 Parts = Mapping[str, pa.Array]
+# The new fields of one aggregate's state, and the aggregate's value for each key.
 Step = tuple[Parts, pa.Array]
 
 
@@ -361,13 +363,13 @@ class Aggregate(ABC):
 
     @abstractmethod
     def parts(self, of: Any) -> dict[str, DataType]:
-        """Return the fields of this aggregate's state.
+        """Return the fields that this aggregate stores for each key.
 
         Args:
-            of: Spark type of the column; None for whole rows.
+            of: Spark type of the aggregated column; None for whole rows.
 
         Returns:
-            Type of each field, by name.
+            Spark type of each stored field, by the field's name.
 
         Raises:
             _UnfitError: The aggregate can't be computed for this type.
@@ -375,14 +377,14 @@ class Aggregate(ABC):
 
     @abstractmethod
     def step(self, groups: _Groups, old: Parts) -> Step:
-        """Add the rows of a batch to the state.
+        """Add the rows of a batch to the aggregate of each key.
 
         Args:
-            groups: The rows of the batch by key.
-            old: The state's fields, with one row per key.
+            groups: The rows of the batch, grouped by key.
+            old: The fields that `parts` names, as stored before the batch: one element per key, null for a new key.
 
         Returns:
-            The new state and the aggregate's value, both with one row per key.
+            The fields to store, and the aggregate's value. Both have one element per key.
         """
 
     def __str__(self) -> str:
@@ -401,11 +403,23 @@ class Count(Aggregate):
     column: str | None = None
 
     def parts(self, of: Any) -> dict[str, DataType]:
-        """Return the field `count`."""
+        """Return the only stored field `count`: the number of rows or values so far.
+
+        Args:
+            of: Spark type of the counted column; None for whole rows. Every type is allowed.
+        """
         return {"count": LongType()}
 
     def step(self, groups: _Groups, old: Parts) -> Step:
-        """Add the number of rows, or of the column's values."""
+        """Add the batch's rows to the stored number of each key; with a column, only rows where it is not null.
+
+        Args:
+            groups: The rows of the batch, grouped by key.
+            old: The stored field `count`, with one number per key.
+
+        Returns:
+            The new field `count`, and the same numbers as the aggregate's value.
+        """
         added = groups.lengths if self.column is None else groups.column(self.column).counts
         count = _arrow(_numbers(old["count"]) + added, pa.int64())
         return {"count": count}, count
@@ -420,11 +434,26 @@ class Sum(_OfColumn):
     """
 
     def parts(self, of: Any) -> dict[str, DataType]:
-        """Return the field `sum`, in the type of the result."""
+        """Return the only stored field `sum`. Its type is the type of the aggregate's value.
+
+        Args:
+            of: Spark type of the summed column.
+        """
         return {"sum": _sum_type(of)}
 
     def step(self, groups: _Groups, old: Parts) -> Step:
-        """Add the column's values to the sum. Raise `ProcessorError` if the sum does not fit its type."""
+        """Add the column's values in the batch to the stored sum of each key.
+
+        Args:
+            groups: The rows of the batch, grouped by key.
+            old: The stored field `sum`, with one element per key.
+
+        Returns:
+            The new field `sum`, and the same sums as the aggregate's value.
+
+        Raises:
+            ProcessorError: A sum does not fit its type.
+        """
         column, before = groups.column(self.column), old["sum"]
         valid = _valid(before)
         valid = valid | (column.counts > 0)
@@ -440,14 +469,29 @@ class Mean(_OfColumn):
     """
 
     def parts(self, of: Any) -> dict[str, DataType]:
-        """Return the fields `count` and `sum`."""
+        """Return the two stored fields: `count` and `sum` of the column's non-null values so far.
+
+        Args:
+            of: Spark type of the averaged column.
+        """
         return {
             "count": LongType(),
             "sum": _sum_type(of) if isinstance(of, DecimalType) else _numeric(of, DoubleType()),
         }
 
     def step(self, groups: _Groups, old: Parts) -> Step:
-        """Add the column's values. Raise `ProcessorError` if a decimal sum or mean does not fit its type."""
+        """Add the column's values in the batch to the stored count and sum of each key, and divide sum by count.
+
+        Args:
+            groups: The rows of the batch, grouped by key.
+            old: The stored fields `count` and `sum`, with one element per key.
+
+        Returns:
+            The new fields `count` and `sum`, and the mean of each key.
+
+        Raises:
+            ProcessorError: A decimal sum or mean does not fit its type.
+        """
         column = groups.column(self.column)
         count = _numbers(old["count"]) + column.counts
         some = count > 0
@@ -476,16 +520,27 @@ class Variance(_OfColumn):
     """
 
     def parts(self, of: Any) -> dict[str, DataType]:
-        """Return the fields of the state.
+        """Return the four stored fields `count`, `origin`, `sum` and `squares`.
 
-        `origin` is the key's first value, `sum` the sum of all differences to `origin`, and `squares` the sum of
-        squared differences to the mean.
+        `count` is the number of the key's values and `origin` the first value. `sum` is the sum of all differences to
+        `origin`, and `squares` the sum of squared differences to the mean.
+
+        Args:
+            of: Spark type of the column.
         """
         double = _numeric(of, DoubleType())
         return {"count": LongType(), "origin": double, "sum": double, "squares": double}
 
     def step(self, groups: _Groups, old: Parts) -> Step:
-        """Add the column's values to `count`, `sum` and `squares`, and compute the variance of each key."""
+        """Add the column's values in the batch to the stored fields, and compute the variance of each key.
+
+        Args:
+            groups: The rows of the batch, grouped by key.
+            old: The stored fields that `parts` names, with one element per key.
+
+        Returns:
+            The new fields, and the variance of each key.
+        """
         column = groups.column(self.column)
         present, added = column.present, column.counts
         count, origin, total, squares = (_numbers(old[part]).copy() for part in ("count", "origin", "sum", "squares"))
@@ -609,12 +664,26 @@ class First(_OfColumn):
     ignore_nulls: bool = False
 
     def parts(self, of: Any) -> dict[str, DataType]:
-        """Return the field `first`, and without `ignore_nulls` also the field `seen`."""
-        # The field `seen` distinguishes a first row that was null from a key without rows.
+        """Return the stored fields: `first`, the key's first value, and mostly `seen`.
+
+        `seen` is true if the key has had a row. So a first value that was null differs from a key without rows. With
+        `ignore_nulls` the first value is never null, so `seen` is left out.
+
+        Args:
+            of: Spark type of the column.
+        """
         return {"first": of} if self.ignore_nulls else {"first": of, "seen": BooleanType()}
 
     def step(self, groups: _Groups, old: Parts) -> Step:
-        """Take the first value of each key that has none yet."""
+        """Keep the stored first value of a key. A key without one gets its first value in the batch.
+
+        Args:
+            groups: The rows of the batch, grouped by key.
+            old: The stored fields that `parts` names, with one element per key.
+
+        Returns:
+            The new fields, and the first value of each key.
+        """
         column, before = groups.column(self.column), old["first"]
         if self.ignore_nulls:
             keys, rows = column.present, column.rows[column.starts]
@@ -641,11 +710,23 @@ class Last(_OfColumn):
     ignore_nulls: bool = False
 
     def parts(self, of: Any) -> dict[str, DataType]:
-        """Return the field `last`."""
+        """Return the only stored field `last`: the key's last value so far.
+
+        Args:
+            of: Spark type of the column.
+        """
         return {"last": of}
 
     def step(self, groups: _Groups, old: Parts) -> Step:
-        """Take the last value of each key in the batch."""
+        """Replace the stored value of each key by its last value in the batch.
+
+        Args:
+            groups: The rows of the batch, grouped by key.
+            old: The stored field `last`, with one element per key.
+
+        Returns:
+            The new field `last`, and the same values as the aggregate's value.
+        """
         column = groups.column(self.column)
         if self.ignore_nulls:
             keys, rows = column.present, column.rows[column.starts + column.counts[column.present] - 1]
@@ -675,12 +756,24 @@ class ApproxDistinct(_OfColumn):
         precision_for(self.relative_error)
 
     def parts(self, of: Any) -> dict[str, DataType]:
-        """Return the field `sketch`."""
+        """Return the only stored field `sketch`: a HyperLogLog sketch of the key's values, as bytes.
+
+        Args:
+            of: Spark type of the column.
+        """
         _scalar(of, "values of this type can't be compared by their bytes")
         return {"sketch": BinaryType()}
 
     def step(self, groups: _Groups, old: Parts) -> Step:
-        """Add the hashes of the column's values to each key's sketch, and estimate the counts."""
+        """Add the hashes of the column's values in the batch to each key's sketch, and estimate the counts.
+
+        Args:
+            groups: The rows of the batch, grouped by key.
+            old: The stored field `sketch`, with one sketch per key.
+
+        Returns:
+            The new field `sketch`, and the estimated number of different values of each key.
+        """
         column = groups.column(self.column)
         before = Sketches.decode(old["sketch"], precision_for(self.relative_error))
         sketches = before.add(column.owners, hash_values(column.array.drop_null()))
@@ -833,13 +926,14 @@ def _nan_as_one(values: Array) -> Array:
 
 
 def _picked(before: pa.Array, array: pa.Array, rows: Int64s, places: Int64s) -> pa.Array:
-    """Choose for each key an old or a new element.
+    """Return one element for each key: the stored one or a new one from the batch.
 
     Args:
-        before: The old elements, one per key.
+        before: The stored elements, one per key.
         array: A column of the batch.
         rows: Positions of the new elements in `array`.
-        places: For each key, the position of its element in `before` followed by the new elements.
+        places: For each key, the number of its element if `before` and the new elements are numbered through. A number
+            below `len(before)` is a stored element, and `len(before)` is the first new element.
     """
     new = array.take(pa.array(rows)).cast(before.type)
     return pa.concat_arrays([before, new]).take(pa.array(places))

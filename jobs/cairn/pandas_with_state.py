@@ -243,7 +243,13 @@ def _series(values: pd.Series[Any], kind: str | DataType) -> pd.Series[Any]:
 
 
 def scalar(value: Any, kind: str | DataType) -> Any:
-    """Convert a key value to the type that the first cell of its pandas column has."""
+    """Convert a key value to the type that a cell of its column has in the DataFrames of `applyInPandasWithState`.
+
+    Args:
+        value: The value of one key column.
+        kind: The type of this column: the DDL name of a simple type, such as "bigint", or a `DataType` for an array, a
+            map or a struct.
+    """
     if isinstance(kind, DataType):
         return None if value is None else _series(pd.Series([value]), kind).iloc[0]
     dtype = _NUMBERS.get(kind)

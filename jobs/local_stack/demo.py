@@ -155,7 +155,13 @@ def show(days: int, spark: SparkConnectServer, airflow: AirflowServer, env: dict
 
 
 def pipeline_env(data: Path, flights: Path, spark: SparkConnectServer) -> dict[str, str]:
-    """Return the environment variables with which Airflow's components run the pipeline in a given data folder."""
+    """Return the environment variables with which Airflow's components run the pipeline.
+
+    Args:
+        data: The folder for the pipeline's state and other results.
+        flights: The folder of the input files, one for each day.
+        spark: The Spark Connect server that the pipeline's tasks use.
+    """
     return {
         "CAIRN_DATA": str(data),
         "CAIRN_ROOT": f"file://{data}/state",
@@ -181,10 +187,14 @@ def land_flights(env: dict[str, str]) -> None:
 
 
 def prepare(client: AirflowClient, last_day: datetime) -> None:
-    """End the backfills and runs that an earlier demo left in Airflow's database.
+    """Cancel the active backfills of the DAG, and fail the unfinished runs of the demo's days.
 
-    Airflow creates a backfill only if no other backfill of the DAG is active. It notices the end of a backfill up to 30
-    s late.
+    An earlier demo may have left them in Airflow's database. Airflow creates a backfill only if no other backfill of
+    the DAG is active. It notices the end of a backfill up to 30 s late.
+
+    Args:
+        client: The client of Airflow's REST API.
+        last_day: The last day of the demo. Runs from 2013-01-01 up to this day are failed.
     """
     for backfill in client.active_backfills(DAG):
         client.cancel_backfill(backfill["id"])
@@ -198,6 +208,10 @@ def settle(client: AirflowClient, last_day: datetime) -> None:
 
     The backfill is not cancelled. Cancelling would pause the backfill for ever. If a user cleared one of its runs
     later, that run would never start. The last day is failed first, so that no other day starts meanwhile.
+
+    Args:
+        client: The client of Airflow's REST API.
+        last_day: The last day of the demo.
     """
     # An Airflow that is shutting down may not answer. `prepare` of the next demo ends the remaining runs.
     with suppress(RestError, OSError):
@@ -228,9 +242,10 @@ class DriverKiller:
         self._seen: tuple[int, float] | None = None
 
     def look(self) -> None:
-        """Check the running processes once, and kill the driver if it is old enough.
+        """Check once for a Spark driver of the chosen day, and kill it if it has run for `after_s` seconds.
 
-        The caller calls this method several times a second.
+        `watch` calls this method several times a second. The kill shows that Airflow's retry continues from the
+        checkpoint of the day before.
         """
         if self.done:
             return
@@ -266,6 +281,12 @@ class DriverKiller:
 
 def watch(airflow: AirflowServer, killer: DriverKiller, last_day: datetime, began: datetime) -> dict[str, Any] | None:
     """Print the progress until all days have ended.
+
+    Args:
+        airflow: The Airflow server that runs the days.
+        killer: The killer of one Spark driver, which is called several times a second.
+        last_day: The last day of the demo.
+        began: The time at which the demo began. Tries of tasks that started earlier belong to an earlier demo.
 
     Returns:
         The first run that failed, or the first unfinished run if no run ended for 300 s; None if all days succeeded.
@@ -304,15 +325,15 @@ def watch(airflow: AirflowServer, killer: DriverKiller, last_day: datetime, bega
 
 
 def demo_runs(client: AirflowClient, last_day: datetime) -> list[dict[str, Any]]:
-    """Return the runs of the demo's days, ascending by date."""
+    """Return the runs of the days from 2013-01-01 up to `last_day`, ascending by date."""
     runs = [run for run in client.dag_runs(DAG) if run["logical_date"] is not None]
     return [run for run in runs if FIRST_DAY <= datetime.fromisoformat(run["logical_date"]) <= last_day]
 
 
 def tries(client: AirflowClient, run_id: str, task_id: str, began: datetime) -> list[dict[str, Any]]:
-    """Return the tries of a task that began during this demo.
+    """Return the tries of a task that started at or after `began`, the time at which this demo began.
 
-    Airflow's numbers of tries continue from earlier demos.
+    Airflow also returns the tries of earlier demos, and numbers all tries through.
     """
     found = client.tries(DAG, run_id, task_id)
     return [task for task in found if (start := parse_time(task["start_date"])) is not None and start >= began]
@@ -324,7 +345,14 @@ _COLUMNS = "{:10}  {:>10}  {:>4}  {:>11}  {:>11}  {:>13}  {:>5}  {:>6}  {:>7}  {
 
 
 def report(client: AirflowClient, last_day: datetime, began: datetime) -> None:
-    """Print the sizes of each day's checkpoint and the locations of the results."""
+    """Print the sizes of each day's checkpoint and the locations of the results.
+
+    Args:
+        client: The client of Airflow's REST API.
+        last_day: The last day of the demo. The first day is 2013-01-01.
+        began: The time at which the demo began. Tries of tasks that started earlier belong to an earlier demo and are
+            not counted.
+    """
     print(
         _COLUMNS.format(
             "day", "checkpoint", "base", "new bytes", "full bytes", "changed bytes", "files", "keys", "seconds", "tries"

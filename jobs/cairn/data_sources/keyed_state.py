@@ -101,10 +101,18 @@ class KeyedState(DataSource):
             raise error.with_traceback(None) from None
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return a reader of the checkpoint or savepoint that `schema` has resolved.
+        """Return the reader of the table. Spark calls this method after the method `schema`.
+
+        The reader reads the same checkpoint, attempt or savepoint for which the method `schema` returned the columns,
+        even if "latest" names another checkpoint by now. With the option `state="$check"`, the reader checks each shard
+        instead of reading a state.
+
+        Args:
+            schema: The columns of the table.
 
         Raises:
-            UsageError: The option `state` is "$check" and the source is a canonical savepoint.
+            UsageError: The option `state` is "$check", and the options name a canonical savepoint, which can be checked
+                only after a restore.
         """
         source, state = self._source(), self._state()
         if state != CHECK:

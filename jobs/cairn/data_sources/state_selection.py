@@ -125,9 +125,14 @@ def _struct(schema: StructType, given: Any, where: str) -> tuple[Any, ...]:
 
 
 def _value(data_type: DataType, given: Any, where: str) -> Any:
-    """Return a JSON value as the Python type that the key codec takes.
+    """Return a JSON value as the Python type that the key codec takes, such as a date for the text "2013-01-31".
 
-    Values of other types are returned unchanged, and the key codec checks them.
+    Types that JSON has itself, such as integers and strings, are returned unchanged. The key codec checks these values.
+
+    Args:
+        data_type: The type of the key column, or of a field inside the key column.
+        given: The parsed JSON value.
+        where: The path of the value for error messages, such as "key.user".
     """
     if given is None:
         return None

@@ -38,13 +38,14 @@ ROUND_ROWS = 65_536
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Round:
-    """The rows of whole keys for one call, except that the last key may continue in the next round.
+    """Input rows for one call of `handleBatch`. They are all rows of their keys, except perhaps of the last key.
 
     Attributes:
-        rows: The routed rows, sorted by key.
+        rows: The rows, sorted by key, with the columns that `cairn.rows.routing` adds to the input, such as
+            `__key_group`.
         encoded: The encoded key of each row.
         starts: The position of each key's first row.
-        last_key_continues: True if more rows of the last key come with the next round.
+        last_key_continues: True if more rows of the last key follow in the next call.
     """
 
     rows: pa.RecordBatch
@@ -105,7 +106,13 @@ class ArrowRunner:
         self._states = self._handle.states
 
     def process(self, batches: InputBatches) -> None:
-        """Call `handleBatch` for all input, round after round.
+        """Call `handleBatch` for all input rows: once for about 65,536 rows at a time.
+
+        A call gets all rows of its keys. Only a processor with `splits_keys` may get the rows of one key in several
+        calls.
+
+        Args:
+            batches: The input of the shard, sorted by key.
 
         Raises:
             ProcessorError: The processor raised an exception or returned an unfit result.

@@ -41,9 +41,10 @@ class KeyedRows:
     """Rows of many keys.
 
     Attributes:
-        rows: The rows of all keys that the caller passed (the chosen keys), key after key.
-        offsets: Positions in `rows` as int64, one more than there are chosen keys. The i-th chosen key has the rows
-            `offsets[i] .. offsets[i+1]-1`.
+        rows: The rows of all keys that the caller passed to the method of the state (None: all keys of the batch), key
+            after key.
+        offsets: Positions in `rows` as int64. The i-th key that the caller passed has the rows
+            `offsets[i] .. offsets[i+1]-1`. So there is one more offset than keys that the caller passed.
     """
 
     rows: pa.Table
@@ -62,13 +63,16 @@ class KeyedRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyedEntries:
-    """Map entries of many keys.
+    """Entries of the maps of many keys, as `ArrowMapState.iterator` returns them.
+
+    Each key of the batch has a map with entries. The entries are in the order of the keys that the caller passed to
+    `iterator`. A caller that passed None gets the entries of all keys of the batch.
 
     Attributes:
-        keys: The user keys of all entries, one row for each entry.
-        values: The values of all entries, one row for each entry. A chosen key is a key that the caller passed.
-        offsets: Positions in `keys` and `values` as int64, one more than there are chosen keys. The i-th chosen key has
-            the entries `offsets[i] .. offsets[i+1]-1`.
+        keys: The key inside the map, one row for each entry. PySpark calls it the user key.
+        values: The value inside the map, one row for each entry.
+        offsets: Positions in `keys` and `values` as int64. The map of the i-th key that the caller passed has the
+            entries `offsets[i] .. offsets[i+1]-1`. So there is one more offset than keys that the caller passed.
     """
 
     keys: pa.Table
@@ -190,8 +194,8 @@ class ArrowListState(_OfBatch):
 class ArrowMapState(_OfBatch):
     """A map for each key, like PySpark's `MapState`.
 
-    User keys and values are tables with the columns of the declared schemas. Columns are matched by name. Row i of
-    `keys`, of `user_keys` and of `values` describes the same entry.
+    Keys inside a map (user keys) and values are tables with the columns of the declared schemas. Columns are matched by
+    name. Row i of `keys`, of `user_keys` and of `values` describes the same entry.
     """
 
     _columns: MapColumns
@@ -216,7 +220,7 @@ class ArrowMapState(_OfBatch):
 
         Args:
             keys: The position of each entry's key in `batch.keys`.
-            user_keys: The user key of each entry.
+            user_keys: The key of each entry inside its map.
             values: The new value of each entry.
         """
         self._columns.update(self._of_rows(keys, user_keys, values), self._by_position(user_keys), values)

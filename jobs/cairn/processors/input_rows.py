@@ -33,7 +33,11 @@ KeyValues = Callable[[pa.Array], Sequence[Any]]
 
 
 class KeyedInput:
-    """Iterator over `(kind, key group, key, encoded key, items)`, in the order of key group, key and kind.
+    """Iterator over the keys of a shard: it yields `(kind, key group, key, encoded key, items)`.
+
+    The order is ascending by key group, then by key, then by kind.
+    `kind` is `INITIAL` for rows of the initial state, or `INPUT` for input rows. A key with rows of both kinds comes
+    twice. `items` yields the rows of this key and kind: PySpark rows, or DataFrames for the pandas API.
 
     The caller must use the items of one key before it asks for the next key.
 
@@ -149,7 +153,12 @@ _COLUMNS = {INPUT: "__input", INITIAL: "__initial"}
 
 
 def starts_of(encoded: pa.Array, kinds: Any) -> Any:
-    """Return the positions of the rows at which another key or kind begins; the first position is 0."""
+    """Return the positions of the rows at which another key or kind begins; the first position is 0.
+
+    Args:
+        encoded: The encoded key of each row.
+        kinds: The kind of each row: `INITIAL` for a row of the initial state, or `INPUT` for an input row.
+    """
     changed = pc.not_equal(encoded[1:], encoded[:-1]).to_numpy(zero_copy_only=False) | (kinds[1:] != kinds[:-1])
     return np.concatenate([[0], np.flatnonzero(changed) + 1])
 

@@ -22,7 +22,8 @@ _KEYS_PER_CHECK = 256
 class Output(Protocol):
     """A buffer for the rows or frames that handlers yield.
 
-    The runner calls `settle` after each handler, and `flush` between keys when `full` is true.
+    After each handler, the runner calls `settle`. This method copies values that the processor could still change. When
+    `full` is true after a key, the runner calls `flush`, which writes the buffer to the output file.
     """
 
     @property

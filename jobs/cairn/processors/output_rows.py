@@ -73,8 +73,9 @@ class OutputRows:
 
         Args:
             row: The row that the processor yielded.
-            others: The list to which the method appends cells that the processor could still change. `settle` copies
-                the cells of a row if the list is not empty.
+            others: An empty list. The method adds an element if the row has cells that the processor could still
+                change, such as a bytearray. The caller then marks the row, so that `settle` copies these cells after
+                the handler.
         """
         plain = type(row).asDict is Row.asDict
         fields = row.asDict(not plain)
@@ -84,8 +85,8 @@ class OutputRows:
             raise ProcessorError(_unknown_fields(fields, self._names))
         if plain:
             return tuple(without_rows(fields.get(name), others) for name in self._names)
-        # A user's subclass of Row may return the same objects from `asDict` for several rows. With an entry in `others`,
-        # `settle` copies the cells of this row.
+        # `asDict` of a user's subclass of Row may return one list for several rows, and the processor may change the
+        # list later. So the row is added to `others`. Then `add` marks the row, and `settle` copies its cells.
         others.append(row)
         return tuple(fields.get(name) for name in self._names)
 

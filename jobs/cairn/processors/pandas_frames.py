@@ -274,9 +274,14 @@ class OutputFrames:
     def _cast(self, at: int, values: Any, why: ProcessorError | None) -> pa.Array:
         """Return the values as an Arrow array, converted by PySpark's own code with the casts of Spark's worker.
 
+        Args:
+            at: The index of the output column in the output schema.
+            values: The values of the output column, one for each row.
+            why: The error of an earlier conversion by `pa.array`, raised if this conversion fails too; None without
+                one.
+
         Raises:
-            ProcessorError: A value does not fit the column, or the cast would lose digits of a number. If `why` is not
-                None, the method raises `why`, the error of an earlier conversion.
+            ProcessorError: A value does not fit the output column, or the cast would lose digits of a number.
         """
         field: pa.Field = self._file.schema.field(at)
         try:
@@ -308,9 +313,10 @@ def _values(column: pd.Series[Any]) -> Any:
 
 
 def _alike(dtype: np.dtype[Any], data_type: pa.DataType) -> bool:
-    """Return True if Arrow alone converts values of this dtype as Spark's worker does.
+    """Return True if `pa.array` converts values of this dtype to the same column as Spark's Python worker does.
 
-    Arrow alone converts naive instants, maps given as dicts, and NaN in binary columns differently.
+    Spark's worker runs PySpark's conversion. The two differ for naive instants, for maps given as dicts, and for NaN in
+    binary columns. If this function returns False, the caller runs PySpark's conversion too.
     """
     if pa.types.is_nested(data_type) or pa.types.is_temporal(data_type):
         return False

@@ -42,6 +42,10 @@ class UserCode:
         The context manager is too slow to wrap the call for every key. Code that runs for every key calls `failed` in
         an `except` clause instead.
 
+        Args:
+            name: The name of the processor's method that the block calls, for the error message.
+            key: The key that the method is called for; None if the call has no key.
+
         Raises:
             ProcessorError: The call raised an exception. `failed` lists the exceptions that are passed on unchanged.
         """

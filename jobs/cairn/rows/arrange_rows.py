@@ -1,8 +1,12 @@
-"""Sort the rows of one shard in its task.
+"""Sort the rows of one shard within the Spark task of the shard, in Python instead of in Spark's JVM.
 
-A job gets the rows as if Spark had sorted them (`routing` lists the columns): the tick first, then rows by key group,
-key, kind, `order_by` and all other columns, and last by the signs of zeros. docs/design.md compares the costs with
-Spark's sort. Spark still sorts rows that have a column of a type that only Spark can order (`row_order`).
+The job of a shard gets the tick first, and then the rows in the same order as from Spark's sort. The sort columns are
+the key group, the key, the kind (rows of the initial state before input rows), `order_by`, and all other columns. Last,
+a mask orders rows that differ only in 0.0 and -0.0. `cairn.rows.routing` describes the columns. docs/design.md compares
+the costs with Spark's sort.
+
+If a column is an array, a struct, or of a type that only Spark can order (such as a map), `plan_arrangement` returns
+None. Then Spark sorts the rows (`routing.route_in_order`).
 """
 
 from __future__ import annotations
@@ -62,7 +66,7 @@ class Arrangement:
         A tick in the first batch is yielded before other batches are read.
 
         Args:
-            batches: The routed batches of the shard, in any order.
+            batches: The shard's batches as `routing.route` places them, in any order.
             spill: A function that makes a local folder for sorted runs. It is called only if the rows exceed
                 `most_bytes`.
             most_bytes: The most bytes of rows in memory before a run is written to disk.
@@ -80,7 +84,8 @@ class Arrangement:
         given = len(ticks)
         yield from map(self._laid_out, ticks[:given])
         yield from map(self._laid_out, chain(head, sorted_rows))
-        # A tick behind the first batch belongs to another shard. The job counts its ticks and raises an error.
+        # Each shard has exactly one tick. Other ticks in the partition belong to other shards, whose rows Spark has
+        # then placed here too. They are yielded, because the shard's job counts the ticks and raises an error for two.
         yield from map(self._laid_out, ticks[given:])
 
     def _without_ticks(
@@ -149,7 +154,7 @@ def plan_arrangement(
         order_by: Input columns that order the rows of a key, the most significant first.
 
     Returns:
-        The arrangement; None if a column has a type that only Spark can order.
+        The arrangement; None if a column is an array, a struct, or of a type that only Spark can order.
 
     Raises:
         UsageError: `order_by` names a column that the input lacks.

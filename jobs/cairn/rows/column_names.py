@@ -43,7 +43,7 @@ class ColumnNames:
             seen[folded] = name
 
     def find(self, name: str) -> str:
-        """Return the column's own spelling of a name.
+        """Return the name of a column as the rows spell it, for a name that may differ in case or have backticks.
 
         If no column has the name, it is returned unchanged, so that the caller can report it.
         """
@@ -54,7 +54,12 @@ class ColumnNames:
         return name
 
     def find_key(self, key: Sequence[str]) -> list[str]:
-        """Return the key columns' own spellings.
+        """Return the names of the key columns as the rows spell them.
+
+        A pipeline may name the column `User` as `user` if the session ignores case, and with or without backticks.
+
+        Args:
+            key: The key columns as the pipeline names them.
 
         Raises:
             SourceError: A column is missing.
@@ -100,6 +105,10 @@ def plain_name(column: Any, what: str) -> str:
 
 def grouping_names(grouped: Any, what: str) -> list[str] | None:
     """Return the columns by which `DataFrame.groupBy` grouped; None for an object of another type.
+
+    Args:
+        grouped: The object that `DataFrame.groupBy` returned, of a classic session or of Spark Connect.
+        what: The name of `grouped` at the beginning of the error message.
 
     Raises:
         UsageError: The grouping is by something else than plain columns.

@@ -16,16 +16,20 @@ from state_backend.values.records import ForgottenKey
 
 
 class ForgottenRows:
-    """Filter that removes forgotten keys from batches of routed rows.
+    """Filter that removes the rows of forgotten keys from the batches that a shard's job reads.
 
-    `max_parallelism` is the number of key groups by which the rows are routed.
+    Args:
+        keys: The forgotten keys whose rows must not reach the processor. Each is known only by its hash.
+        key_schema: The schema of the key columns.
+        max_parallelism: The number of key groups of the interval, from which the rows' column `__key_group` follows.
     """
 
     def __init__(self, keys: Sequence[ForgottenKey], key_schema: StructType, max_parallelism: int) -> None:
         self._keys = keys
         self._encoder = KeyColumns(key_schema)
         self._names = key_columns(len(key_schema.fields))
-        # A restored savepoint may have brought another number of key groups: then the hash alone tells.
+        # `without` hashes only the keys in key groups of forgotten keys. After the restore of a savepoint, the number
+        # of key groups may differ from the number when a key was forgotten. Then `without` hashes the key of every row.
         same = all(key.max_parallelism == max_parallelism for key in keys)
         self._groups = np.array([key.key_group for key in keys]) if same else None
 

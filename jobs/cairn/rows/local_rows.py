@@ -158,7 +158,13 @@ def _batches(places: Sequence[_Place], parts: Sequence[_Part]) -> list[pa.Record
 
 
 def _gathered(places: Sequence[_Place], columns: Mapping[int, pa.Array]) -> pa.Array:
-    """Return for each place the value of its row in the column of its kind; null for kinds without a column."""
+    """Collect one column of the sorted rows from the columns of the input and of the initial state.
+
+    Args:
+        places: The sorted rows. Each has its kind (tick, initial state or input) and its position in this kind's rows.
+        columns: By kind, the column with the values of the kind's rows. A row of another kind, such as a tick, gets
+            null.
+    """
     start, offsets = 0, {}
     for kind, column in columns.items():
         offsets[kind] = start
@@ -181,7 +187,10 @@ def order_key(data_type: t.DataType) -> Convert:
 
 
 def exact_key(data_type: t.DataType) -> Convert:
-    """Return a function like that of `order_key` that also distinguishes 0.0 from -0.0."""
+    """Return a function that maps a value or None to a sort key in Spark's order, but with 0.0 before -0.0.
+
+    Nulls come first, and NaN last.
+    """
     return _nulls_first(
         data_type, lambda value: (math.isnan(value), 0.0 if math.isnan(value) else value, _is_negative_zero(value))
     )

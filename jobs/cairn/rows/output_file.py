@@ -47,10 +47,13 @@ class LocalParquet:
 
 
 def _with_dictionary(schema: pa.Schema) -> bool | list[str]:
-    """Return the columns that a dictionary makes smaller: strings and binary values.
+    """Return the value of PyArrow's option `use_dictionary`: the columns that a Parquet dictionary makes smaller.
 
-    For numbers, a dictionary costs more time and mostly more bytes: Parquet abandons the dictionary in the middle of a
-    column without equal values.
+    These are strings and binary values. For numbers, a dictionary costs more time and mostly more bytes: Parquet
+    abandons the dictionary in the middle of a column without equal values.
+
+    Returns:
+        The names of the columns; True (all columns) if a column is nested.
     """
     if any(map(pa.types.is_nested, schema.types)):
         # The names of the leaves would be needed to exclude nested columns, so all columns get a dictionary.

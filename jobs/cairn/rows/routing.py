@@ -1,27 +1,32 @@
-"""Place rows in shards, in Spark's JVM.
+"""Place the rows of an interval in Spark partitions, one for each shard.
 
-One DataFrame holds ticks, initial-state rows and input rows, with all columns side by side:
+One DataFrame holds rows of three kinds. The column `__kind` is 0 for a tick, 1 for a row of the initial state, and 2
+for an input row. `repartitionById` places the rows in the partitions. The DataFrame has one of two layouts.
+
+`route` makes the first layout. Spark does not sort these rows: the task of each shard sorts them (`arrange_rows`). The
+source's columns stand side by side, because structs would cost the shuffle a copy of each row:
 
     __key_group int | __part binary | __kind tinyint | __input_0, __input_1, … | __initial_0, …
 
-A task sorts these rows (`arrange_rows`). Structs would cost the shuffle a copy of each row. Rows of types that only
-Spark can order are sorted here instead, and have the layout that jobs read:
+The second layout is the layout that the jobs of the shards read. `arrange_rows` converts rows of the first layout to
+it. If a column has a type that `arrange_rows` can't sort, `route_in_order` makes the second layout directly, and Spark
+sorts the rows:
 
     __key_group int | __part binary | __kind tinyint | __key_0, __key_1, … | __input struct<source columns>
                                                      | __initial struct<initial state's columns>
 
-The `__initial` columns exist only if the interval has an initial state.
+The `__initial` columns exist only if the interval has an initial state. The key has columns of its own, because the
+sort compares the key most often.
 
-The key has columns of its own, because the sort compares the key most often.
+Only ticks have a value in `__part`: bytes that the driver sends to the job of the tick's shard. A tick is the first row
+of its partition. Each shard has a tick for two reasons. A shard without input must run too, because its timers may be
+due. And Spark's adaptive execution must neither drop nor merge the shard's partition.
 
-`__part` is data for the job of one shard. Only ticks have it. A tick is the first row of its partition. Each shard has
-a tick for two reasons: a shard without input must run too, because its timers may be due; and adaptive execution must
-neither drop nor merge its partition. `repartitionById` places the rows. They are sorted by key group, key, kind,
-`order_by` and then by every other column (`row_order`). So the order within a key is total and depends on neither file
-splits nor shuffle order.
+A job gets the rows sorted by key group, key, kind, `order_by` and then by every other column (`row_order`). So the
+order within a key is total and depends on neither file splits nor shuffle order.
 
-Spark treats some different keys as equal (0.0 and -0.0). The key columns hold only one of them, because the stored key
-must not depend on which row comes first.
+Spark treats some different keys as equal, such as 0.0 and -0.0. The columns `__key_0`, … hold 0.0 for both, because the
+stored key must not depend on which row comes first.
 """
 
 from __future__ import annotations
@@ -80,7 +85,7 @@ def check_order_by(order_by: Sequence[str], schema: StructType) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """Rows of an interval before they are routed.
+    """Rows of an interval, before `route` or `route_in_order` places them in shards.
 
     Attributes:
         rows: The input rows.
@@ -105,11 +110,13 @@ class Inputs:
 
 
 def route(spark: SparkSession, inputs: Inputs, *, parts: Sequence[bytes], max_parallelism: int) -> DataFrame:
-    """Place the ticks and rows of all shards, unsorted and without structs, for `arrange_rows`.
+    """Place the ticks and rows of all shards in partitions. `arrange_rows` sorts each partition later in its task.
+
+    The rows are unsorted, and each source column is a column of its own: `__input_0`, `__input_1` and so on.
 
     Args:
         spark: The Spark session.
-        inputs: The rows.
+        inputs: The input rows and the rows of the initial state.
         parts: The data that each shard's tick carries to the shard's job, in the order of the shards.
         max_parallelism: The number of key groups.
 
@@ -127,7 +134,23 @@ def route(spark: SparkSession, inputs: Inputs, *, parts: Sequence[bytes], max_pa
 
 
 def route_in_order(spark: SparkSession, inputs: Inputs, *, parts: Sequence[bytes], max_parallelism: int) -> DataFrame:
-    """Place the ticks and rows of all shards like `route`, but sorted by Spark and in the layout that jobs read."""
+    """Place the ticks and rows of all shards in partitions that Spark sorts.
+
+    This function is for rows with a column of a type that `arrange_rows` can't sort in Python. The source's columns are
+    fields of the struct `__input`, as the jobs of the shards read them.
+
+    Args:
+        spark: The Spark session.
+        inputs: The input rows and the rows of the initial state.
+        parts: The data that each shard's tick carries to the shard's job, in the order of the shards.
+        max_parallelism: The number of key groups.
+
+    Returns:
+        A DataFrame with one partition for each shard. The partition's number is the shard's number.
+
+    Raises:
+        UsageError: `order_by` names a column that the input lacks.
+    """
     schema = inputs.rows.schema
     check_order_by(inputs.order_by, schema)
     keyed: list[DataFrame] = []
@@ -164,12 +187,17 @@ _BYTES = {"__input": "__input_bytes", "__initial": "__initial_bytes"}
 
 
 def key_columns(count: int) -> list[str]:
-    """Return the names of the key columns in a routed DataFrame."""
+    """Return `__key_0`, `__key_1`, …: the names of `count` key columns in the rows that the shards' jobs read."""
     return [f"__key_{i}" for i in range(count)]
 
 
 def flat_columns(kind: int, count: int) -> list[str]:
-    """Return the names of a kind's columns in the layout without structs."""
+    """Return the names that `route` gives to source columns, such as `__input_0` and `__input_1`.
+
+    Args:
+        kind: `INPUT` for the input's columns, or `INITIAL` for the initial state's columns (`__initial_0`).
+        count: The number of the source's columns.
+    """
     return [f"{_STRUCT[kind]}_{i}" for i in range(count)]
 
 

@@ -84,9 +84,13 @@ def spark_order(column: Column, data_type: DataType) -> Column | None:
 
 
 def tie_breaks(columns: Sequence[tuple[Column, DataType]]) -> list[Column]:
-    """Return expressions that order rows whose `spark_order` is equal in all columns.
+    """Return sort expressions for rows that are equal by Spark's order in all columns, such as 0.0 and -0.0.
 
-    The result leaves out columns whose type fulfils `needs_bytes`, because Python turns these into bytes.
+    No expression is returned for variants and some user-defined types (`needs_bytes`), because Spark can't order them
+    completely. The caller breaks their ties by a further sort column of bytes that Python computes (`bytes_of`).
+
+    Args:
+        columns: Each column of the rows, with its type.
     """
     floats = [column for column, data_type in columns if isinstance(data_type, FloatType | DoubleType)]
     masks = [_zero_signs(floats[i : i + MASK_BITS]) for i in range(0, len(floats), MASK_BITS)]

@@ -8,10 +8,11 @@ values do:
     boolean, integers, dates, times       the number                                    by value
     float, double                         its bits, negative numbers inverted           by value, NaN last
     decimal                               upper half, lower half                        by value
-    string, binary                        eight bytes, eight more, its size or rank     by bytes
+    string, binary                        bytes 1-8, bytes 9-16, size or rank           by bytes
     any, with nulls                       first a pass that marks nulls                 nulls first
 
-0.0 equals -0.0, and all NaN are equal.
+0.0 equals -0.0, and all NaN are equal. The last pass of strings is their size if no value has more than 16 bytes, and
+else the rank of the whole value among the rows that are still tied.
 
 Rows beyond `most_bytes` are sorted in runs. Each run is an Arrow IPC file in the task's folder. A merge reads the next
 rows of each run and sorts them together. It yields them up to the first row that an unread row may precede. If one row
@@ -223,7 +224,8 @@ def _passes_of_bytes(column: pa.Array) -> Iterator[_Pass]:
 
     def rest(rows: Positions) -> npt.NDArray[Any]:
         found = sizes[rows]
-        # If no value is longer than the two pieces, rows with equal pieces and equal sizes are equal.
+        # The passes before this one compared the first 16 bytes of these values. If no value is longer, the size
+        # decides: values with the same first bytes and the same size are equal.
         if found.max() <= _PIECES * _PIECE_BYTES:
             return found
         ranks: npt.NDArray[Any] = pc.rank(column.take(pa.array(rows)), tiebreaker="dense").to_numpy()
@@ -306,10 +308,11 @@ def _in_order(held: list[pa.RecordBatch], columns_of: SortColumns, cut: _Cut) ->
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """Sorted run on disk.
+    """Sorted run on disk: an Arrow IPC file.
 
     Attributes:
-        piece_bytes: The bytes of the run's largest piece in memory.
+        piece_bytes: The bytes that the largest record batch of the file takes in memory. A merge reads one record batch
+            at a time.
     """
 
     path: Path
@@ -347,11 +350,17 @@ class _Run:
 
 
 def _merged(written: Sequence[_Written], columns_of: SortColumns, most_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of several sorted runs in one sorted order."""
+    """Merge sorted runs: yield all their rows in one sorted order.
+
+    Args:
+        written: The runs on disk.
+        columns_of: A function from a batch to its sort columns.
+        most_bytes: The bytes of memory that the merge's rows and their copies should take.
+    """
     with ExitStack() as stack:
         runs = [_Run(stack.enter_context(pa.OSFile(str(run.path)))) for run in written]
-        # A run reads ahead only a quarter of its share of memory. The rest is for the copies that `_first_of` makes of
-        # the rows: one batch of all runs, and batches in sorted order.
+        # Rows that are read ahead take only a quarter of `most_bytes`, divided among the runs. The rest is for the
+        # copies that `_first_of` makes: first all rows in one batch, then the rows in sorted order.
         ahead_bytes = max(1, most_bytes // (4 * len(runs)))
         while True:
             for run in runs:
@@ -373,8 +382,8 @@ def _first_of(runs: Sequence[_Run], columns_of: SortColumns) -> Iterator[pa.Reco
     for run, end in zip(runs, np.cumsum(counts).tolist(), strict=True):
         run.rows = pa.Table.from_batches([pool.slice(end - run.rows.num_rows, run.rows.num_rows)])
     order = total_order(columns_of(pool), pool.num_rows)
-    # Mark the last row that was read of each unfinished run. An unread row of the run may precede every row behind the
-    # marked one.
+    # For each run that is not read to its end, mark the last row that was read. The run's unread rows sort after the
+    # marked row. Rows of other runs after the marked row can't be yielded yet: an unread row may have to come first.
     is_last = np.zeros(pool.num_rows, bool)
     is_last[(np.cumsum(counts) - 1)[[not run.is_read for run in runs]]] = True
     lasts = np.flatnonzero(is_last[order])

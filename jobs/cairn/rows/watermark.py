@@ -1,18 +1,27 @@
 """Event time: late rows, due timers, and the watermarks that a checkpoint records.
 
-A watermark says that no older row is expected. As in Spark there are two: one decides which rows are late, the other is
-visible to processors and fires timers. A checkpoint records both for the next interval:
+A watermark is an event time: no older rows are expected. As in Spark, a checkpoint records two of them. Processors see
+the `watermark`, which also fires timers. The `late watermark` decides which rows of the next interval are late.
 
-    rule       late rows up to      processors see   timers fire up to              recorded watermarks
-    observed   the base's late one  the base's       the base's                     max(the base's, newest - delay),
-                                                                                    late: the base's
-    interval   the base's           the base's       max(the base's, end - delay)   max(the base's, end - delay),
-                                                                                    late: none
+An interval reads both watermarks from its base, and its own checkpoint records new ones. The pipeline's rule is
+"observed" or "interval". Below, `newest` is the latest event time of the interval's rows, `end` is the interval's end,
+and `delay` is the pipeline's watermark delay:
 
-"observed" is Spark's rule. Late rows are filtered by the watermark of one interval earlier, because timers up to the
-newest watermark have not fired yet when rows arrive. Both watermarks start at 0, so events up to 1970 are late from the
-first interval on. With "interval", an interval closes its own windows, and no row of the first interval is late. No
-watermark ever decreases. An interval without rows keeps it.
+                               rule "observed"                       rule "interval"
+    late are rows up to        base's late watermark                 base's watermark
+    processors see             base's watermark                      base's watermark
+    timers fire up to          base's watermark                      max(base's watermark, end - delay)
+    recorded watermark         max(base's watermark,                 max(base's watermark, end - delay)
+                                   newest - delay)
+    recorded late watermark    base's watermark                      none
+
+"observed" is Spark's rule. The late watermark is the watermark of one interval earlier, because timers up to the base's
+watermark have not fired yet when rows arrive. Both watermarks start at 0, so events up to 1970 are late from the first
+interval on. An interval without rows keeps the watermark.
+
+With "interval", an interval fires the timers of its own windows, and no row of the first interval is late.
+
+No watermark ever decreases.
 """
 
 from __future__ import annotations
@@ -81,8 +90,9 @@ class EventTime:
 def event_time_of(column: str, delay_ms: int, rule: Rule, base: LogicalTime | None) -> EventTime:
     """Return the event-time settings of one interval.
 
-    A base of an older release recorded one watermark instead of two. Then rows up to this watermark are late, because
-    they could open a window again that a timer has closed.
+    With "observed", a checkpoint records two watermarks: one for timers, and an older one that decides which rows of
+    the next interval are late. A checkpoint of an older release recorded only the watermark for timers. After it,
+    rows up to this watermark are late, because they could open a window again that a timer has closed.
 
     Args:
         column: The column with the event time.

@@ -1,14 +1,19 @@
 """Transport of a processor and its code to the workers.
 
 A Spark server lives longer than one interval, and its workers may have imported an older version of the processor. So
-the sources of the user's modules travel with every task, and the processor is pickled by reference to these modules.
-Each worker runs exactly the driver's bytes. It imports them from its own path if the same bytes are there. It imports
-them again if an earlier task imported other bytes. So the worker makes a module's locks, loggers and clients itself, as
-under Spark. A module may need something at import that only the driver has. The worker can't import such a module, and
-loads a pickle by value instead.
+the sources of the user's modules travel with every task. The processor's pickle names these modules, and does not
+contain their code.
 
-The workers import the runtime (this package) themselves. A task refuses to run if the worker's runtime differs from the
-driver's.
+While a worker unpickles the processor, it imports the modules from the shipped sources. So the worker runs exactly the
+driver's bytes. If an earlier task in this worker imported other bytes, the worker first removes the old modules. If the
+worker has a file with the same bytes, the module gets the path of this file, and finds data beside it.
+
+An import runs a module's code in the worker. So the worker makes the module's locks, loggers and clients itself, and
+they are not pickled. The import fails if a module needs something that only the driver has. Then the worker loads a
+second pickle, which contains the code of the classes and functions and needs no import (a pickle by value).
+
+Cairn's own packages (the runtime) do not travel with tasks: the workers import them themselves. A task refuses to run
+if the worker's runtime differs from the driver's.
 """
 
 from __future__ import annotations
@@ -176,7 +181,7 @@ def name_of(processor: Any) -> str:
 
 
 def ship(task: object) -> str:
-    """Return a job as text, for `unship` in a worker. The text also contains the version of the driver's runtime."""
+    """Return a job as text, for `unship` in a worker. The text also contains the version of the driver's Cairn."""
     return base64.b64encode(zlib.compress(cloudpickle.dumps((runtime_version(), cloudpickle.dumps(task))), 1)).decode()
 
 
@@ -321,7 +326,7 @@ def unship(option: str) -> Any:
         option: The text that `ship` returned on the driver.
 
     Raises:
-        UsageError: The worker's runtime has another version than the driver's.
+        UsageError: The worker has another version of Cairn than the driver.
     """
     version, task = cloudpickle.loads(zlib.decompress(base64.b64decode(option)))
     if version != runtime_version():
@@ -335,7 +340,7 @@ def unship(option: str) -> Any:
 
 @cache
 def runtime_version() -> str:
-    """Return 16 hex digits over the runtime's sources.
+    """Return 16 hex digits of a hash over the sources of Cairn's packages `state_backend` and `cairn`.
 
     The sources are read from disk when this process first calls the function.
     """

@@ -237,7 +237,10 @@ def _imported(source: bytes, name: str, package: str) -> tuple[str, ...]:
 def spec_here(name: str, path: Any, finders: Sequence[Any]) -> ModuleSpec | None:
     """Return a module's spec from the first finder that has the module; None if no finder has it.
 
-    `path` is the `__path__` of the module's package; None for a top-level module.
+    Args:
+        name: The module's name.
+        path: The `__path__` of the module's package; None for a top-level module.
+        finders: The import finders to ask, in order: those of `sys.meta_path` without the finder of shipped modules.
     """
     for finder in finders:
         try:
@@ -253,6 +256,10 @@ def bytes_here(name: str, finders: Sequence[Any]) -> bytes | None:
     """Return the bytes of a module's file in this process; None if no finder has the module.
 
     The function runs neither the module nor its package.
+
+    Args:
+        name: The module's name.
+        finders: The import finders to ask, in order: those of `sys.meta_path` without the finder of shipped modules.
     """
     spec = _spec_in(name, finders)
     return None if spec is None else bytes_of(spec)
@@ -271,7 +278,12 @@ def _spec_in(name: str, finders: Sequence[Any]) -> ModuleSpec | None:
 
 
 def package_here(name: str, finders: Sequence[Any]) -> str:
-    """Return the distribution and the version of a module in this process, as a text for messages."""
+    """Return the distribution and the version of a module in this process, such as "numpy 2.1.0", for messages.
+
+    Args:
+        name: The module's name.
+        finders: The import finders to ask, in order: those of `sys.meta_path` without the finder of shipped modules.
+    """
     spec = _spec_in(name, finders)
     if spec is None or spec.origin is None:
         return "not installed"
@@ -280,9 +292,9 @@ def package_here(name: str, finders: Sequence[Any]) -> str:
 
 
 def runtime_sources() -> Iterator[tuple[str, str, bytes]]:
-    """Yield each module of the runtime in a fixed order: path below its package, file, bytes.
+    """Yield each module of Cairn's packages `state_backend` and `cairn` in a fixed order: path, file, bytes.
 
-    The package may be a zip, because `--py-files` sends a zip.
+    The path is relative to the package's folder. The package may be in a zip, because `--py-files` sends a zip.
     """
     for package in (state_backend, cairn):
         yield from _sources_of(package)
@@ -303,7 +315,11 @@ def _sources_of(package: ModuleType) -> Iterator[tuple[str, str, bytes]]:
 
 
 def runtime_archive(file: Path) -> None:
-    """Write the runtime as a zip that Python can import from. Equal sources produce equal bytes."""
+    """Write Cairn's own packages `state_backend` and `cairn` as a zip that Python can import from.
+
+    A driver sends the zip to the executors of a Spark cluster. It holds only Python sources. Equal sources produce
+    equal bytes.
+    """
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as zipped:
         for package in (state_backend, cairn):
             for name, _, source in _sources_of(package):

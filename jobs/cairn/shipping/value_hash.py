@@ -71,10 +71,14 @@ class ValueHasher:
         self._kept: list[Any] = []
 
     def digest(self, value: Any, path: str) -> bytes:
-        """Return the 32 bytes of a value's hash. `path` names the value in errors.
+        """Return the 32 bytes of a value's hash.
+
+        Args:
+            value: The value to hash.
+            path: The place of the value for error messages, such as "the processor.args[0]".
 
         Raises:
-            UsageError: The value may differ between processes. The message has its path and type.
+            UsageError: The value may differ between processes. The message has its place and type.
         """
         if plain := _PLAIN.get(type(value)):
             return _hash(type(value).__name__, plain(value))
@@ -135,11 +139,11 @@ class ValueHasher:
         return _hash("items", *self._items(items, path))
 
     def _entries(self, entries: Mapping[Any, Any], path: str) -> list[bytes]:
-        """Return the hashes of a dict's entries, sorted, because equal dicts may differ in order."""
         pairs = (
             self.digest(key, f"a key of {path}") + self.digest(item, f"{path}[{_repr(key)}]")
             for key, item in entries.items()
         )
+        # Equal dicts may have their entries in different orders, so the hashes are sorted.
         return sorted(pairs)
 
     # --- code -----------------------------------------------------------------------------------------------------------------
@@ -205,7 +209,12 @@ class ValueHasher:
     def _known_object(self, value: Any, path: str) -> bytes | None:
         """Return the hash of a value of NumPy, pandas or Spark whose pickle holds more than the value.
 
-        Return None for other values.
+        Args:
+            value: The value to hash.
+            path: The place of the value for error messages, such as "the processor.args[0]".
+
+        Returns:
+            The hash; None for a value of another type.
         """
         match value:
             case np.ndarray() if type(value) is np.ndarray:
@@ -237,7 +246,12 @@ class ValueHasher:
         return _hash("values", _text(str(values.dtype)), self.digest(names, path), self.digest(held, path))
 
     def _object(self, value: Any, path: str) -> bytes:
-        """Return the hash of an object's class and state, as pickle reads them."""
+        """Return the hash of an object's class and of the state that pickle would send.
+
+        Args:
+            value: The object to hash.
+            path: The place of the value for error messages, such as "the processor.args[0]".
+        """
         cls = type(value)
         if cls.__module__.startswith(("py4j.", "grpc.", "pyspark.")) and not cls.__module__.startswith(_PYSPARK_VALUES):
             raise _refused(path, value, "it belongs to this Spark session")

@@ -1,6 +1,7 @@
-"""gRPC channels to Spark Connect servers on this machine.
+"""gRPC channels to Spark Connect servers, which can send a token without TLS to a server on this machine.
 
-Spark's own client sends a token without TLS only to the host name localhost.
+Spark's own client sends a token without TLS only to the host name localhost. This name may lead to ::1, where another
+user could listen and receive the token. So Cairn connects to 127.0.0.1, and needs a channel of its own for it.
 """
 
 from __future__ import annotations

@@ -264,7 +264,17 @@ def _channel(url: str, token: str | None) -> ConnectChannel:
 
 
 def _open_remote_session(where: str, shared_as: str | None, token: str | None, conf: Mapping[str, str]) -> SparkSession:
-    """Open the first session of this hour that the server has not closed, and configure the session."""
+    """Open a session on a Connect server and configure it. Drivers of one name share a session for an hour.
+
+    The session's id is computed from `shared_as`, the current hour and a number from 0. A Connect server may have
+    closed the session with number 0 because it was idle, and never opens it again. Then the numbers 1, 2, … are tried.
+
+    Args:
+        where: The URL of the Connect server. If it names a session, this session is opened.
+        shared_as: The name of the drivers that share the session; None opens a session for this driver alone.
+        token: The Connect server's token; None without one.
+        conf: Spark's configuration by name.
+    """
     if shared_as is None or ";session_id=" in where:
         return _configured_session(where, token, conf)
     hour = _hour()
@@ -311,9 +321,15 @@ def _is_refused(error: Exception) -> bool:
 
 
 def operation_tag(shared_as: str, root: str, task: str) -> str:
-    """Return the tag of all tries of one task on a Connect server.
+    """Return the tag that all tries of one task give to their operations on a Connect server.
 
-    The tag depends on the root, because several deployments may share a server and the names of tasks.
+    By this tag, a later try interrupts operations that an earlier try left running (`interrupt_former`).
+
+    Args:
+        shared_as: The name that the task's driver gives to `connect`, such as "aircraft/process".
+        root: The URL of the root. Several deployments, each with its own root, may share a server and have tasks of the
+            same name.
+        task: A text that identifies the task, the same in every try.
     """
     return f"cairn-{shared_as}-{uuid.uuid5(uuid.NAMESPACE_URL, f'cairn:{root}:{task}')}".replace(",", "_")
 
@@ -356,16 +372,19 @@ def interrupt_former(where: str, shared_as: str, tag: str, *, token: str | None 
 def _interrupt_sessions(
     where: str, shared_as: str, hour: int, tag: str, token: str | None, *, recent: bool
 ) -> list[str]:
-    """Interrupt the operations with a tag in the sessions of one hour.
+    """Interrupt the operations with a tag in the session that drivers of one name opened in a given hour.
+
+    The id of a session is computed from the drivers' name, the hour and a number. The number is 0 for the hour's first
+    session, and 1, 2, … for sessions that replaced one that the server had closed.
 
     Args:
         where: The URL of the Connect server.
         shared_as: The name that the drivers gave to `connect`.
-        hour: The hour of the sessions, in hours since the epoch.
+        hour: The hour in which the sessions were opened, in hours since the epoch.
         tag: The tag of the operations.
         token: The Connect server's token.
-        recent: True to search also the sessions that replaced a closed session of this hour. False for older hours:
-            only the first session is searched, because a request for a session that does not exist creates it.
+        recent: True tries the numbers from 0 on, up to the first session that is not closed. False, for older hours,
+            tries only number 0, because the server creates a session that it does not know.
 
     Returns:
         The ids of the interrupted operations.
@@ -484,7 +503,7 @@ def _session_url(where: str, shared_as: str, hour: int, number: int = 0) -> str:
         where: The URL of the Connect server.
         shared_as: The name that the drivers gave to `connect`.
         hour: The hour of the session, in hours since the epoch.
-        number: 0 for the first session of this name and hour. The server has closed all sessions with smaller numbers.
+        number: 0 for the first session of this name and hour, and 1, 2, … for sessions that replaced a closed session.
     """
     if ";session_id=" in where:
         return where
