@@ -45,6 +45,7 @@ print(json.dumps(sorted(sys.modules.keys() - before)))
         *(f"runpy.run_path({str(dag)!r})" for dag in sorted((ROOT / "dags").glob("*.py"))),
     ],
 )
+@pytest.mark.long("seconds", runs_in="ci")
 def test_importing_is_cheap(what: str, tmp_path: Path) -> None:
     env = {**os.environ, "AIRFLOW_HOME": str(tmp_path), "PYTHONPATH": str(ROOT / "plugins")}
     done = subprocess.run(
@@ -63,6 +64,7 @@ def test_importing_is_cheap(what: str, tmp_path: Path) -> None:
     assert 0 < len(modules) < 100, modules
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_a_scheduler_has_what_its_tasks_import_and_nothing_of_a_pipeline(tmp_path: Path) -> None:
     """Its workers are forks of it. What it imported may be neither a user's code nor start a thread."""
     code = """

@@ -36,6 +36,7 @@ def run(*arguments: str, tz: str | None) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(("first", "seeds", "zone", "tz"), PROGRAMS)
+@pytest.mark.long("40 seconds for each pair of zones: a Spark of its own")
 def test_generated_programs(first: int, seeds: int, zone: str, tz: str | None) -> None:
     arguments = ["--first", str(first), "--seeds", str(seeds), "--zone", zone, "--process-zone", tz or "UTC"]
     ran = run("tests.conformance.generator", *arguments, tz=tz)

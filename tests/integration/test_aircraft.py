@@ -25,7 +25,7 @@ from tests.oracles.aircraft import Expected, expected, row_order
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.long("two minutes: 120 days")]
 
 FIRST = date(2013, 1, 1)
 DAYS = 120

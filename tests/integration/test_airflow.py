@@ -247,6 +247,7 @@ def test_clearing_a_past_day_reproduces_it(airflow: AirflowServer, data: Path) -
     assert not any(retained.stale_by for retained in log.retained.values())
 
 
+@pytest.mark.long("40 seconds: three runs of a form")
 def test_a_range_in_one_go_from_the_form(airflow: AirflowServer, data: Path) -> None:
     """The days of the test above, on another root: a dry run, all of them, and the same once more. Each has the digest that it had as a
     run of its own."""
@@ -354,6 +355,7 @@ def test_a_run_without_date_is_refused(airflow: AirflowServer) -> None:
     assert "this run has no data interval" in "\n".join(airflow.client.log(DAG, run, "process", 1))
 
 
+@pytest.mark.long("40 seconds")
 def test_stopping_with_a_savepoint_loses_no_interval(
     airflow: AirflowServer, data: Path, connect: SparkConnectServer
 ) -> None:
@@ -385,6 +387,7 @@ def test_stopping_with_a_savepoint_loses_no_interval(
     assert airflow.client.xcom(DAG, run, "checkpoint")["checkpoint"] == log_of(data).head_id == 7
 
 
+@pytest.mark.long("half a minute")
 def test_going_back_waits_for_a_person(airflow: AirflowServer, data: Path) -> None:
     """Back to day 2: it asks, validates on Spark, commits; the next interval starts from there."""
     client, dag_id = airflow.client, "aircraft_restore"
@@ -495,7 +498,7 @@ def tally(airflow: AirflowServer, data: Path) -> Callable[[str], Tally]:
 
 
 # Ten days take two to three times as long and show the same: for `CAIRN_TESTS=all`.
-DAYS = 10 if ALL else 5
+DAYS = 10 if ALL else 4
 
 
 def test_days_in_order_with_a_failing_try_interrupted_and_continued(tally: Callable[[str], Tally]) -> None:
@@ -566,6 +569,7 @@ def test_a_cleared_day_with_another_result_stops_tomorrow_with_the_command(
     assert days.mine() == days.undisturbed(DAYS + 2)
 
 
+@pytest.mark.long("half a minute: five more days")
 def test_a_backfill_of_done_days_with_changed_input_reads_no_old_state(tally: Callable[[str], Tally]) -> None:
     """From the very first interval on, with max-active-runs 4: every day starts from what this backfill made of the day before."""
     days = tally("tally")
@@ -581,6 +585,7 @@ def test_a_backfill_of_done_days_with_changed_input_reads_no_old_state(tally: Ca
     days.assert_one_at_a_time()
 
 
+@pytest.mark.long("half a minute: six runs")
 def test_a_backfill_over_done_days_while_scheduled_runs_go_on(tally: Callable[[str], Tally]) -> None:
     days = tally("tally_scheduled")
     for n in range(1, 5):
@@ -599,6 +604,7 @@ def test_a_backfill_over_done_days_while_scheduled_runs_go_on(tally: Callable[[s
     assert days.mine() == days.undisturbed(4)
 
 
+@pytest.mark.long("half a minute: four runs")
 def test_a_cleared_day_with_everything_after_it(tally: Callable[[str], Tally]) -> None:
     """All runs are cleared at a time, from the first, with changed input: each starts from the re-run of the day before."""
     days = tally("tally_scheduled")
@@ -677,6 +683,7 @@ def states_of(days: Tally, run: str) -> dict[str, str]:
     return {task["task_id"]: task["state"] for task in days.client.task_instances(days.name, run)}
 
 
+@pytest.mark.long("minutes: 480 runs")
 def test_backfills_in_numbers_are_whole_while_the_scheduler_runs(airflow: AirflowServer) -> None:
     """Hourly ones, several at a time, each DAG's next one while the one before still counts: none is refused, none lacks a run."""
     dags, rounds = (20, 5) if ALL else (3, 2)

@@ -275,6 +275,7 @@ def test_kill_9_of_the_supervisor_with_two_live_writers(airflow: AirflowServer, 
     day.succeed(tries=2)
 
 
+@pytest.mark.long("40 seconds: the server starts again")
 def test_kill_9_of_the_spark_server(airflow: AirflowServer, folder: Path, spark_server: SparkConnectServer) -> None:
     """The task says what it lost, and the next try runs on the server that takes its place. (Airflow starts no servers.)"""
     day = Day(airflow, folder)
@@ -300,6 +301,7 @@ def test_marked_failed_by_a_person(airflow: AirflowServer, folder: Path) -> None
     assert day.succeed(tries=2).content.run.clear_number == 1
 
 
+@pytest.mark.long("half a minute")
 def test_execution_timeout(airflow: AirflowServer, folder: Path) -> None:
     """The driver and its operation end with the try that took too long; the next one is quicker."""
     day = Day(airflow, folder, DAG_WITH_TIMEOUT)
@@ -313,6 +315,7 @@ def weather_hour(n: int) -> datetime:
     return FIRST_HOUR + n * HOUR
 
 
+@pytest.mark.long("half a minute")
 def test_two_stateful_tasks_and_who_waits_for_them(airflow: AirflowServer, folder: Path) -> None:
     """Two hours under a real scheduler. Each stateful task commits its own checkpoint; the second fails in the second hour
     and takes nothing from the first. The DAG that is scheduled on the asset runs, and knows which checkpoints it is for."""

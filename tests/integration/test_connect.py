@@ -161,6 +161,7 @@ def write_pipeline(folder: Path, version: str, greeting: str) -> None:
     shutil.rmtree(folder / "__pycache__", ignore_errors=True)
 
 
+@pytest.mark.long("half a minute")
 def test_an_edited_processor_counts_from_the_next_interval_on(
     server: SparkConnectServer, local_dir: Path, tmp_path: Path
 ) -> None:
@@ -199,6 +200,7 @@ def test_validation_runs_in_other_processes_than_the_writer(server: SparkConnect
     assert not set(result["ok"]["pids"]) & set(record.content.worker_pids)
 
 
+@pytest.mark.long("a quarter of a minute")
 def test_a_session_that_the_server_closed_is_replaced(server: SparkConnectServer, tmp_path: Path) -> None:
     """A server closes an idle session for good. Its timeout may be shorter than the hour for which drivers share a session."""
     write_pipeline(tmp_path, "0", "hello")
@@ -250,6 +252,7 @@ def test_errors_of_user_code_come_through_the_server(server: SparkConnectServer,
     assert "KeyError: 'on purpose'" in error["message"]
 
 
+@pytest.mark.long("a quarter of a minute")
 def test_programs_give_the_same_through_the_server(
     server: SparkConnectServer, spark: SparkSession, tmp_path: Path
 ) -> None:

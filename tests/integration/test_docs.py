@@ -99,6 +99,9 @@ def blocks_of(page: str) -> list[Block]:
     ]
 
 
+SLOW = ("docs/operating.md", "docs/trying.md", "docs/upgrade.md")
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
     """A Spark Connect server's address, for the commands that run Spark: a JVM of its own for each of them would take half of these
@@ -130,7 +133,10 @@ def server() -> Iterator[str]:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.long("a minute for the page")) if page in SLOW else page for page in PAGES],
+)
 def test_every_block_of_the_page_runs(page: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     layout, blocks, environment = copy_layout(tmp_path), blocks_of(page), {}
     if any("cairn run " in block.text for block in blocks):

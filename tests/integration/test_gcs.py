@@ -608,6 +608,7 @@ def test_folders_that_the_console_made_are_no_files(storage: GcsStorage, server:
 
 
 @pytest.mark.spark
+@pytest.mark.long("20 seconds")
 def test_intervals_on_the_server_leave_what_they_leave_on_disk(
     spark: SparkSession, server: GcsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

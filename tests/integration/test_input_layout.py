@@ -148,6 +148,7 @@ def _read_unordered(arranged: Callable[[list[Any]], list[Any]], spark: SparkSess
     return rows
 
 
+@pytest.mark.long("half a minute: every type in three zones")
 def test_rows_that_spark_takes_for_equal_come_in_one_order(spark: SparkSession, tmp_path: Path) -> None:
     """Whatever order they come in, in any time zone, with and without ANSI mode. Of keys that are equal, handlers see one."""
 

@@ -151,6 +151,7 @@ def test_a_key_look_up_touches_one_shard(spark: SparkSession, tmp_path: Path, co
             table(spark, tmp_path / format, states[0]).filter("key.user = 'ann'").collect()
 
 
+@pytest.mark.long("20 seconds")
 def test_filters_of_one_query_are_not_those_of_another(spark: SparkSession, counted: tuple[Path, Any]) -> None:
     """Spark keeps what a Python data source's ``pushFilters`` made of one query for the next one over the same DataFrame, and for
     other parts of the same query: the reader has none. If the last line fails, Spark may have mended that."""

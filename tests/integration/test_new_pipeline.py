@@ -74,6 +74,7 @@ def test_airflow_reads_its_dags(layout: Path, printed: dict[str, str], tmp_path:
 
 
 @pytest.mark.spark
+@pytest.mark.long("a minute; docs/first-pipeline.md runs the same commands")
 def test_the_printed_command_runs_the_first_interval(layout: Path, printed: dict[str, str]) -> None:
     _, first, listed = commands_in(printed["clicks"])
     said = run(layout, [*first, "--count", "3"])

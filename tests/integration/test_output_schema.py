@@ -109,6 +109,7 @@ THIRD = "n bigint, user string, at timestamp"
 FOURTH = "n bigint, note string"
 
 
+@pytest.mark.long("a quarter of a minute")
 def test_a_schema_that_changes(spark: SparkSession, tmp_path: Path) -> None:
     """Added, dropped, reordered, widened, at every depth; then what can't follow is refused before anything was done."""
     root = str(tmp_path)

@@ -443,6 +443,7 @@ print("record", run_interval(spark, counting(source=lambda *_: rows), day(0), sy
 """
 
 
+@pytest.mark.long("20 seconds: a Python of its own")
 def test_workers_are_the_python_that_runs_the_driver(tmp_path: Path) -> None:
     """`.venv/bin/python` where the environment is not on the PATH: Spark would start the system's Python."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK")}

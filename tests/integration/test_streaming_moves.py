@@ -116,7 +116,12 @@ EVENT = replace(
 @pytest.mark.parametrize(
     ("case", "moved_after", "moves"),
     [
-        (TIMED, 1, {"v", "l", "m", "long_v", "long_l", "long_m", "brief_v", "typed", "$timers"}),
+        pytest.param(
+            TIMED,
+            1,
+            {"v", "l", "m", "long_v", "long_l", "long_m", "brief_v", "typed", "$timers"},
+            marks=pytest.mark.long("half a minute"),
+        ),
         (EVENT, 2, {"l", "fire", "$timers"}),
     ],
     ids=["timed", "event"],

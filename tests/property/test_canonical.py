@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -32,8 +33,11 @@ from state_backend.values.records import (
     StateDescriptor,
 )
 from tests.property.test_codecs import all_types, key_types, struct, structs, values
+from tests.support.tiers import at_tier
 
-laws = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+laws = settings(
+    deadline=None, max_examples=at_tier(fast=10, ci=30, all=60), suppress_health_check=[HealthCheck.too_slow]
+)
 
 
 def descriptors(value: Any, user_key: Any) -> tuple[StateDescriptor, ...]:
@@ -142,6 +146,7 @@ def restored(
     st.sampled_from([(1, 1000), (2, 1000), (1000, 1), (1000, 1000)]),
     st.booleans(),
 )
+@pytest.mark.long("seconds", runs_in="ci")
 def test_any_state_comes_back_at_any_layout(
     drawn: Any, layout_: tuple[int, int], batch: tuple[int, int], many_files: bool
 ) -> None:

@@ -15,6 +15,7 @@ from state_backend.adapters.change_recorder import ChangeRecorder
 from state_backend.adapters.rocks import RocksStore
 from state_backend.formats import changelog
 from state_backend.values.errors import CorruptFile, UnsupportedFormat
+from tests.support.tiers import at_tier
 
 keys = st.binary(max_size=4)
 values = st.one_of(st.none(), st.binary(max_size=8))
@@ -123,7 +124,7 @@ writes = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=at_tier(fast=20, ci=40, all=60), deadline=None)
 @given(
     before=st.lists(st.tuples(keys, values), max_size=10), program=st.lists(writes, max_size=12), memory=st.booleans()
 )

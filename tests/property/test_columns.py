@@ -39,8 +39,11 @@ from tests.property.test_codecs import (
     structs,
     values,
 )
+from tests.support.tiers import at_tier
 
-laws = settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+laws = settings(
+    deadline=None, max_examples=at_tier(fast=25, ci=50, all=100), suppress_health_check=[HealthCheck.too_slow]
+)
 
 
 def tables(types):

@@ -63,6 +63,7 @@ from state_backend.values.records import (
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import content, day, files_in, manifest, sst, start_ms
 from tests.support.faulty_storage import FaultyStorage, StaleStorage, StopHere, lost_answer_at, stop_at
+from tests.support.tiers import ALL, at_tier
 
 EXAMPLES = int(os.environ.get("CAIRN_MODEL_EXAMPLES", "0"))
 STEPS = 50
@@ -1032,8 +1033,11 @@ def explore(examples: int) -> None:
 def test_histories_of_pipelines_are_what_the_model_says() -> None:
     """F25, F38, F49, F53, F54, F56, S2, S3: begin, prepare, commit, crashes, zombies, re-runs, rewinds, forks, savepoints, retention,
     sweeps, quarantine and lost answers in any order."""
-    explore(EXAMPLES or 100)
+    explore(EXAMPLES or at_tier(fast=6, ci=30, all=100))
     print(dict(sorted(SEEN.items())))
+    assert SEEN["committed"]
+    if not ALL:
+        return  # Few histories don't meet every outcome.
     for outcome in ("committed", "already", "adopted", "Fenced", "BaseMoved", "StateGapError", "StaleStateError"):
         assert SEEN[outcome], outcome
     for happening in (
@@ -1090,10 +1094,8 @@ RARE = {
 }
 
 
-@pytest.mark.parametrize(
-    "mistake",
-    [pytest.param(m, marks=pytest.mark.long("minutes: it is rarely met")) if m in RARE else m for m in MISTAKES],
-)
+@pytest.mark.long("minutes: it tests this test")
+@pytest.mark.parametrize("mistake", MISTAKES)
 def test_the_model_finds_a_mistake(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
     where, name, instead = MISTAKES[mistake]
     monkeypatch.setattr(where, name, instead)

@@ -15,6 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.formats.spark_hash import key_group
 from state_backend.formats.types import parse_struct
@@ -182,6 +184,7 @@ def _some_calls(state: ShardState, rng: random.Random, n: int, versions: int) ->
                     state.delete_timer(timer)
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_what_is_healthy_passes(tmp_path: Path) -> None:
     """Fast and full, over checkpoints and savepoints of all kinds, none of which a test chose by hand."""
     kinds: Counter[str] = Counter()

@@ -36,6 +36,7 @@ from state_backend.state.value_columns import ValueColumns
 from state_backend.values.key_groups import KeyGroupRange, range_of
 from state_backend.values.records import ShardManifest
 from tests.support.shards import KEY_SCHEMA, KEYS, STATES, lay_timers_together
+from tests.support.tiers import at_tier
 
 MAX_PARALLELISM = 8
 # Thresholds so low that some intervals go past them, and some that none does.
@@ -344,4 +345,4 @@ class StateMachine(RuleBasedStateMachine):
 
 
 TestShardState = StateMachine.TestCase
-TestShardState.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestShardState.settings = settings(max_examples=at_tier(fast=6, ci=15, all=40), stateful_step_count=25, deadline=None)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import Row
@@ -264,6 +265,7 @@ def intervals(draw: Any) -> tuple[str, list[tuple[Any, ...]], bool, int]:
     mode=st.sampled_from(["processing", "event"]),
     dense=st.booleans(),
 )
+@pytest.mark.long("seconds", runs_in="ci")
 def test_columns_leave_what_rows_leave(steps: list[Any], mode: str, dense: bool) -> None:
     before = shard_state.MIN_SCAN_ROWS, shard_state.RANGE_KEYS
     shard_state.MIN_SCAN_ROWS = shard_state.RANGE_KEYS = 1 if dense else 1_000

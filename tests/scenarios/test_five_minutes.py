@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
+
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.checkpoint.sweep import sweep
@@ -112,6 +114,7 @@ def run_week(root: Path, chance: random.Random) -> Week:
     return week
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_a_week_of_five_minutes(tmp_path: Path) -> None:
     # The state at the end of an undisturbed week is what was set last of each key, here in one interval.
     last: dict[str, int] = {}

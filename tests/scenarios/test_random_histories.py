@@ -28,6 +28,7 @@ MOST_UNTIL_FOUND = 50
 
 
 @pytest.mark.parametrize(("first", "count"), PARTS)
+@pytest.mark.long("seconds", runs_in="ci")
 def test_every_state_output_and_read_is_as_the_oracle_says_and_no_file_is_left(
     tmp_path: Path, first: int, count: int
 ) -> None:

@@ -74,6 +74,7 @@ def run_and_kill(root: Path, number: int, after_s: float | None) -> tuple[int, l
 
 @pytest.mark.parametrize("with_sink", [False, True])
 @pytest.mark.parametrize("seed", [1, 2] if LONG else [1])
+@pytest.mark.long("seconds", runs_in="ci")
 def test_a_range_that_is_killed_comes_to_the_same(
     undisturbed: Path, tmp_path: Path, seed: int, with_sink: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

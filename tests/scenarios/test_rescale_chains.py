@@ -113,6 +113,7 @@ def walk(chain: Chain) -> None:
             assert verify_shard(store, manifest, STATES, KEY_SCHEMA, MAX_PARALLELISM) == (manifest.entries, [])
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_up_and_down_with_every_kind_of_state(tmp_path: Path) -> None:
     """F67, F68, F71, S36: 1 -> 2 -> 8 -> 7 -> 3 -> 1, a tenth of the keys written anew at each step, over incremental, full,
     changelog and savepoint checkpoints: the same digest as without rescaling, every key in exactly one shard."""
@@ -146,6 +147,7 @@ def test_other_ways_between_them(tmp_path: Path, steps: list[tuple[int, Mode]]) 
     walk(rescale(tmp_path, MemoryStorage(), Keys(KEY_COUNT // 10), 7, steps, every=3))
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_as_far_as_it_goes_and_back(tmp_path: Path) -> None:
     """F67, F71: 1 -> 128 -> 1, one key group per shard in between, with segments of its own."""
     steps: list[tuple[int, Mode]] = [(128, "incremental"), (128, "changelog"), (1, "full")]

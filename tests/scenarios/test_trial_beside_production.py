@@ -50,6 +50,7 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_neither_changes_the_other(before: Path, tmp_path: Path) -> None:
     quiet, alone, root = (Path(shutil.copytree(before, tmp_path / name)) for name in ("quiet", "alone", "root"))
     run_days(str(quiet), DAYS, 1)

@@ -1,6 +1,7 @@
 """The tier of tests that runs: `fast`, `ci` or `all` in the variable CAIRN_TESTS; `ci` without it.
 
-`fast` leaves out tests that need Spark, Airflow, a browser, a cluster or a storage server. `ci` leaves out tests that are marked `long`.
+`fast` leaves out tests that need Spark, Airflow, a browser, a cluster or a storage server. `fast` and `ci` leave out tests that are marked
+`long`; with `runs_in="ci"` only `fast` leaves the test out.
 Some tests run fewer examples in `fast` and `ci`: they ask `ALL` or `at_tier`.
 
 `make test-all` runs in parts: CAIRN_PASSED names a folder, where each run notes the tests that passed on this commit. A later run of the
@@ -52,12 +53,17 @@ def choose_tests(config: pytest.Config, items: list[pytest.Item]) -> None:
         config.hook.pytest_deselected(items=left_out)
     if not ALL:
         for item in items:
-            if long := item.get_closest_marker("long"):
-                item.add_marker(pytest.mark.skip(reason=f"long ({long.args[0]}): make test-all runs it"))
+            if (long := item.get_closest_marker("long")) and not _runs(long):
+                command = "make test" if long.kwargs.get("runs_in") == "ci" else "make test-all"
+                item.add_marker(pytest.mark.skip(reason=f"long ({long.args[0]}): {command} runs it"))
     elif passed := {*_noted(".passed")}:
         done = [item for item in items if item.nodeid in passed]
         items[:] = [item for item in items if item.nodeid not in passed]
         config.hook.pytest_deselected(items=done)
+
+
+def _runs(long: pytest.Mark) -> bool:
+    return NAMES.index(TIER) >= NAMES.index(long.kwargs.get("runs_in", "all"))
 
 
 def remember_passed(report: pytest.TestReport) -> None:

@@ -178,6 +178,7 @@ LARGE = [
 
 
 @pytest.mark.parametrize(("keys", "value_bytes", "kind", "most_bytes"), LARGE)
+@pytest.mark.long("seconds", runs_in="ci")
 def test_large_state_takes_bounded_memory(keys: int, value_bytes: int, kind: str, most_bytes: int) -> None:
     """All keys come in one batch, and are changed in two intervals."""
     command = [sys.executable, "-m", "tests.support.large_values", str(keys), str(value_bytes), kind]

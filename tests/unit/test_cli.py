@@ -33,6 +33,7 @@ from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, Folder, day
 from tests.support.log_in_memory import log_in_memory
 from tests.support.real_shards import RealPipeline
+from tests.support.tiers import at_tier
 
 FAR_MS = 4_102_444_800_000  # the year 2100: everything is old
 
@@ -389,7 +390,9 @@ def check_found(root: Path, path: str, *arguments: str) -> Any:
     return found
 
 
-@pytest.mark.parametrize("damage", [flip, truncate, empty, remove])
+@pytest.mark.parametrize(
+    "damage", at_tier(fast=[flip], ci=[flip, truncate, empty, remove], all=[flip, truncate, empty, remove])
+)
 @pytest.mark.parametrize("kind", STATE)
 def test_a_damaged_file_of_a_checkpoint_is_named(root: Path, kind: str, damage: Callable[[Path], None]) -> None:
     """The checkpoints that need it are refused, and only those; the newest sound one is offered."""

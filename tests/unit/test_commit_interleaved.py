@@ -39,7 +39,32 @@ from tests.support.log_in_memory import log_in_memory
 BY_NAME = {s.name: s for s in SCENARIOS}
 
 
-@pytest.mark.parametrize("scenario", [s for s in SCENARIOS if not s.big], ids=lambda s: s.name)
+# Each takes one to ten seconds.
+SLOW = {
+    "a re-run that a sweep takes for dead, and the next day",
+    "a key is forgotten with all older checkpoints, beside an attempt and a clean-up",
+    "two attempts and a sweeper that takes them for dead",
+    "an interval that replaced two days, and the day after",
+    "two forgets of one state, and who holds its files",
+    "two attempts, a third committer, tight retention",
+    "a re-run whose output is published, and an interval that replaces two days",
+    "an attempt, a re-run of an earlier interval, and a reproduction that moves the base",
+    "skewed clocks: a lease, an attempt that ends what it is on, and a sweep an hour ahead",
+    "a key is forgotten while the day before it is prepared anew, and the next one begins",
+    "stale listings: an attempt, a re-run of the first day, and who reads their output",
+    "every write a step: an attempt, and a re-run of the first day",
+    "two attempts, one lost answer",
+}
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        pytest.param(s, id=s.name, marks=pytest.mark.long("seconds", runs_in="ci") if s.name in SLOW else ())
+        for s in SCENARIOS
+        if not s.big
+    ],
+)
 def test_all_interleavings(scenario: Scenario) -> None:
     """F36, F49, F53, F54, F55, S13, S14: whoever crashes, sleeps or loses an answer, wherever."""
     figures = scenario.explore()

@@ -98,6 +98,7 @@ def next_base(pipeline: RealPipeline, n: int) -> int | None:
 
 
 @pytest.mark.parametrize("inline", [False, True])
+@pytest.mark.long("seconds", runs_in="ci")
 def test_files_and_bytes_go_down_and_the_next_interval_starts_from_it(pipeline: RealPipeline, tmp_path: Path) -> None:
     """Six files per shard become one; digest, entries and time are those of the base; the next day shares the new files."""
     before = pipeline.coordinator.record("latest")

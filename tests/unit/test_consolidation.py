@@ -209,6 +209,7 @@ def test_deletions_are_counted_and_leave(tmp_path: Path) -> None:
         assert [(r.entries, r.deletions) for r in store.sorted_runs()] == [(100, 0)]
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_a_history_stays_flat(tmp_path: Path) -> None:
     """60 batches of 5 % of the keys, in two shards: the bounds that docs/history.md shows over 1,000 batches, a little wider."""
     history = History(folder=tmp_path, keys=10_000, parallelism=2)
@@ -227,6 +228,7 @@ def test_a_history_stays_flat(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("changelog", [None, ChangelogOptions()])
+@pytest.mark.long("seconds", runs_in="ci")
 def test_what_sessions_leave_behind_stays_bounded(tmp_path: Path, changelog: ChangelogOptions | None) -> None:
     """Lists, maps, timers and expiry: what is written is deleted some hours later, and at night state shrinks to a tenth. A
     changelog's interval writes files as soon as too much of them is obsolete."""

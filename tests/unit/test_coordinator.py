@@ -49,6 +49,7 @@ from state_backend.values.records import (
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, Folder, content, day, run, sst, start_ms
 from tests.support.faulty_storage import Fault, FaultyStorage, StopHere, lost_answer_at, stop_at
+from tests.support.tiers import at_tier
 
 When = Literal["before", "after"]
 
@@ -466,8 +467,12 @@ def check_restorable(storage: MemoryStorage) -> None:
 
 
 @pytest.mark.parametrize("inline", [True, False], ids=["inline", "manifest files"])
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("late", [False, True], ids=["", "late listings"])
+@pytest.mark.parametrize("when", at_tier(fast=["after"], ci=["before", "after"], all=["before", "after"]))
+@pytest.mark.parametrize(
+    "late",
+    at_tier(fast=[False], ci=[False, True], all=[False, True]),
+    ids=["", "late listings"][: at_tier(fast=1, ci=2, all=2)],
+)
 def test_a_crash_at_any_call_is_recovered_by_the_next(when: When, inline: bool, late: bool) -> None:
     """F49, F50, F53, S3, S5, S6: at every call of commit, publish and clean-up the log is exactly old or new, all that is
     completed can be restored, and another process ends in the very state that no crash would have led to."""

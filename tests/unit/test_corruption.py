@@ -45,6 +45,7 @@ from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, day, run, trial_of
 from tests.support.crash_matrix import FAR_MS, HOME, NEW, SAVED, Try, live_files, restore, take, values_of
 from tests.support.real_shards import RealPipeline
+from tests.support.tiers import at_tier
 
 OTHER = "other savepoint"
 NO_COLUMNS: dict[str, Any] = {"type": "struct", "fields": []}
@@ -250,7 +251,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "damage"), CASES)
+@pytest.mark.parametrize(("kind", "damage"), at_tier(fast=CASES[::4], ci=CASES, all=CASES))
 def test_a_damaged_file_is_named_by_whoever_needs_it(root: Path, kind: Kind, damage: Any) -> None:
     """F41, F50, F65, S5, S32: begin, restore, commit, sweep and reading refuse, and nothing is deleted; a deep ``verify`` names it
     too. Of two files that changed places either may be named."""
@@ -491,6 +492,7 @@ LINKED = {
 }
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_nothing_changes_behind_a_link_in_the_place_of_a_folder(
     tried: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

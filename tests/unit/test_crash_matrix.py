@@ -12,7 +12,14 @@ WHOLE = ("sweep", "native savepoint", "claim")
 BRIEF = ("interval", "canonical savepoint", "claim")
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda o: o.name)
+@pytest.mark.parametrize(
+    "operation",
+    [
+        o if o.name == "interval" else pytest.param(o, marks=pytest.mark.long("seconds", runs_in="ci"))
+        for o in OPERATIONS
+    ],
+    ids=lambda o: o.name,
+)
 def test_a_crash_at_any_call_leaves_the_old_state_or_the_new_one(operation: Operation, tmp_path: Path) -> None:
     """F2, F12, F49, F53, S3, S5, S6: before and after each call (of the slow ones: each write, since what
     reads leave is what the write before them left), in memory; then the next try ends where an undisturbed one
@@ -23,6 +30,7 @@ def test_a_crash_at_any_call_leaves_the_old_state_or_the_new_one(operation: Oper
 
 
 @pytest.mark.parametrize("operation", [o for o in OPERATIONS if o.name in ("interval", "sweep")], ids=lambda o: o.name)
+@pytest.mark.long("seconds", runs_in="ci")
 def test_a_crash_at_any_write_to_a_disk(operation: Operation, tmp_path: Path) -> None:
     """F12, F53, S5: the same on a disk; all operations and calls are in the whole matrix."""
     totals = crash_matrix(operation, OnDisk(tmp_path / "root"), tmp_path / "work", only_writes=True)
@@ -31,6 +39,7 @@ def test_a_crash_at_any_write_to_a_disk(operation: Operation, tmp_path: Path) ->
 
 @pytest.mark.parametrize("fault", ["answer lost", "out of reach"])
 @pytest.mark.parametrize("operation", [o for o in OPERATIONS if o.name in BRIEF], ids=lambda o: o.name)
+@pytest.mark.long("seconds", runs_in="ci")
 def test_a_write_that_fails_is_undone_or_settled(operation: Operation, fault: Fault, tmp_path: Path) -> None:
     """F2, F18, F38, F54, S5, S7: what a process does that lives on may be no worse than to die."""
     totals = crash_matrix(operation, InMemory(), tmp_path, fault=fault, only_writes=True)

@@ -44,6 +44,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield folder / "site"
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_every_page_has_its_file_and_loads_nothing_from_another_host(site: Path) -> None:
     for page in (REPOSITORY / "docs").glob("*.md"):
         built = (site / f"{page.stem}.html").read_text()

@@ -228,6 +228,7 @@ SILENT = {(kind, damage) for kind in UNSEEN for damage in (remove, folder)}
 
 
 @pytest.mark.parametrize("kind", BRIEF)
+@pytest.mark.long("seconds", runs_in="ci")
 def test_a_lost_or_damaged_file_is_named_or_harmless(original: Path, tmp_path: Path, whole: Any, kind: str) -> None:
     file = files_by_kind(original)[kind]
     for damage in BRIEF[kind]:

@@ -257,6 +257,7 @@ def test_a_fork_and_a_savepoint_keep_the_key_away(root: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("mode", ["incremental", "changelog", "full"])
+@pytest.mark.long("seconds", runs_in="ci")
 def test_a_filtered_re_run_is_as_if_the_user_had_never_come(root: Path, tmp_path: Path, mode: Any) -> None:
     """All days are run again: state, output and digest of a pipeline that never saw the user, and no byte of the key."""
     forget(root, "--on-rerun", "filter", "--drop-checkpoints", "--rewrite-output")
@@ -550,6 +551,7 @@ def killed_at_some(production: Path, work: Path, step: int, only: Collection[str
     return ends
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_killed_at_any_write_the_next_call_ends_it(production: Path, tmp_path: Path) -> None:
     """Every fifth write; `python -m tests.unit.test_forget` kills at all calls. State, output and records are whole all the while."""
     ends = killed_at_some(production, tmp_path, 5, WRITES)

@@ -72,6 +72,7 @@ class FakeSpark:
         return self
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_the_whole_year_lands_and_each_row_once(year: Path) -> None:
     report = land(year, first=date(2013, 1, 1), last=date(2013, 12, 31))
 
@@ -88,6 +89,7 @@ def test_the_whole_year_lands_and_each_row_once(year: Path) -> None:
     assert sorted(numbers) == list(range(1, 336_777))
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_counts_are_those_of_the_archive(year: Path) -> None:
     lines = archive_lines()
     assert sum(line["tailnum"] == "NA" for line in lines) == 2_512

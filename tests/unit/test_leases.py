@@ -189,6 +189,7 @@ with holding(LocalStorage(Path(sys.argv[1])), 1, "a process", lasts=timedelta(se
 """
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_a_reader_that_is_killed(tmp_path: Path) -> None:
     """Its lease is renewed while it lives, and ends after that."""
     pipeline = RealPipeline(tmp_path, policy=KeepLast(1))

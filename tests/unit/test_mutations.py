@@ -24,6 +24,7 @@ from state_backend.values.handles import Handle
 from state_backend.values.key_groups import KeyGroupRange
 from state_backend.values.records import KeyGroupState, SchemaVersion, Segment, ShardManifest, ShardRef, StateDescriptor
 from tests.support.shards import KEY_SCHEMA, KEYS, STATES, struct
+from tests.support.tiers import at_tier
 from tests.support.validated import MAX_PARALLELISM, PARALLELISM, Checkpointed, is_head
 
 SEEDS = (1, 2)
@@ -647,7 +648,7 @@ def verdicts() -> Iterator[dict[str, list[tuple[bool, bool]]]]:
     print(f"{len(found)} mutations, {sum(all(f for f, _ in s) for s in found.values())} found by fast")
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda m: m.name)
+@pytest.mark.parametrize("mutation", at_tier(fast=MUTATIONS[::6], ci=MUTATIONS, all=MUTATIONS), ids=lambda m: m.name)
 def test_a_damaged_checkpoint_is_found(
     mutation: Mutation, healthy: Checkpointed, tmp_path: Path, verdicts: dict[str, list[tuple[bool, bool]]]
 ) -> None:

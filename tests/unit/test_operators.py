@@ -441,6 +441,7 @@ def test_the_driver_dies_with_a_killed_task(fake: Callable[[str], Path]) -> None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+@pytest.mark.long("seconds", runs_in="ci")
 def test_the_task_stops_its_driver_when_its_supervisor_is_gone(fake: Callable[[str], Path]) -> None:
     """kill -9 of the supervisor: the kernel does not kill the task, and another try will be started."""
     folder = fake("hang")
@@ -1009,6 +1010,7 @@ def test_a_connection_that_cannot_be_meant_is_refused(
         spark_location("cairn_spark")
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_airflow_knows_the_connection_types_and_all_else_that_the_provider_brings() -> None:
     """What `airflow providers list`, `airflow connections add` and the form in the UI ask. A type that nobody declares is stored as
     generic."""

@@ -37,6 +37,7 @@ def ask(url: str, *statements: str) -> object:
 @pytest.mark.parametrize(
     "folder", ["data", "a folder with a name so long that a socket in it would have no valid address at all"]
 )
+@pytest.mark.long("seconds", runs_in="ci")
 def test_what_is_written_is_there_again_and_nothing_stays_behind(open_folder: Path, folder: str) -> None:
     where = open_folder / folder / "airflow.postgres"
     where.parent.mkdir(mode=0o711)

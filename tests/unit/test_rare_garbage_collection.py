@@ -16,6 +16,7 @@ def test_only_a_worker_hides_what_is_there() -> None:
     assert not gc.get_freeze_count()
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_what_tasks_leave_is_seen_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TaskContext, "get", staticmethod(object))
     thresholds = gc.get_threshold()

@@ -224,6 +224,7 @@ def tampered(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
         ),
     ],
 )
+@pytest.mark.long("seconds", runs_in="ci")
 def test_a_record_that_cannot_be_true_is_refused(tmp_path: Path, format: Format, change: Any, says: str) -> None:
     SmallPipeline(tmp_path).take(tmp_path / "savepoint", format)
     tampered(tmp_path / "savepoint", change)
@@ -431,6 +432,7 @@ PIPELINE = Pipeline(
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("dies", ["source", "root"])
+@pytest.mark.long("seconds", runs_in="ci")
 def test_a_claim_that_dies_at_any_call_loses_nothing(tmp_path: Path, format: Format, dies: str) -> None:
     """At each call to either storage, before and after it takes effect: the state is whole in the savepoint or in the
     pipeline, and the same call again leaves it in the pipeline."""
@@ -474,6 +476,7 @@ def test_a_claim_that_dies_at_any_call_loses_nothing(tmp_path: Path, format: For
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("claim", ["NO_CLAIM", "CLAIM"])
+@pytest.mark.long("seconds", runs_in="ci")
 def test_the_same_attempt_restores_once_wherever_the_try_before_it_died(
     tmp_path: Path, format: Format, claim: Literal["NO_CLAIM", "CLAIM"]
 ) -> None:

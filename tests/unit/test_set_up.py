@@ -19,6 +19,7 @@ from local_stack.owned_process import claim_port, free_port
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_components_that_start_together_agree_on_keys_that_only_their_user_reads(tmp_path: Path) -> None:
     """A keyfile in a connection lay readable in airflow.db: there was no fernet key."""
     script = "from airflow.configuration import conf; print(conf.get('core', 'fernet_key'), conf.get('api_auth', 'jwt_secret'))"

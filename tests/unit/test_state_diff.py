@@ -85,6 +85,7 @@ def check(first: StateSource, second: StateSource, tmp_path: Path, seen: dict[in
     return sum(before.get(p, "none") != after.get(p, "none") for p in before.keys() | after.keys())
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_the_difference_is_that_of_the_two_tables(tmp_path: Path) -> None:
     """Between checkpoints of every mode, at other parallelisms, and savepoints of either format, in both directions."""
     chain = StateChain(tmp_path)

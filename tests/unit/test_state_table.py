@@ -86,6 +86,7 @@ def as_seen(state: str, found: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     return sorted(out, key=repr)
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_the_table_is_what_processors_see_after_every_kind_of_snapshot(tmp_path: Path) -> None:
     """S30, S36, S37, S38, F96: incremental, changelog, full, rescaled up and down, and savepoints of each that were moved; all
     kinds of state with and without expiry, timers, null and empty keys."""
@@ -249,6 +250,7 @@ def test_keys_as_json() -> None:
         parse_numbers("3-5", "shard")
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_a_look_up_on_64_shards_reads_one_shard_and_the_files_that_can_hold_the_key(tmp_path: Path) -> None:
     """The bytes are counted at the storage."""
     chain = StateChain(tmp_path, max_parallelism=128, engine=EngineOptions(target_file_bytes=32 * 1024))

@@ -143,7 +143,7 @@ def test_a_dry_run_plans_and_touches_nothing() -> None:
 
 
 @pytest.mark.parametrize("inline", [True, False], ids=["inline", "manifest files"])
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", ["before", pytest.param("after", marks=pytest.mark.long("seconds", runs_in="ci"))])
 def test_a_crash_at_any_call_loses_nothing_and_the_next_sweep_finishes(when: When, inline: bool) -> None:
     clock = Clock()
     folder, needed = scenario(clock, inline)
@@ -187,6 +187,7 @@ def test_a_lost_answer_at_any_write_deletes_nothing_that_is_not_abandoned(when: 
         assert files_in(storage) == needed | {paths.record(7)}
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_an_outage_at_any_call_is_told_and_made_good() -> None:
     clock = Clock()
     folder, needed = scenario(clock, inline=False)

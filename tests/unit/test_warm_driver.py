@@ -96,6 +96,7 @@ def ask(environment: dict[str, str] | None = None, private: dict[str, Any] | Non
     return DriverProcess("warm_fake", "d").run(["--more"], print, environment, private)
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_a_warm_driver_is_as_if_it_had_been_started(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code(folder, "one")
     monkeypatch.setenv("TZ", "Asia/Tokyo")
@@ -262,6 +263,7 @@ def test_a_driver_whose_children_hold_the_pipe_ends(fake: Callable[[str], Path])
     assert time.monotonic() - start_s < 10
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_two_at_once_and_a_host_that_is_killed(fake: Callable[[str], Path]) -> None:
     """Its drivers end with it, their tasks see killed drivers, and the next driver is started cold, and a host for those behind it."""
     folder = fake("hang")
@@ -284,6 +286,7 @@ def test_two_at_once_and_a_host_that_is_killed(fake: Callable[[str], Path]) -> N
     wait_until(lambda: host_of(folder) and ask()["warm"], 30, "another host")
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_a_host_whose_own_code_changed_makes_no_driver(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An upgrade, or an edit of Cairn: what is there now runs, as with every driver."""
     code(folder, "four")
