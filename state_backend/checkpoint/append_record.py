@@ -43,8 +43,8 @@ E = TypeVar("E", Record, SweepRecord)
 # Each record's summary lists pending work: intervals that are not published yet, and dropped commits whose files a
 # clean-up still has to delete. The next commit looks up which items are done, with one request each, and copies only
 # the pending items into its own summary. A list of up to `FEW` items is copied whole, without look-ups. `FEW` is 0, so
-# every item is looked up: an item that is copied although it is done costs publishing and clean-up more than one
-# request.
+# every item is looked up, because that is cheaper. A look-up is one request. If an item is done but copied all the
+# same, the next publishing or clean-up handles the item again, with more than one request.
 FEW = 0
 
 

@@ -191,7 +191,11 @@ class Coordinator:
         return log
 
     def _newest(self, before: Log | None = None) -> Log:
-        """Read the log as `log` does, but read only the newest of the retained records."""
+        """Read the newest record, but not the records of the other retained checkpoints.
+
+        This costs fewer requests than `log`. The result's `kept` has most facts about the other retained checkpoints,
+        and its `whole` reads a checkpoint's record when a caller asks for it.
+        """
         log = read_newest(self._storage, self._last if before is None else before)
         if self._remembers:
             self._last = log
@@ -373,8 +377,9 @@ class Coordinator:
             UnknownOutcome: The storage did not report whether it wrote the record.
             StorageUnavailable: Other writers took the next id again and again.
         """
-        # Read `prepared.json` before the log. A process that deletes this file first writes to the log why.
-        # So if the file is missing, the log that is read afterwards says how the attempt ended.
+        # Read `prepared.json` before the log. A process deletes this file only after the log says how the attempt
+        # ended: by its commit, by a commit that fenced it, or by a sweep. So if the file is missing here, the log that
+        # is read next has the reason.
         prepared = self._prepared if self._prepared is not None and self._prepared.content.attempt == attempt else None
         try:
             prepared = prepared or self.load_prepared(attempt)
@@ -447,11 +452,12 @@ class Coordinator:
         )
 
     def _plan(self, log: Log, prepared: Prepared) -> Create | AlreadyCommitted | Adopted:
-        """Decide the commit. Retention must not drop the newest validated checkpoint of either validation mode.
+        """Decide the commit, so that retention keeps the newest validated checkpoint of each mode (`fast` and `full`).
 
-        `validated/` has a file for each checkpoint that passed a validation with the mode `fast` or `full`. To save a
-        request, the method lists this folder only if the commit would drop a validated checkpoint, or more than
-        `_FEW_DROPPED` checkpoints.
+        The folder `validated/` has a file for each checkpoint and mode that passed. If the commit would drop at most
+        `_FEW_DROPPED` checkpoints, the method looks up their files in this folder by name. If no such file exists, the
+        commit drops no validated checkpoint. The method then saves the listing of the folder, which costs as much as a
+        dozen look-ups.
         """
         decision = plan_commit(log, prepared, self._policy)
         if not isinstance(decision, Create):
@@ -777,9 +783,12 @@ def _already(mine: Record | Tombstone) -> CommitResult:
 
 
 def as_published(record: Record, interval: Interval) -> Record:
-    """Return the record as the sink hook gets it for an interval.
+    """Return the record that `publish` passes to the sink hook for one interval.
 
-    If the record's commit replaced the output of this interval, the result has this interval and no output files.
+    Args:
+        record: The record of the commit that made or replaced the interval's output.
+        interval: The commit's own interval: the result is `record` itself. Or an overlapping interval whose output the
+            commit replaced: the result has this interval and no output files, so that the sink can remove the old rows.
     """
     content = record.content
     return (

@@ -4,15 +4,17 @@ Other attempts may commit between an attempt's begin and its commit. Therefore a
 
 - The base is chosen again. Example: interval 3 begins on checkpoint 2, then interval 1 is run again and changes the
   state. Without the check, interval 3 would commit a result of a stale base.
-- Overlapping output is checked again. A re-run that reproduces its state fences no attempt. Yet it makes the output of
-  its interval current again, while an interval with other boundaries may be under way.
+- Overlapping output is checked again. A re-run that reproduces its state fences no attempt, but makes the output of its
+  interval current. Without the check, an attempt of an overlapping interval that began before the re-run's commit would
+  be committed too, and readers would get the same rows twice.
 
 Three rules keep a late or paused writer from doing harm:
 
 - Ids are never used twice. Otherwise a paused writer could create the record of a dropped id again, which names deleted
   files.
-- `retained` is part of the record. Otherwise one commit's retention could delete another commit's base between check
-  and commit.
+- Each record itself lists the retained checkpoints (`retained`). So another commit can drop this attempt's base only by
+  creating the record with the next id. Then this attempt can't create its own record with that id, and checks its base
+  again. If the list were a separate file, the base could be dropped between the check and the commit.
 - Only `Fenced` allows an attempt to delete its own files. An attempt that does not find its own record may have been
   committed, and a later checkpoint may share its files.
 """
@@ -118,7 +120,9 @@ def plan_commit(
             replaced=_replaced(log, content),
         ),
     )
-    # A forget changes only the forgotten keys. Later checkpoints stay right for all other keys, so none becomes stale.
+    # A forget leaves the entries of all other keys as they are, so it makes no checkpoint stale. Checkpoints from
+    # before the forget may still hold the forgotten keys: `check_commit` refuses a commit that would bring such a key
+    # back.
     marks = {} if reproduced is not None or content.kind == "forget" else stale_marks(log, content, new_id)
     if reproduced in log.retained:
         # A consolidated checkpoint inherits the stale mark of its base.

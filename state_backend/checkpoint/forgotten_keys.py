@@ -1,16 +1,17 @@
 """Rules of forgotten keys, which `begin` and `commit` check: may an attempt run, or would it bring a key back?
 
-These are pure functions over the log. `cairn forget` removes a key by a commit, whose record is the forget. A checkpoint
-is called clean here if its id is the forget's id or a higher one. Invariant: no clean checkpoint holds entries that the
-key had before the forget. Each kind of commit keeps this invariant:
+These are pure functions over the log. `cairn forget` removes a key from the newest state by a commit, called the forget
+here. A checkpoint is called clean if its id is the forget's id or a higher one. Invariant: no clean checkpoint holds
+entries that the key had before the forget. Each later commit's checkpoint counts as clean, so the commit is refused
+unless:
 
-    interval      the base is clean and the input rows are later than the forget; or the shards left the key out
-                  (`Content.filtered`)
-    rewind        the target is clean
-    restore       the savepoint, or the source of the fork, says that the key was removed there (`Content.forget`)
-    consolidate   the base is clean
+    interval      The base is clean, and the interval starts after all intervals that were committed before the forget.
+                  Or the attempt's shards left out the key's rows and entries: `Content.filtered` names the forget.
+    rewind        The checkpoint to go back to is clean.
+    restore       The savepoint or the other pipeline's checkpoint lists the key as removed (`Content.forget`).
+    consolidate   The base is clean.
 
-All older checkpoints may hold the key. Comparing ids is enough to decide, so no state is read.
+Checkpoints with an id below the forget's may hold the key. Ids and times are enough to decide, so no state is read.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class Returning:
     Attributes:
         id: Id of the record that removed the key.
         key: The key, by its hash.
-        rows: True if the attempt's interval begins before the forget, so that its input rows may have the key.
+        rows: True if the attempt's interval starts before `key.until_ms`, the latest end of all intervals that were
+            committed before the key was forgotten. The input rows may then have the key.
         base: True if the attempt's base is older than the forget, so that its state may hold the key.
     """
 
@@ -62,7 +64,9 @@ def returning_keys(log: Log, start_ms: int | None, base_id: int | None) -> tuple
 
     Args:
         log: The log, whose newest record lists the forgotten keys.
-        start_ms: The start of the attempt's interval, in milliseconds since the epoch; None for an attempt that reads no rows.
+        start_ms: The start of the attempt's interval, in milliseconds since the epoch. If the interval starts before
+            the end of an interval that was committed before the key was forgotten, its rows may have the key. None for
+            an attempt that reads no rows.
         base_id: The checkpoint that the attempt starts from; None for empty state.
     """
     found = []
@@ -198,8 +202,17 @@ def newest_state(log: Log) -> Kept | None:
 def is_free_of(log: Log, record: Record, encoded_key: bytes) -> bool:
     """Return True if a checkpoint certainly does not hold a key.
 
-    That holds if the key was forgotten by this checkpoint or before it, and no later input can have brought the key
-    back: the checkpoint's interval ends no later than the latest interval that was committed before the forget.
+    The log shows this if both conditions hold:
+
+    - The checkpoint's commit, or an earlier one, forgot the key.
+    - The checkpoint's interval ends no later than the latest interval that was committed before the forget. Commits of
+      such intervals after the forget leave the key out (see the module). Only later intervals, with new input, may have
+      brought the key back.
+
+    Args:
+        log: The log, whose newest record lists the forgotten keys.
+        record: The record of the checkpoint.
+        encoded_key: The key's bytes as in stored keys.
     """
     return any(
         record.id >= forgotten.id and record.content.interval.end_ms <= forgotten.key.until_ms

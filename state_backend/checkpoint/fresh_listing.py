@@ -64,9 +64,16 @@ def listed_files(storage: Storage, folder: str) -> list[FileInfo]:
 
 
 def note_names(storage: Storage, folder: str, add: Collection[str], drop: Collection[str] = ()) -> None:
-    """Add names to the folder's file in `settled/names/`, and remove the names `drop` from it.
+    """Note the names of new files, so that `listed` and `listed_files` find them even if a listing misses them.
 
-    If the storage's listings are always current, the function does nothing.
+    The names are kept in `settled/names/`, in one file for each listed folder. If the storage's listings are always
+    current, the function does nothing.
+
+    Args:
+        storage: Storage of the pipeline's folder.
+        folder: The folder of the files, with a `/` at the end.
+        add: Names of files in the folder that have just been written or will be written now, without the folder.
+        drop: Names of deleted files, which are removed from the file in `settled/names/`.
 
     Raises:
         StorageUnavailable: Other processes wrote the file again and again.
@@ -98,6 +105,7 @@ def _noted(storage: Storage, path: str) -> set[str]:
     except NotFound:
         return set()
     except (CorruptRecord, UnsupportedFormat) as error:  # a damaged file may seem to have an unknown format
-        # Without the names, a listing may miss only files of the last seconds. The next writer writes `path` again.
+        # The damaged file holds names of new files in the folder. Without these names, a listing misses at most the
+        # files that were created in the last seconds. The next call of `note_names` writes `path` again.
         logger.warning("%s: %s; the folder is listed without the names in this file", storage.url, error)
         return set()

@@ -10,13 +10,14 @@ safe:
                 2. lists the leases
                 3. deletes the files of dropped checkpoints without a lease
 
-If the clean-up's listing misses a lease, the clean-up read the log before the reader wrote the lease. Then the reader
-sees every checkpoint as dropped that this log calls dropped.
+If the clean-up's listing misses a lease, the reader wrote the lease after the listing. So the reader reads the log
+later than the clean-up did. If the clean-up found the checkpoint dropped, the reader finds it dropped too, and gives
+up.
 
-A reader that stops after writing its lease leaves a lease that is not renewed. The lease ends when the storage has
-written a record more than `seconds` after the lease. Both times come from the storage, so that hosts' clocks do not
-count. Then a clean-up deletes the lease. If a reader's process was suspended and could not renew in time, the reader
-may find files deleted. It then fails as a reader without a lease does.
+A reader renews its lease regularly. If the reader dies, the lease ends by itself `seconds` after its last renewal, and
+a clean-up deletes the lease. As the time now, the clean-up takes the time at which the storage wrote the newest record.
+The lease's time comes from the storage too, so that hosts' clocks do not count. If a reader's process was suspended and
+could not renew in time, the reader may find files deleted. It then fails as a reader without a lease does.
 """
 
 from __future__ import annotations

@@ -30,7 +30,9 @@ def plan_base(
         interval: The interval to process.
         permissions: Permissions of the run.
         pipeline_start_ms: Start of the pipeline, in milliseconds since the epoch.
-        as_of: The permissions cover only the effects of commits up to this id; None: of all commits.
+        as_of: At commit: the highest id in the log when the attempt began. If a commit with a higher id made the base
+            stale or made overlapping output, the function raises an error in spite of the permissions. None, before
+            the commit: no such limit.
 
     Raises:
         CorruptRecord: The record is missing or is a tombstone. The other errors are those of `choose_base`.
@@ -309,10 +311,10 @@ def _gap(
             f"Run the interval that starts at {format_instant(before[-1])}, or first close the gap with a shorter interval (run_interval)."
         )
         return text, None
-    # A re-run covers all intervals that start from `first` to `last`. The last interval of the gap starts one length
-    # before this interval. But a day is an hour longer or shorter twice a year in some time zones, so the start of the
-    # gap's last interval can't always be computed. Then `last` is one second before this interval's start: the gap's
-    # last interval starts earlier than that, and this interval later.
+    # `Rerun` names all intervals whose start is at or between `first` and `last`. It must have the last interval of the
+    # gap, but not this interval. If the gap is a whole number of lengths, its last interval starts one length before
+    # this one. Otherwise (some days have 23 or 25 hours) that start is unknown, so `last` is one second before this
+    # interval's start.
     last = interval.start - (timedelta(seconds=1) if gap % length else length)
     again = Rerun(first=before[-1], last=last)
     return f"{text}\nTo fill the gap, run {intervals_of(again)}.", again

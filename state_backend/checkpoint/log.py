@@ -156,9 +156,10 @@ class Log:
 
     @cached_property
     def abandoned(self) -> dict[str, int]:
-        """The attempts that sweeps abandoned, each with the id of the last sweep's record that names the attempt.
+        """The uuids of the attempts that sweeps abandoned, each with the id of the newest sweep record that names it.
 
-        Reads the whole log.
+        A sweep abandons an attempt that it takes for dead: the sweep's record then forbids the attempt's commit. The
+        property reads the whole log.
         """
         sweeps = sorted((e for e in self.entries.values() if isinstance(e, SweepRecord)), key=lambda e: e.id)
         return {attempt: sweep.id for sweep in sweeps for attempt in sweep.abandoned}
@@ -263,9 +264,10 @@ class Log:
         return [(f.interval, f.id) for f in sorted(told, key=lambda f: (f.id, f.kind == "interval", f.interval))]
 
     def _facts(self, interval: Interval | None) -> list[Fact]:
-        """Return what commits did to the intervals that overlap `interval`; None: to all intervals.
+        """Return the facts about the intervals that overlap `interval`; None: about all intervals.
 
-        Each `Fact` says that a commit is of an interval, or that it replaced the interval's output.
+        A `Fact` names an interval and a commit: the commit's own interval, or another interval whose output the commit
+        replaced.
         """
         if not self.head_id:
             return []
@@ -291,17 +293,18 @@ class Log:
         return {Fact(k.interval, k.id, k.kind) for k in self.kept if k.id < self.head_id}
 
     def facts(self) -> list[Fact]:
-        """Return what every commit did to which interval, also dropped commits, from a listing of `settled/commits/`.
+        """Return one `Fact` for each commit and its own interval, and one for each other interval's output it replaced.
 
-        Each `Fact` says that a commit is of an interval, or that it replaced the interval's output.
+        With `replace_overlapping`, a commit replaces the output of overlapping intervals with other boundaries. Dropped
+        commits are included. The facts come from the file names in a listing of `settled/commits/`.
         """
         return self._facts(None)
 
     def _check_settled(self, below: list[Fact], own: list[Fact]) -> None:
         """Raise `CorruptRecord` if fewer files exist in `settled/commits/` than the newest record counts.
 
-        Each file's name holds a `Fact`: what one commit did to one interval. Without the error, readers would miss what
-        the names of lost files say.
+        Each file's name holds a `Fact`: an interval, and the id of a commit of this interval, or of a commit that
+        replaced this interval's output. Without the error, readers would not see the commits that the lost files name.
 
         Args:
             below: The facts from the names of all listed files. Files of the newest record are left out.
@@ -316,7 +319,7 @@ class Log:
 
     @cached_property
     def _facts_by_record(self) -> list[Fact]:
-        """What every commit did to which interval, one `Fact` each, computed from all records of the log.
+        """The facts about all commits (each commit's own interval, replaced outputs), computed from all records.
 
         Usually these facts come from a listing of `settled/commits/`. On a network disk, the listing may be some
         seconds old and miss a new folder. `settled/names/` repeats the names of new files, but not of new folders. So
@@ -337,9 +340,12 @@ class Log:
         if not self.quarantined:
             return None
         judged = None
-        lowest = min(self.quarantined)  # an ancestor has a lower id, so the search can stop below this id
+        # Ids fall from a checkpoint to its base, so the loop below ends once the id is below every quarantined id.
+        lowest = min(self.quarantined)
         known = self.summary
         if checkpoint_id in {*self.retained, *(n for s in known.superseded for n in s.by)}:
+            # The newest record's `refused` has the nearest ancestor that was quarantined when that record was written.
+            # If this result still holds, the loop below only has to search for checkpoints that were quarantined since.
             judged = next((j.by for j in known.refused if j.id == checkpoint_id), None)
             if judged is None or judged in self.quarantined:
                 lowest = min(self.quarantined.keys() - {*known.marks}, default=self.head_id + 1)
@@ -359,16 +365,17 @@ class Log:
 
 
 def facts_of(record: Record) -> list[Fact]:
-    """Return what a commit did: a `Fact` for its own interval, and one for each interval whose output it replaced."""
+    """Return a `Fact` for the commit's own interval, and one for each other interval whose output it replaced."""
     own = Fact(record.content.interval, record.id, record.content.kind)
     return [own, *(Fact(interval, record.id, "replaced") for interval in record.replaced)]
 
 
 def facts_of_entries(entries: Mapping[int, Entry]) -> list[Fact]:
-    """Return what every commit did to which interval, computed from all records and tombstones of the log.
+    """Return the facts about all commits, computed from all records and tombstones of the log.
 
-    Each `Fact` says that a commit is of an interval, or that it replaced the interval's output. The function reads the
-    whole log, and no file in `settled/`.
+    There is one `Fact` for each commit and its own interval. There is one more for each other interval whose output the
+    commit replaced: with `replace_overlapping`, a commit replaces the output of overlapping intervals with other
+    boundaries. The function reads the whole log, and no file in `settled/`.
 
     Args:
         entries: All records and tombstones of the log, by id.
@@ -407,7 +414,8 @@ def last_facts(facts: Iterable[Fact]) -> list[Fact]:
     the interval has no output then.
 
     Args:
-        facts: What commits did to intervals, in any order. Facts of other kinds, such as `restore`, are skipped.
+        facts: Facts in any order: each names an interval, and a commit of it or a commit that replaced its output.
+            Facts of other kinds than `interval` and `replaced`, such as `restore`, are skipped.
     """
     last: dict[Interval, Fact] = {}
     for fact in facts:
@@ -460,9 +468,10 @@ def base_of(entry: Record | Tombstone | Kept) -> int | None:
 
 
 def base_with_shared_marks(entry: Record | Tombstone | Kept) -> int | None:
-    """Return the base whose quarantine also applies to this checkpoint.
+    """Return the id of a checkpoint's base if a quarantine mark on the base also applies to the checkpoint; else None.
 
-    None means empty state, or a commit with `allow_quarantined`, which does not inherit the quarantine of its base.
+    Usually the mark applies. It does not if the commit had the permission `allow_quarantined`; the result is then None.
+    The result is also None if the commit started from empty state.
     """
     if isinstance(entry, Kept):
         return None if entry.quarantine_allowed else entry.base_id
@@ -672,7 +681,9 @@ def _read_quarantined(storage: Storage) -> dict[int, Quarantine]:
         try:
             mark = record_codec.decode(storage.read(path), path, Quarantine)
         except NotFound:
-            continue  # the file of names in `settled/names/` is written before the mark
+            # `listed` also returns names from `settled/names/`. The writer of a mark first adds the mark's name there,
+            # so a name can be without a mark: the writer stopped, or has not written the mark yet.
+            continue
         if paths.quarantine(mark.id) != path:
             raise CorruptRecord(f"{path} contains the mark of another checkpoint, {mark.id}")
         quarantined[mark.id] = mark

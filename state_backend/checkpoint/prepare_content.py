@@ -125,11 +125,11 @@ class ShardAck:
         uploaded_files: Number of new files in the storage.
         downloaded_bytes: Bytes that the restore read from the storage.
         cached_bytes: Bytes that the restore read from the host's cache.
-        changes: Difference between the new manifest and the manifest file that the base's record names. With it, the
-            new record can name the old file again. None if the base's record names no manifest file, or if the SSTs
-            differ.
-        in_segment: Position of the new manifest at the end of the file of the shard's newest changelog segment; None if
-            the manifest is not stored there.
+        changes: Difference between the new manifest and the manifest file that the base's record names. The new record
+            then names the same file and adds this difference, so that no new manifest file is written. None if the
+            base's record names no manifest file, or if the SSTs differ.
+        in_segment: In changelog mode, the job may append the new manifest to the file of the shard's newest segment.
+            The place of the manifest in that file; None if the manifest was not written there.
         outputs: Output files of an interval, including files of late rows.
         newest_event_us: The latest event time that was seen, in microseconds since the epoch; None if none was seen.
         input_rows: Number of the interval's input rows.
@@ -200,8 +200,8 @@ def prepare(
         acks: The results that the job returned for the shards (acknowledgements), in the order of the shards.
         h0: The highest id in the log when the job was planned.
         base: The base's references to shards; an unchanged shard keeps its reference.
-        first_task: The task number in the names of new manifest files: 0 if the attempt's uuid is new. A caller that
-            repeats an attempt passes a random number, so that the names differ from those of the earlier try's files.
+        first_task: A number in the names of new manifest files: 0 if the attempt's uuid is new. A caller that repeats
+            an attempt passes a random number, so that the names differ from those of the earlier try's files.
         coordinator: The coordinator that commits the attempt later, if this process commits it.
 
     Returns:
@@ -252,7 +252,8 @@ def _refs(
         base: The base's references to shards.
         attempt: The uuid of the attempt, for the names of new files.
         storage: Storage of the pipeline's folder.
-        first_task: The task number in the names of new files, as in `prepare`.
+        first_task: A number in the names of new manifest files: 0 if the attempt's uuid is new, and random if the
+            attempt is repeated, so that the names differ from those of the earlier try's files.
     """
     previous = {ref.shard: ref for ref in base}
     before = [previous.get(ack.shard) for ack in acks]

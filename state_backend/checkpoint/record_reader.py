@@ -1,7 +1,7 @@
 """Read entries of the log by name, so that a look-up costs the same at any length of the log.
 
     checkpoints/<id>.json                                   the record or tombstone of an id
-    settled/commits/<period>/<interval>-<id>-<kind>.json    what a commit did to an interval, as the file's name says
+    settled/commits/<period>/<interval>-<id>-<kind>.json    a commit of an interval, or one that replaced its output
     settled/attempts/<attempt>.json                         how an attempt ended
 
 The writer of a record first writes all settled files about the earlier records (`append_record.py`). So a reader of the
@@ -28,19 +28,22 @@ from state_backend.values.records import AttemptEnd, OutputFile, Record, Settled
 Entry = Record | SweepRecord | Tombstone
 
 
-# For a longer interval, `settled/commits/` is listed as a whole, instead of the folder of each period.
+# `settled/commits/` has a folder for each day, and others for each period of 32 days, 1,024 days, and so on. To find
+# the commits of a time span, a reader lists the folders of the periods in the span. For a longer span than this, the
+# reader lists `settled/commits/` as a whole: so many folders would cost more requests.
 LISTED_AT_ONCE = timedelta(days=400)
 
 
 class Fact(NamedTuple):
-    """One effect of a commit on one interval: the commit is of this interval, or it replaced this interval's output.
+    """The fact that a commit is of an interval, or that the commit replaced the interval's output.
 
-    The name of a file in `settled/commits/` contains these three fields.
+    With `replace_overlapping`, a commit of one interval replaces the output of overlapping intervals with other
+    boundaries. The name of a file in `settled/commits/` contains the three fields.
 
     Attributes:
-        interval: The interval.
+        interval: The commit's own interval, or the interval whose output the commit replaced.
         id: The id of the commit.
-        kind: The kind of the commit, or `replaced`, as in `Settled.kind`.
+        kind: `replaced` if the commit replaced the interval's output; else the kind of the commit, such as `interval`.
     """
 
     interval: Interval
@@ -96,7 +99,8 @@ class RecordReader(Mapping[int, Entry]):
         """Return the newest record; None for an empty log.
 
         Raises:
-            CorruptRecord: The newest record is a tombstone, so a later record is missing: a record retains itself.
+            CorruptRecord: The record with the highest id is a tombstone. A record becomes a tombstone only after a
+                later commit has dropped its checkpoint, so the record of that commit is missing.
         """
         if not self.head_id:
             return None
@@ -186,9 +190,10 @@ class RecordReader(Mapping[int, Entry]):
     # --- what is settled -----------------------------------------------------------------------------------------------------
 
     def facts(self, interval: Interval | None, levels: Iterable[int]) -> list[Fact]:
-        """Return what commits before the newest record did to the intervals that overlap `interval`.
+        """Return the facts about the intervals that overlap `interval`, from the file names in `settled/commits/`.
 
-        Each `Fact` comes from the name of a file in `settled/commits/`.
+        A `Fact` names an interval and a commit: the commit's own interval, or another interval whose output the commit
+        replaced. Facts of the newest record are left out.
 
         Args:
             interval: The interval; None for the facts about all intervals.
@@ -254,7 +259,7 @@ class RecordReader(Mapping[int, Entry]):
 
 
 def _fact(path: str) -> Fact | None:
-    """Return the fact that a path in `settled/commits/` states; None if Cairn writes no files with such names."""
+    """Return the fields of a path in `settled/commits/`; None if Cairn writes no files with such names."""
     parsed = paths.parse_settled(path)
     return Fact(*parsed) if parsed is not None else None
 
@@ -266,7 +271,7 @@ def sweep_command(storage: Storage) -> str:
 
 
 def read_settled(storage: Storage, fact: Fact) -> Settled:
-    """Read the file in `settled/commits/` whose name states this fact.
+    """Read the file in `settled/commits/` whose name contains the fact's interval, commit id and kind.
 
     Raises:
         CorruptRecord: The file is missing, can't be decoded, or differs from its name.

@@ -17,9 +17,12 @@ DEFAULT_POLICY: RetentionPolicy = default_retention(timedelta(days=1))
 def with_retention(log: Log, content: Content) -> Content:
     """Return the content with the retention policy that applies from its commit on.
 
-    An interval takes the policy in its pipeline's code, or else the newest record's policy. A rewind, a restore and a
-    consolidation take the newest record's policy, or else their content's policy: their content comes from an older
-    record, which may have another policy. If both are missing, the default for the interval's length is taken.
+    The first policy that exists is taken:
+
+    - An interval: the policy in its pipeline's code (`content.retention`), the newest record's policy, the default
+      policy for the interval's length.
+    - Any other commit, such as a rewind: the newest record's policy, `content.retention`, the same default. Here
+      `content` is copied from an earlier record or a savepoint, so its policy may be out of date.
     """
     newest = log.newest.content.retention if log.newest is not None else None
     own = content.retention

@@ -89,9 +89,11 @@ def plan_rewind(log: Log, target: int, permissions: Permissions = Permissions())
 
 
 def _committed_after(log: Log, end: datetime) -> Rerun | None:
-    """Return the intervals from `end` to the last interval that was ever committed.
+    """Return the intervals to run again after a rewind to the state at `end`; None if no later interval was committed.
 
-    Dropped commits count too. Otherwise a re-run of the retained intervals would meet gaps at the dropped ones.
+    The result extends from `end` to the last interval that was ever committed, and includes intervals whose checkpoints
+    retention has dropped. If a user ran only the intervals of retained checkpoints again, the missing intervals between
+    them would be gaps.
     """
     later = [i for i in log.committed_intervals() if i.end > end]
     return Rerun(first=end, last=max(end, *(i.start for i in later))) if later else None

@@ -203,8 +203,9 @@ def remove_leftovers(storage: Storage, savepoint: Savepoint | None) -> int:
 
     Args:
         storage: Storage of the savepoint's folder.
-        savepoint: The savepoint that is written already, whose files stay: of two tries at the same time, the other try
-            may have written it. None if the savepoint was claimed and deleted.
+        savepoint: The content of the `savepoint.json` in the folder, whose files stay. If two tries run at the same
+            time, either of them may have written it. None after a restore that has taken over the savepoint and deleted
+            it: then all files that are named like files of a savepoint are deleted.
     """
     found = [info.path for info in storage.list("") if not info.behind_link]
     if any(path.startswith(paths.CHECKPOINTS) for path in found):

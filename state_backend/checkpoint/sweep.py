@@ -18,9 +18,9 @@ some room in advance (`KeepsRoom`). A sweep that fails on a full disk frees the 
 room again at the end. If the sweep stops in between, the next sweep finds the room reserved or free. If another process
 has used the freed room, a person must make space.
 
-In doubt a sweep deletes nothing. It stops if it can't read a record, a mark, or a manifest of a retained checkpoint. It
-also stops if a mark names a checkpoint after the end of the log: then the newest record is missing, and its files look
-like orphans. Files with unknown paths stay.
+In doubt a sweep deletes nothing. It stops if it can't read a record, a quarantine mark, or a manifest of a retained
+checkpoint. It also stops if a file in `published/`, `validated/` or `quarantine/` is about a checkpoint after the end
+of the log: then the newest record is missing, and its files look like orphans. Files with unknown paths stay.
 """
 
 from __future__ import annotations
@@ -146,7 +146,8 @@ def plan_sweep(
                 unknown.append(file.path)
             continue
         lease = paths.leased_id(file.path)
-        if lease is not None:  # a clean-up deletes ended leases only if checkpoints were dropped
+        if lease is not None:
+            # A clean-up deletes ended leases only if a commit has dropped checkpoints. So the sweep deletes them too.
             if file.modified_ms + lease[1] * 1000 < oldest_ms:
                 delete.append(file)
             continue
@@ -248,8 +249,8 @@ def _agreed_plan(
             ) from error
         plan = plan_sweep(files, log, needed, now_ms=now_ms, min_age_ms=min_age_ms)
         if dry_run or not plan.abandon:
-            # In an earlier round, the storage may not have reported whether it created record `told`. If that record
-            # bears this sweep's uuid, this sweep created it.
+            # An earlier pass of this loop may have tried to create the sweep's record with the id `told`, without a
+            # report of the outcome from the storage. If record `told` has this sweep's uuid, the try succeeded.
             mine = log.entry(told)
             return plan, mine if isinstance(mine, SweepRecord) and mine.sweep == name else None
         record = SweepRecord(
@@ -283,9 +284,9 @@ def _needed(log: Log, storage: Storage) -> frozenset[str]:
     named = {o.handle.path for _, outputs in log.current_outputs().values() for o in outputs}
     near = {n: log.entries[n] for n in {*log.retained, *log.summary.dropping}}
     named |= {h.path for entry in near.values() for h in handles_in(entry)}
-    # The sweep keeps all files in `named`. If a later commit replaced the output of a dropped commit, the clean-up
-    # deletes that output, and takes the paths from the commit's file in `settled/commits/`. So these paths are added to
-    # `named`: the sweep leaves the files to the clean-up.
+    # The sweep keeps the files in `named`. The clean-up may still have to delete output files of a dropped commit,
+    # since a later commit replaced this output. The clean-up gets their paths from the dropped commit's file in
+    # `settled/commits/`. The same paths are added to `named`, so that only the clean-up deletes these files.
     shrunk = (e for n, e in near.items() if n in log.summary.dropping and isinstance(e, Tombstone))
     settled = (Fact(e.interval, e.id, e.kind) for e in shrunk if e.kind == "interval")
     named |= {h.path for fact in settled for h in handles_in(read_settled(storage, fact))}
@@ -304,10 +305,10 @@ def _needed(log: Log, storage: Storage) -> frozenset[str]:
     loose = {ref.manifest: ref for c in dropped for ref in c.shards if ref.manifest is not None}
 
     def paths_in(handle: Handle) -> list[str]:
-        """Return every path in the manifest file `handle`, so that the sweep keeps these files.
+        """Return the paths of all files that the manifest file `handle` lists, so that the sweep keeps these files.
 
-        A record may name the file of an earlier manifest, and list the segments that have changed since
-        (`FiledShard.changes`). Segments that the record no longer uses are returned too.
+        A record may name the manifest file of an earlier checkpoint and the changes since (`FiledShard.changes`). The
+        changes are ignored here, so the result may have segments that the record no longer uses.
         """
         ref = strict.get(handle) or loose[handle]
         try:
@@ -315,7 +316,8 @@ def _needed(log: Log, storage: Storage) -> frozenset[str]:
         except (NotFound, CorruptFile):
             if handle in strict:
                 raise
-            return []  # the files of a dropped checkpoint need not be kept
+            # Manifests that are not in `strict` belong to dropped checkpoints, whose files the sweep need not keep.
+            return []
         return [h.path for h in handles_in(manifest)]
 
     for found in at_once(paths_in, strict | loose):

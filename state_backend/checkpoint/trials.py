@@ -1,14 +1,18 @@
 """Record, list and remove trials. `cairn.trials` runs them, since running needs the pipeline's code.
 
-A trial that stops during one of these steps leaves:
+A trial has a record, trials/<name>.json, and a root of its own, roots/<name>. If a process dies during one of these
+steps, the step leaves:
 
-    trials/<name>.json     no other file yet; a sweep removes the trial when its time is over
-    fork, intervals        the files of a pipeline, all below roots/<name>
-    removal                the rest of roots/<name>; the record is deleted last, so that the next removal finds the rest
-    after the removal      files of a trial that still runs: it stops before its next commit and removes them.
-                           If it dies first, the next sweep finds roots/<name> without a record, and removes it
+    1. write the record         only the record; a sweep removes the trial when its time is over
+    2. fork, run intervals      the record, and the files of a pipeline below roots/<name>; the sweep removes both
+    3. remove the trial         the record, and a part of roots/<name>. The record is deleted last, so that the next
+                                removal finds the rest
 
-Production's folder is only read, except for a lease while its files are linked.
+A trial may be removed while it still runs. It then stops before its next commit, and removes the files that it has
+written since. If it dies first, the next sweep finds roots/<name> without a record, and removes it.
+
+Production's folder is only read, with one exception: the fork links or copies the files of a production checkpoint into
+the trial's root, and holds a lease on the checkpoint meanwhile.
 """
 
 from __future__ import annotations

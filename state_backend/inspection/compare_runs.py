@@ -140,7 +140,8 @@ def summarise_changes(changes: Iterable[EntryChange], limit: int) -> list[StateD
     """Count the changes by state and field.
 
     Args:
-        changes: The changes. All changes of one key's timers must be neighbours.
+        changes: The changes, in the order of `diff_states`. The changes of one key's timers must follow each other
+            directly: a removed and an added timer of one key count together as one changed timer.
         limit: The largest number of examples for each state.
     """
     counted: dict[str, _Counted] = {}

@@ -191,10 +191,14 @@ def _combined(codes: Sequence[tuple[Numbers, Numbers]], old_rows: int, new_rows:
 def _pairs(old: Numbers, new: Numbers) -> tuple[Numbers, int]:
     """Match rows whose key occurs exactly once on each side.
 
-    The arguments are the codes of the rows' keys: numbers that equal keys share.
+    Args:
+        old: For each row of the old table, a number that stands for the row's key. Rows with equal keys have equal
+            numbers, also across the two tables.
+        new: The same for each row of the new table.
 
     Returns:
-        Pairs of positions, ascending by the old position, and the number of keys that a side has several times.
+        The pairs of row positions (old table, new table), ascending by the old position. And the number of keys that
+        occur several times in at least one of the tables.
     """
     size = max(old.max(initial=-1), new.max(initial=-1)) + 1
     counts = np.bincount(old, minlength=size), np.bincount(new, minlength=size)
@@ -207,8 +211,12 @@ def _pairs(old: Numbers, new: Numbers) -> tuple[Numbers, int]:
 def _unmatched(old: Numbers, new: Numbers) -> tuple[Numbers, Numbers]:
     """Return the positions of rows without an equal row on the other side.
 
-    The arguments are the codes of whole rows: numbers that equal rows share. Rows with the code -1 are skipped. Each row
-    matches at most one row, so of three equal rows on one side and two on the other, one is returned.
+    Each row matches at most one row, so of three equal rows on one side and two on the other, one is returned.
+
+    Args:
+        old: For each row of the old table, a number that stands for the whole row. Equal rows have equal numbers, also
+            across the two tables. Rows with the number -1 are skipped.
+        new: The same for each row of the new table.
     """
     size = max(old.max(initial=-1), new.max(initial=-1)) + 1
     counts = [np.bincount(side[side >= 0], minlength=size) for side in (old, new)]

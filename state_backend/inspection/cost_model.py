@@ -327,8 +327,9 @@ class Held:
     def without_base(self) -> int:
         """Return the number of retained checkpoints whose base was dropped.
 
-        Each interval's base is the checkpoint of the interval before it. So these are the checkpoints after a gap, and
-        the oldest one if commits drop checkpoints.
+        The base of a checkpoint is the checkpoint of the interval before it. So the base was dropped if the
+        next older retained checkpoint is more than one interval older. The base of the oldest retained checkpoint was
+        dropped if commits drop checkpoints.
         """
         return self.drops + sum(gap > 1 for gap in self.gaps)
 
@@ -411,9 +412,10 @@ def estimate(usage: Usage, prices: Prices = Prices()) -> Estimate:
     requests = interval_requests(usage, held)
     each = sum(requests.values(), Requests())
     month = MONTH / usage.every
-    # An older checkpoint also keeps files that the intervals up to the next retained checkpoint (`gap` intervals)
-    # replaced. The model takes the state's size as constant, so an interval replaces as many bytes as it uploads. An
-    # older checkpoint thus adds the bytes that these intervals uploaded, but at most the bytes of the state.
+    # Between an older checkpoint and the next retained one, `gap` intervals replaced files with new ones. The storage
+    # still keeps the replaced files for the older checkpoint. The model takes the state's size as constant, so an
+    # interval's replaced files have as many bytes as its uploaded files. The files that all `gap` intervals replaced
+    # have at most the bytes of the whole state.
     older = sum(min(gap * usage.uploaded_bytes, usage.state_bytes) for gap in held.gaps)
     stored = usage.state_bytes + older
     files = _uploaded_files(usage) + (usage.changed_shards if usage.filed else 0)

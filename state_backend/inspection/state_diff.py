@@ -106,8 +106,8 @@ def diff_states(
         states: The names of the states to compare; None: all, timers included.
 
     Raises:
-        UsageError: The key columns differ, both sides have a fixed but different number of key groups, or neither side
-            has a named state.
+        UsageError: The key columns differ; or neither side has a state that `states` names; or the numbers of key
+            groups differ and neither side is a canonical savepoint (which can be read with any number of key groups).
     """
     keys = [names_and_types(parse_struct(source.content.key_schema)) for source in (first, second)]
     if keys[0] != keys[1]:
@@ -283,7 +283,8 @@ def _compare(
         ]
         place = next((found[0] for found in read if found is not None), None)
         if place is None:
-            # These bytes are a list's stored positions, which are no entry.
+            # Beside its elements, a list stores where it begins and ends. `read` returns None for this stored key and
+            # value, which are no entry of the state.
             continue
         before, after = (found[1] if found is not None else None for found in read)
         if before is not None and after is not None and _same(before, after):

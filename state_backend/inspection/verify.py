@@ -1,9 +1,9 @@
 """Verify the files on the storage against the log: by metadata only (fast), or by a restore of every shard (deep).
 
-Fast: every record, mark and manifest is read and checked. Every file that a record names is compared with one listing
-by size, and by crc32c if the storage keeps checksums. Deep: every file is also downloaded and compared with its handle.
-Every shard is restored into an empty folder, and its entries are compared with the counts and digests of their key
-groups.
+Fast: every record, every manifest, and every mark (a file in `quarantine/`, `validated/` or `published/` about one
+checkpoint) is read and checked. Every file that a record names is compared with one listing by size, and by crc32c if
+the storage keeps checksums. Deep: every file is also downloaded and compared with its handle. Every shard is restored
+into an empty folder, and its entries are compared with the counts and digests of their key groups.
 
 `verify_files` checks one checkpoint or savepoint before it is used or published. It does what the fast verification does,
 and also reads every file if the storage keeps no checksums. It decodes no entry: if a file and its recorded checksum were
@@ -170,7 +170,10 @@ def _lost_marks(log: Log) -> Iterator[str]:
 
 
 def _outputs(storage: Storage, log: Log, files: Mapping[str, FileInfo], work: Path | None) -> list[str]:
-    """Return the findings about current output whose checkpoint was dropped, and about current outputs that overlap.
+    """Return a finding for each missing or damaged output file of a dropped checkpoint, and for overlapping outputs.
+
+    The output of a dropped checkpoint may still be current. Output of retained checkpoints is verified with their state
+    (`_checkpoint`).
 
     Args:
         storage: The storage of the pipeline's folder.

@@ -181,7 +181,10 @@ class ShardManifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardChanges:
-    """The difference between a shard's manifest file and the shard's current manifest.
+    """The changes of a shard since its manifest file was written by an earlier checkpoint.
+
+    A record may name an earlier checkpoint's manifest file and add these changes. So a commit need not write the whole
+    manifest again.
 
     Attributes:
         segments: All current segments, including those in the manifest file.
@@ -232,7 +235,8 @@ class FiledShard:
     Attributes:
         shard: The number of the shard.
         manifest: The file.
-        changes: The difference between the file's manifest and the shard's manifest; None if they are equal.
+        changes: The changes of the shard since an earlier checkpoint wrote the file; None if the file holds the shard's
+            current manifest.
         in_segment: The place of the manifest if the file is a changelog segment; None if the file holds only the
             manifest.
         inline: Always None. `InlineShard` has the manifest here.
@@ -632,8 +636,9 @@ class Summary:
         superseded: The retained checkpoints that were replaced: their interval has a later commit with another state.
         marks: The ids of the checkpoints that had a file in `quarantine/` when the record was written, because
             validation refused them.
-        refused: The checkpoints that are quarantined or descend from a quarantined checkpoint. Only retained checkpoints
-            are listed, and the later commits that replaced a retained checkpoint.
+        refused: Those retained checkpoints, and those commits in `superseded`, that are quarantined or descend from a
+            quarantined checkpoint. Commits in `superseded` are listed because a replaced checkpoint counts again if all
+            commits that replaced it are quarantined.
         levels: Numbers of the folder groups in `settled/commits/` that have files. The files are grouped by the length
             of their intervals: up to 1 day in group 0, up to 32 days in group 1, and so on (`paths.SETTLED_DAYS`). A
             look-up skips the folders of all other groups.
@@ -732,8 +737,8 @@ class Tombstone:
         reproduces: The id of the earlier commit of the same interval that left the same state; None without one.
         input_hash: The input hash of the commit; None if it is unknown.
         descriptors_hash: A hash of the state's declarations: names, kinds, schemas, expiry and key.
-        outputs: The output files of the commit, from which a sweep can write a lost `Settled` again. A clean-up may
-            have deleted these files.
+        outputs: The output files of the commit. If the commit's file in `settled/commits/` is lost, a sweep writes that
+            file again with this list. A clean-up may have deleted the output files themselves.
         replace_overlapping: True if the commit had this permission.
     """
 
@@ -848,8 +853,8 @@ class Refused:
 class Validated:
     """The mark on a checkpoint that passed validation.
 
-    For each mode, retention keeps the newest retained checkpoint that has this mark and neither is quarantined nor
-    descends from a quarantined checkpoint.
+    For each mode, retention keeps the newest checkpoint that has this mark. Checkpoints that are quarantined or descend
+    from a quarantined checkpoint do not count.
 
     Attributes:
         id: The id of the checkpoint.

@@ -43,7 +43,7 @@ class KeepLast:
         return frozenset(c.id for c in checkpoints[-self.count :]) if self.count > 0 else frozenset()
 
     def intervals_back(self, every: timedelta) -> int:
-        """Return how many intervals of length `every` the oldest kept checkpoint may be behind the newest, at most."""
+        """Return the largest distance of a kept checkpoint from the newest one, in intervals of length `every`."""
         return self.count
 
     def __str__(self) -> str:
@@ -77,7 +77,7 @@ class KeepPerDay:
         return frozenset(checkpoint_id for _, checkpoint_id in by_day.values())
 
     def intervals_back(self, every: timedelta) -> int:
-        """Return how many intervals of length `every` the oldest kept checkpoint may be behind the newest, at most."""
+        """Return the largest distance of a kept checkpoint from the newest one, in intervals of length `every`."""
         return math.ceil(timedelta(days=self.days) / every)
 
     def __str__(self) -> str:
@@ -102,7 +102,7 @@ class KeepYounger:
         return frozenset(c.id for c in checkpoints if newest is not None and newest - c.interval.end < self.age)
 
     def intervals_back(self, every: timedelta) -> int:
-        """Return how many intervals of length `every` the oldest kept checkpoint may be behind the newest, at most."""
+        """Return the largest distance of a kept checkpoint from the newest one, in intervals of length `every`."""
         return math.ceil(self.age / every)
 
     def __str__(self) -> str:
@@ -127,7 +127,7 @@ class AnyOf:
         return frozenset().union(*(p.keep(checkpoints) for p in self.any_of))
 
     def intervals_back(self, every: timedelta) -> int:
-        """Return how many intervals of length `every` the oldest kept checkpoint may be behind the newest, at most."""
+        """Return the largest distance of a kept checkpoint from the newest one, in intervals of length `every`."""
         return max((policy.intervals_back(every) for policy in self.any_of), default=0)
 
     def __str__(self) -> str:
@@ -151,7 +151,7 @@ class AllOf:
         return frozenset(c.id for c in checkpoints).intersection(*(p.keep(checkpoints) for p in self.all_of))
 
     def intervals_back(self, every: timedelta) -> int:
-        """Return how many intervals of length `every` the oldest kept checkpoint may be behind the newest, at most."""
+        """Return the largest distance of a kept checkpoint from the newest one, in intervals of length `every`."""
         return max((policy.intervals_back(every) for policy in self.all_of), default=0)
 
     def __str__(self) -> str:
