@@ -138,8 +138,9 @@ class _Check:
         self._key_groups = manifest.key_groups.last + 1
         self._counts: dict[str, npt.NDArray[np.int64]] = {}
         self._digests = self._sums()
-        # For each key group, the sum of the hashes of the index keys that its timers or expiring entries need, minus the
-        # sum for the index keys that the store has. 0 means that the index is right.
+        # Checks of the timer index and of the expiry index: one sum for each key group. The check adds the hash of each
+        # index key that a timer or an expiring entry must have, and subtracts the hash of each index key in the store.
+        # A sum of 0 at the end means that the store has exactly the right index keys.
         self._timer_balance, self._expiry_balance = self._sums(), self._sums()
 
     def _sums(self) -> Sums:

@@ -152,7 +152,7 @@ def pack_positions(first: int, next_: int) -> bytes:
 
 
 def unpack_positions(data: bytes) -> tuple[int, int]:
-    """Decode the first and the next position of a list."""
+    """Decode a list's bounds: the position of its first element, and the one that the next appended element gets."""
     first, next_ = _POSITIONS.unpack(data)
     return first, next_
 
