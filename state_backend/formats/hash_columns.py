@@ -1,6 +1,6 @@
 """XXH64 of every element of a binary column, equal to `xxhash.xxh64_intdigest`, for many rows of one length at a time.
 
-    pieces of 32 bytes  four accumulators of 8 bytes each, merged at the end; only for rows of 32 bytes or more
+    pieces of 32 bytes  four accumulators (`lanes`) of 8 bytes each, merged at the end; only in rows of 32 bytes or more
     the rest            8 bytes at a time, then 4, then 1, and the avalanche
 
 Source: the XXH64 specification, https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md

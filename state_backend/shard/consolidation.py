@@ -38,8 +38,8 @@ TURNS = 8
 # `plan_consolidation` selects the merge with the lowest cost. A merge of the w newest runs that writes b bytes has the
 # cost b / (w - 1) ** _WIDTH_BIAS. With a bias of 1.0, a merge of only the two newest, small runs would often cost
 # least. The next interval would merge the result with one new run, and write the same bytes again. A higher bias makes
-# wide merges cheaper, and wide merges are needed less often. Measured with 1.4 and `most_sorted_runs=13`: over 70 to 110
-# equal batches, merges wrote each byte 1.1 times on average.
+# wide merges cheaper, and wide merges are needed less often. Measured with 1.4 and `most_sorted_runs=13`: over 70 to
+# 110 equal batches, merges wrote each byte 1.1 times on average.
 _WIDTH_BIAS = 1.4
 
 
@@ -118,8 +118,8 @@ def plan_consolidation(
             return Consolidation(merged_runs=len(runs), written_bytes=rewritten_bytes, whole=True)
     if len(runs) <= options.most_sorted_runs:
         return Consolidation(merged_runs=0, written_bytes=0, put_off=put_off)
-    # Every read searches all runs, so many runs make the pipeline slow. With more than twice the allowed number, a
-    # merge may write more than the byte budget.
+    # Every read searches all runs, so many runs make the pipeline slow. With more than twice the allowed number of runs,
+    # a merge may write more than `budget_bytes`, the shard's part of `consolidation_bytes`.
     allowed_bytes = budget_bytes if len(runs) <= 2 * options.most_sorted_runs else total_bytes
     written, cheapest = 0, (0.0, 0, 0)
     for width, run in enumerate(runs, 1):

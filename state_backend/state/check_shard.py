@@ -281,14 +281,14 @@ class _Check:
     def _lists(self, state: _State, groups: Groups, rests: pa.Array, entries: pa.Array, sizes: Array) -> Array:
         """Check the bounds and the elements of lists, and add the problems to `findings`.
 
-        The store holds two numbers for each list, before its elements: the position of its first element, and the next
-        position, which the next appended element gets.
+        Each list has one stored key for its bounds, directly before the stored keys of its elements. The bounds are two
+        numbers: the position of the list's first element, and the next position, which the next appended element gets.
 
         Args:
             state: The list state.
             groups: The key group of each stored key.
             rests: The stored keys without their first 3 bytes (key group and the state's id).
-            entries: The bytes under each stored key: an element, or the two positions of a list.
+            entries: The bytes under each stored key: an element, or the bounds of a list.
             sizes: The length in bytes of the encoded key at the beginning of each of `rests`.
 
         Returns:

@@ -200,7 +200,7 @@ class ListColumns(StateColumns):
         Args:
             wanted: Indexes of keys in the batch, ascending.
             empty: True: if the entry count of the state is 0, return zeros without a read. False: always read. The
-                positions of a list do not count as entries, and may still be stored after all elements were deleted.
+                bounds of a list do not count as entries, and may still be stored after all elements were deleted.
 
         Returns:
             The first position of each list, and the position after its last element; 0 and 0 for a key without a list.
