@@ -118,8 +118,8 @@ def plan_consolidation(
             return Consolidation(merged_runs=len(runs), written_bytes=rewritten_bytes, whole=True)
     if len(runs) <= options.most_sorted_runs:
         return Consolidation(merged_runs=0, written_bytes=0, put_off=put_off)
-    # Every read searches all runs, so many runs make the pipeline slow. With more than twice the allowed number of runs,
-    # a merge may write more than `budget_bytes`, the shard's part of `consolidation_bytes`.
+    # Every read searches all runs, so many runs make the pipeline slow. With more than twice the allowed number of
+    # runs, a merge may write more than `budget_bytes`, the shard's part of `consolidation_bytes`.
     allowed_bytes = budget_bytes if len(runs) <= 2 * options.most_sorted_runs else total_bytes
     written, cheapest = 0, (0.0, 0, 0)
     for width, run in enumerate(runs, 1):
