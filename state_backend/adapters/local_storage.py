@@ -15,9 +15,11 @@ The lock belongs to the root. Processes that replace or delete the same files mu
 above or below it.
 
 The root may be a symbolic link. Reads follow links below the root. Writes and deletions raise `BehindLink` where a link
-stands in the place of a folder (`no_follow`). A link in the place of a file is replaced or deleted itself. In a root
-inside the folder of trials, links are followed only above that folder, because Cairn made the folder and all of its
-content.
+stands in the place of a folder (`no_follow`). A link in the place of a file is replaced or deleted itself.
+
+A root inside the folder of trials (`.trials`) has a stricter rule for its own path: writes and deletions follow links
+only in the part of the path above `.trials`. Cairn made `.trials` and everything below it, and makes no links there. So
+a link there was made by another program, and writes and deletions raise `BehindLink`.
 """
 
 from __future__ import annotations
@@ -283,8 +285,9 @@ class LocalStorage:
             doing: The action and the file, in words: the text after "can't" in messages.
 
         Returns:
-            True if the link was made. False if the system refuses it, or if the file is a symbolic link or lies behind
-            one: such a file may be deleted with the target of the symbolic link.
+            True if the link was made. False if the system refuses the link: the caller then copies the file's bytes.
+            Also False if the file, or a folder of its path below the source's root, is a symbolic link. A hard link to
+            a symbolic link is only a second symbolic link, and would break if the target were deleted.
 
         Raises:
             CorruptFile: The file does not match the handle.

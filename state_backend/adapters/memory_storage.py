@@ -40,7 +40,13 @@ def open_url(url: str, *, google_key_file: str | None = None) -> MemoryStorage:
 
 
 def forget_memory(url: str) -> None:
-    """Forget the files of `memory://name`. Storages that are open already keep them."""
+    """Forget the files of `memory://name`: the next `open_url` with this name opens an empty storage.
+
+    A storage object that was opened before this call keeps its files.
+
+    Args:
+        url: The URL, `memory://name`. A folder behind the name is ignored: all files of the name are forgotten.
+    """
     name = url.removeprefix("memory://").partition("/")[0]
     with _memories_lock:
         _memories.pop(name, None)

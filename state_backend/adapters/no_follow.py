@@ -113,7 +113,12 @@ def remove_tree(above: int, name: str) -> None:
 
 
 def remove_empty_folders(above: int, name: str) -> None:
-    """Delete every folder without files at and below `name` in an open folder."""
+    """Delete a folder and all folders below it, except those that hold a file at any depth.
+
+    Args:
+        above: The descriptor of the folder that holds the folder.
+        name: The name of the folder.
+    """
     for _, names, _, folder in os.fwalk(name, topdown=False, dir_fd=above):
         for empty in names:
             with suppress(OSError):

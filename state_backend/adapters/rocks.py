@@ -131,8 +131,8 @@ class EngineOptions:
         options.set_target_file_size_base(self.target_file_bytes)
         options.set_max_background_jobs(self.background_jobs)
         options.set_keep_log_file_num(1)
-        # By default, RocksDB allocates 4 MiB for the MANIFEST. With `metadata_dir`, these would be 4 MiB of memory for
-        # each store.
+        # By default, RocksDB allocates 4 MiB for the file MANIFEST. With `metadata_dir`, this file lies in a folder in
+        # memory, such as /dev/shm, so each open store would take 4 MiB of memory.
         options.set_manifest_preallocation_size(64 * 1024)
         options.set_stats_dump_period_sec(0)
         options.set_stats_persist_period_sec(0)

@@ -1,16 +1,17 @@
 """RocksDB's metadata files in memory while a store is open.
 
-At each open, RocksDB writes a new MANIFEST, CURRENT and OPTIONS, and syncs each file and the folder. Besides the
-transfer, these syncs take most of a restore's time, and much more on a busy disk. They are not needed: a store is not
-durable before `capture`, so a crash may lose the metadata. While a store is open, its metadata are in a folder in
-memory. After the close they are beside the state again:
+At each open, RocksDB writes a new MANIFEST, CURRENT and OPTIONS, and syncs each file and the folder. A restore first
+transfers the state's files. Most of its other time goes to these syncs, and on a busy disk they take much longer. They
+are not needed: a store is not durable before `capture`, so a crash may lose the metadata. While a store is open, its
+metadata are in a folder in memory. After the close they are beside the state again:
 
     <memory>/.cairn-rocksdb-<random>/CURRENT, MANIFEST-n, LOCK, ...    all files other than SSTs
 
 A process holds a lock on the folder while its store is open (`folder_lock`). If the process is killed, its folder
 stays, and the kernel releases the lock. The next process that opens a store deletes the folders without a lock.
-RocksDB's own lock on the file LOCK can't replace this lock: RocksDB locks the file some time after its creation, and a
-process that tests its own lock releases the lock.
+RocksDB's own lock on the file LOCK can't replace this lock, for two reasons. First, RocksDB locks the file some time
+after its creation. Until then, the folder of a live store would seem abandoned. Second, RocksDB's lock is a POSIX lock
+(`fcntl`): a process loses the lock as soon as it opens and closes the file once more, for instance to test the lock.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ class BorrowedMetadata:
         self._lock = lock
 
     def give_back(self) -> None:
-        """Move the files that are needed to open the state back to its folder, and delete the folder in memory.
+        """Move the metadata files from memory to the store's folder, and delete the folder in memory.
 
-        If the state's folder was deleted, the files are deleted too.
+        RocksDB needs these files to open the store again. If the store's folder was deleted, the files are deleted too.
         """
         with suppress(OSError):
             for path in _metadata_in(self.folder):

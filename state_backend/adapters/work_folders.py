@@ -34,8 +34,9 @@ from state_backend.values.errors import StorageUnavailable
 
 _UNLOCKED = "unlocked"
 _MIN_AGE_S = 7 * 86_400.0
-# Most folders that one task checks, and most that it removes. A host with a hundred tasks at once has about a hundred
-# folders, and each killed task leaves at most one.
+# `_MOST_SEEN` is the largest number of work folders that one task checks, and `_MOST_REMOVED` is the largest number
+# that it deletes. A host with a hundred tasks at once has about a hundred folders, and each killed task leaves at most
+# one.
 _MOST_SEEN, _MOST_REMOVED = 1024, 16
 
 FULL_DISK = f"the local disk of {socket.gethostname()} is full (not the storage); free some space there, or set TMPDIR to a folder with more"
@@ -91,7 +92,8 @@ def remove_abandoned(parent: Path, kernel: str, now_s: float) -> None:
 
     Args:
         parent: The parent of all work folders.
-        kernel: The result of `kernel()`: the first 8 hex digits of this host's boot id; `unlocked` without a boot id.
+        kernel: The result of `kernel()`: the first 8 hex digits of this host's boot id. Without a boot id, `unlocked`:
+            work folders have no lock.
         now_s: The present time by the clock of the file system, in seconds since the epoch.
     """
     left = _MOST_REMOVED
@@ -139,7 +141,8 @@ def is_locked_by(name: str, kernel: str) -> bool:
 
     Args:
         name: The folder's name, `<kernel>-<what>-<random>`.
-        kernel: The result of `kernel()`: the first 8 hex digits of this host's boot id; `unlocked` without a boot id.
+        kernel: The result of `kernel()`: the first 8 hex digits of this host's boot id. Without a boot id, `unlocked`:
+            work folders have no lock.
     """
     return kernel != _UNLOCKED and name.partition("-")[0] == kernel
 
@@ -180,7 +183,11 @@ def _make(parent: Path, what: str) -> tuple[Path, int | None]:
 
 @cache
 def kernel() -> str:
-    """Return the first 8 hex digits of the running kernel's boot id; `unlocked` if the system has no boot id."""
+    """Return the first part of the names of new work folders: 8 hex digits that identify the running kernel.
+
+    The digits are the first ones of the kernel's boot id. Without a boot id, the result is `unlocked`: the work folders
+    then have no lock, and count as abandoned after seven days without change.
+    """
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
     except OSError:

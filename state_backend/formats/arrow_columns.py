@@ -322,11 +322,13 @@ def cut(data: pa.Buffer, begins: Array, ends: Array) -> pa.BinaryArray:
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """A part of each row that has the same width in all rows.
+    """Bytes that `concatenate` puts into each row as one part. The part has the same width in all rows.
 
     Attributes:
-        values: (n,) values, whose dtype's bytes are the part; or one value () that all rows share.
-        keep: Rows where this mask is False lack the part; None if all rows have it.
+        values: Either an array of shape (n,), whose item i has in its own memory the bytes for row i. Or a single NumPy
+            value of shape (), whose bytes go into every row.
+        keep: A mask with one item for each row. A row where the mask is False gets no bytes of this part. None: every
+            row gets the part.
     """
 
     values: Array | np.void
@@ -342,8 +344,9 @@ def concatenate(count: int, pieces: Sequence[Fixed | pa.Array]) -> pa.BinaryArra
             come as Arrow binary arrays without nulls.
     """
     joined: list[pa.Array] = []
-    # NumPy packs neighbouring `Fixed` columns that the same rows lack (the same mask `keep`). Arrow joins the rest.
-    # NumPy takes a third of Arrow's time, so binary columns whose values have one width become `Fixed` first.
+    # NumPy packs neighbouring `Fixed` columns into one column if they have the same mask `keep`, which tells which rows
+    # get bytes of a column. Arrow joins the packed columns and all others. NumPy takes a third of Arrow's time, so a
+    # binary column whose values have one width becomes `Fixed` first.
     pieces = [piece if isinstance(piece, Fixed) else _of_one_width(piece) for piece in pieces]
     for _, run in groupby(pieces, lambda piece: id(piece.keep) if isinstance(piece, Fixed) else None):
         neighbours = list(run)

@@ -101,10 +101,18 @@ def read_manifest(tail: bytes, name: str) -> bytes:
 
 
 def read_segment(file: BinaryIO, name: str) -> Iterator[tuple[int, list[Pair]]]:
-    """Yield the segment's blocks: RANGES with (start, end), then ENTRIES with (key, value or None).
+    """Yield the blocks of a changelog segment: first the deleted ranges of keys, then the changed entries.
 
-    Each block is verified before it is yielded. Only the last block proves that the segment is complete, so complete
-    blocks may come before the error of a damaged block.
+    Each block is verified before it is yielded. Only the last block proves that the segment is complete. So
+    `CorruptFile` may be raised after intact blocks have been yielded.
+
+    Args:
+        file: The segment, open for reading at its first byte.
+        name: The segment's name, for error messages.
+
+    Yields:
+        The kind of the block, and its pairs. In a block of kind `RANGES`, a pair is a deleted range: its first key, and
+        its end (excluded). In a block of kind `ENTRIES`, a pair is a key and its new value; None for a deleted key.
 
     Raises:
         CorruptFile: A block of the file `name` is damaged or missing.

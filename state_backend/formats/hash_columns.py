@@ -1,6 +1,6 @@
 """XXH64 of every element of a binary column, equal to `xxhash.xxh64_intdigest`, for many rows of one length at a time.
 
-    lanes of 32 bytes   four accumulators of 8 bytes each, merged at the end; only for rows of 32 bytes or more
+    pieces of 32 bytes  four accumulators (`lanes`) of 8 bytes each, merged at the end; only in rows of 32 bytes or more
     the rest            8 bytes at a time, then 4, then 1, and the avalanche
 
 Source: the XXH64 specification, https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md
@@ -21,9 +21,9 @@ from state_backend.values.errors import InvariantViolated
 
 Hashes = npt.NDArray[np.uint64]
 
-# The fewest rows of one length for which NumPy is faster than `xxhash` row by row. Longer rows need more calls of
-# NumPy, whose overhead is the same for any number of rows. Measured: about 600, 1,100, 1,700 and 2,000 rows of 16, 40,
-# 80 and 128 bytes.
+# `MAX_LENGTH` is the longest row, in bytes, that NumPy hashes. `_MIN_ROWS[length]` is the fewest rows of one length for
+# which NumPy is faster than `xxhash` row by row. Longer rows need more calls of NumPy, whose overhead is the same for
+# any number of rows. Measured: about 600, 1,100, 1,700 and 2,000 rows of 16, 40, 80 and 128 bytes.
 MAX_LENGTH = 512
 _MIN_ROWS = 400 + 15 * np.arange(MAX_LENGTH + 1)
 _BLOCK_ROWS = 16384
@@ -116,7 +116,11 @@ class _Block:
             h *= prime
 
     def _hash_lanes(self, seeds: Hashes) -> int:
-        """Hash the leading 32-byte lanes of each row, and return the position of the remaining bytes."""
+        """Begin each row's hash in `self._h` with the row's whole pieces of 32 bytes, and return where they end.
+
+        A row of less than 32 bytes has no whole piece. Its hash begins with the seed alone, and the method returns 0.
+        `_hash_rest` adds the remaining bytes.
+        """
         h, lanes, words, at = self._h, self._lanes, self._words, 0
         if self._length < 32:
             np.add(seeds, _U64(_P5), out=h)

@@ -177,8 +177,9 @@ class Sketches:
         """
         rest_bits = np.uint64(64 - self.precision)
         rest = hashes & ((np.uint64(1) << rest_bits) - np.uint64(1))
-        # The bit length of `rest`. Each bit directly below a set bit is cleared first, so that rounding to a float
-        # can't make the number longer.
+        # `length` is the bit length of `rest`, read from the exponent of `rest` as a float. A float has only 53 bits,
+        # so the conversion could round a number such as 2^60 - 1 up to 2^60, which is one bit longer. To prevent this,
+        # each 1 bit directly below another 1 bit is cleared first. The highest 1 bit stays, and so does the length.
         length = np.frexp((rest & ~(rest >> np.uint64(1))).astype(np.float64))[1].astype(np.uint64)
         rank = rest_bits + np.uint64(1) - length
         register = hashes >> rest_bits
@@ -222,10 +223,11 @@ class Sketches:
         return estimates
 
     def _with_entries(self, entries: U64) -> Sketches:
-        """Return the dense sketches of this object together with registers that replace its own `entries`.
+        """Return new sketches: this object's dense sketches, to which the registers in `entries` are added.
 
-        A register goes into the dense sketch of its row if the row has one. The other registers stay in `entries`,
-        except if a row has too many of them for a sparse sketch: then its sketch becomes dense.
+        The object's own `self.entries` is ignored, so callers pass its registers too. A register goes into the dense
+        sketch of its row if the row has one. The other registers become the `entries` of the new object, except if a
+        row has too many of them for a sparse sketch: then the row's sketch becomes dense.
 
         Args:
             entries: Registers, each as `owner << 32 | register << 6 | rank`, where the owner is the row number. They
@@ -338,8 +340,9 @@ def _weights(precision: int) -> tuple[F64, F64]:
     registers of these two ranks, `estimate` adds the corrections of `_sigmas` and `_tau` instead.
 
     Returns:
-        The weight of each rank, and the summed weights of each two ranks. The index into the second table is two
-        neighbouring registers, read as one little-endian u16: so one look-up serves two registers.
+        Two tables. The first one has the weight of each rank. The second one has, for each pair of ranks, the sum of
+        their two weights. Its index is a pair of neighbouring registers, read as one little-endian u16. So one look-up
+        in the second table serves two registers.
     """
     weights, q = np.zeros(1 << 8), 64 - precision
     weights[1 : q + 1] = 0.5 ** np.arange(1, q + 1)

@@ -1,8 +1,8 @@
 """Codec of columns of keys, which encodes and decodes many keys of `KeyCodec` at a time.
 
-The module `key_codec` draws the bytes. NumPy packs the parts of fixed width: numbers, flags and terminators. Arrow
-joins the bytes of strings to them, and the decoder cuts strings out at their terminators. Arrays and structs go through
-`KeyCodec`, value by value.
+The docstring of `key_codec` has a drawing of an encoded key. NumPy packs the parts of fixed width: numbers, flags and
+terminators. Arrow joins the bytes of strings to them, and the decoder cuts strings out at their terminators. Arrays and
+structs go through `KeyCodec`, value by value.
 """
 
 from __future__ import annotations

@@ -412,9 +412,10 @@ def _finite(text: str) -> float:
 def _unknown_field(error: ValidationError) -> str | None:
     """Return the path of a field that a newer release has added, or None if the file has another problem.
 
-    If pydantic reports only unknown fields, the first one counts as added by a newer release. Otherwise the first
-    unknown field whose name no class of this release has counts. A known name proves nothing: for a value that may have
-    one of several types, pydantic tries each type, and reports the fields of the right type as unknown to the others.
+    If pydantic reports unknown fields and no other problem, the result is the first unknown field. If pydantic reports
+    other problems too, the result is the first unknown field whose name does not exist in any class of this release.
+    Unknown fields with an existing name are skipped then, because they prove nothing: if a value may have one of
+    several types, pydantic tries each type, and reports the fields of the right type as unknown in all other types.
 
     Args:
         error: The error that pydantic raised for the content of a file.

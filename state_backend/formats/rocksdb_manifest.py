@@ -130,8 +130,12 @@ def with_stores(log: bytes, base: Store, others: Sequence[Store]) -> tuple[bytes
 
     Sequence numbers of different stores are not comparable. That does no harm: RocksDB compares them only between
     entries of one key, and all entries of a key belong to one store. Later writes get greater numbers than any file
-    has. RocksDB's epoch numbers of the files must be unique, so the added files get new ones: RocksDB gives a merged
-    file the least epoch of its inputs, and refuses two files of one epoch in level 0 with overlapping keys.
+    has.
+
+    The added files get new epoch numbers, which no other file has. RocksDB orders the files of level 0 by epoch, and
+    refuses two of them that have the same epoch and overlapping keys. Without new epochs, a later merge could produce
+    this case: a file merged from files of two stores overlaps other files of both, and gets the least epoch of its
+    inputs.
 
     Source: RocksDB's import of column families, `db/import_column_family_job.cc`.
 

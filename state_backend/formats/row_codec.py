@@ -141,7 +141,10 @@ def _row_encoder(state_name: str, schema: StructType, header: bytes, zone: tzinf
 
 
 def _columns(schema: StructType, struct_factory: StructFactory | None, zone: tzinfo) -> list[Column]:
-    """Return the columns for compiled code; an empty list if a field is nested."""
+    """Return a description of each field, from which `compiled_rows` compiles a fast encoder or decoder of rows.
+
+    The list is empty if a field is nested: the caller then uses its encoder or decoder without compiled code.
+    """
     if any(isinstance(f.type, ArrayType | MapType | StructType) for f in schema.fields):
         return []
     return [_column(f.type, struct_factory, zone) for f in schema.fields]

@@ -1,4 +1,6 @@
-"""Codec of columns of state values: many rows of `RowCodec` at a time. The module `row_codec` draws the bytes.
+"""Codec of columns of state values: many rows of `RowCodec` at a time.
+
+The docstring of `row_codec` has a drawing of an encoded row.
 
 If all fields have a fixed width, the rows are one structured array of NumPy. Otherwise a structured array holds the
 header, bitmap and fixed region of each row, and Arrow joins the variable-width lengths and bytes to it. The decoder
@@ -223,13 +225,16 @@ def _bitmap(count: int, valid: list[Mask | None]) -> Iterator[Fixed]:
 
 
 def _extents(raw: Array, at: Array, row_ends: Array, nulls: Mask | None) -> tuple[Array, Array]:
-    """Return where the next variable-width field of each row begins, with its length prefix, and where it ends.
+    """Return where a variable-width field begins and ends in each row.
 
     Args:
         raw: The bytes of all rows.
-        at: For each row, where the field's length prefix (u32) begins.
-        row_ends: The end of each row.
+        at: For each row, where the field's length prefix (u32) begins in `raw`.
+        row_ends: For each row, where the row ends in `raw`.
         nulls: True where the field is null, so that it takes no bytes; None if it is never null.
+
+    Returns:
+        The argument `at` itself; and for each row the position after the field's last byte, equal to `at` for null.
 
     Raises:
         ValueError: A row ends before its field does.

@@ -268,8 +268,9 @@ def _row_conversion(
 def _conversion(chain: Sequence[DataType], struct_factory: StructFactory | None) -> Convert | None:
     """Return the function that converts a non-null Python value of the chain's first type to its last type.
 
-    The result is None if values stay the same. Only for structs do the types between matter: a field that one of them
-    lacks was dropped. All other conversions are exact, so one step gives the same value as several.
+    The result is None if values stay the same. Conversions of numbers are exact, so the types between the first and the
+    last do not matter. For structs they matter: if one of the types between lacks a field, the field was dropped there.
+    A later field of the same name is a new field, which is null in old values.
     """
     first, last = chain[0], chain[-1]
     match last:

@@ -70,7 +70,12 @@ class MismatchCounts:
         self._first.setdefault((state_name, path), message)
 
     def as_mapping(self) -> Mapping[tuple[str, str], tuple[int, str]]:
-        """Return, by state name and field path, the number of values stored as NULL and the first error message."""
+        """Return the counts of values that did not fit their state's schema and were stored as NULL instead.
+
+        Returns:
+            By state name and field path: the number of these values, and the message that says why the first one did
+            not fit.
+        """
         return {place: (count, self._first[place]) for place, count in self._counts.items()}
 
 

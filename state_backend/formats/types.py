@@ -14,8 +14,9 @@ All codecs and the hash convert a user's Python value to a *physical* value firs
     array<t> | map<k,v>                 list | list of (k, v)           list | dict
     struct                              tuple, in schema order          tuple, or an object of `struct_factory`
 
-`to_physical` makes the casts that Spark makes without loss, and refuses all others. For those, Spark would store NULL
-or a wrong value without an error, and users would notice months later. The casts are
+`to_physical` accepts values of the Python types above, makes the casts of the next table as Spark makes them, and
+refuses all other values. For a refused value, Spark would store NULL or a wrong value without an error, and users would
+notice months later. The casts are
 
     to              from
     string          bool ("true"), int, float (as Java writes it), Decimal

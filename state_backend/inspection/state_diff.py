@@ -320,7 +320,8 @@ class _Reader:
     def read(self, group: int, rest: bytes, entry: bytes) -> tuple[dict[str, Any], Entry] | None:
         """Return the place of a stored entry (key, user key and position) and the decoded entry.
 
-        The result is None for the stored positions of a list, which are no entry.
+        The result is None for the bounds of a list (the position of its first element, and the position that the next
+        appended element gets), which are no entry.
 
         Args:
             group: The key group.

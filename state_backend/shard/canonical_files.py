@@ -176,7 +176,7 @@ def read_canonical(
 
 
 class EntryWriter:
-    """Writer of entries into an empty store, limited to the key groups that the store owns.
+    """Writer of entries into an empty store. Entries of key groups that the store does not own are skipped.
 
     For each list, the writer also stores the positions: the number of the list's first element, and the number that the
     next appended element will get. It also writes the index of timers and the index of expiry times, counts the
@@ -204,12 +204,12 @@ class EntryWriter:
         where: str,
         same: bool,
     ) -> tuple[int, bytes]:
-        """Write the rows of one row group whose key group the store owns.
+        """Write those rows of a Parquet row group that belong to the store's key groups, and skip the other rows.
 
         Args:
             rows: The reader of the state's columns, or of the timers' columns.
             descriptor: The state; None for timers.
-            table: The row group, with at least one row.
+            table: The rows of the Parquet row group, at least one.
             last: Key group and stored key of the row before the table; None for the first table of a state.
             where: The file's name in error messages.
             same: True if the file was written with this writer's max parallelism, so that the recorded key groups must
@@ -249,7 +249,8 @@ class EntryWriter:
         places = np.flatnonzero(mine)
         if not len(places):
             return
-        # The digest is summed key group by key group, and the store keeps entries nearly in this order.
+        # The entries are sorted by key group, so that `_account` updates the digest of each key group only once. Stored
+        # keys begin with the key group, so the writes into the store come nearly in the order of the stored keys too.
         places = places[np.argsort(groups[places], kind="stable")]
         here, rests, entries = groups[places], located.rests.take(places), located.entries.take(places)
         self._account(descriptor.name, here, rests, entries)

@@ -76,11 +76,13 @@ def plan_changelog(
 
     Args:
         base: The manifest that the segment would be added to.
-        content_bytes: Bytes of keys and values of the changes, together with those of an inline segment that the new
-            segment absorbs. None: more than `changelog_limit`.
+        content_bytes: Bytes of keys and values of the changes, together with those of an inline segment of the base,
+            which the new segment replaces. None: the changes alone exceed `changelog_limit`, the most bytes that all
+            segments of the shard may have.
         options: The thresholds for the shard's segments: number, bytes, and share of the state's bytes.
-        most_bytes: The most bytes of the shard's files and segments together; at least 256 KiB are allowed. Above it
-            files are written, because consolidation can remove obsolete bytes from files only. None: no limit.
+        most_bytes: The most bytes that the shard's files and segments may have together; a number below 256 KiB counts
+            as 256 KiB. Above it the checkpoint writes files, because consolidation can remove obsolete bytes from files
+            only. None: no limit.
     """
     held = kept_segments(base)
     return (
@@ -97,8 +99,10 @@ def plan_changelog(
 def kept_segments(base: ShardManifest) -> tuple[Segment, ...]:
     """Return the base's segments that the next manifest keeps when a new segment is added.
 
-    If the base's last segment is inline, the new segment absorbs its changes. Otherwise a few small intervals would
-    fill the record, and each later segment would need a file.
+    These are all segments, except a last one that is inline: its bytes lie in the manifest, not in a file. The new
+    segment includes the changes of the inline segment and replaces it, so a manifest has at most one inline segment.
+    Otherwise each small interval would add an inline segment. After a few intervals these would fill the room that a
+    record has for them, and each later segment would have to be a file.
     """
     return base.segments[:-1] if base.segments and base.segments[-1].data is not None else base.segments
 

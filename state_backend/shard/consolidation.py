@@ -7,9 +7,10 @@ of merges are uploaded, and not their inputs:
 1. More than `most_sorted_runs` runs: the newest runs are merged. The number of merged runs is the one with the lowest
    cost per removed run. Such a merge writes little, but the oldest run and its obsolete entries stay.
 2. Obsolete bytes above `most_obsolete_percent` of the live bytes: the whole shard is rewritten. Shards with equal load
-   would all exceed the limit in the same interval. So each shard waits for its turn, one interval in eight, and is
-   rewritten only if it fits the byte budget: an equal part of `consolidation_bytes` for each shard that has its turn. A
-   shard that exceeds the limit by a quarter waits for neither.
+   would all exceed the limit in the same interval. So a rewrite waits for two conditions. It must be the shard's turn:
+   each shard has its turn in one interval of eight. And the rewrite must not write more than the shard's byte budget:
+   `consolidation_bytes` divided by the number of shards that have their turn in the same interval. A shard that exceeds
+   the limit by a quarter is rewritten at once, out of turn and with any number of bytes.
 
 Live bytes are counted for each key group when entries are written and deleted (`KeyGroupState.size_bytes`). RocksDB
 counts the bytes of its files in the same way, before compression. The difference is obsolete: replaced entries, deleted
@@ -34,9 +35,11 @@ from state_backend.state.layout import key_group_bounds, record_bytes
 from state_backend.values.records import KeyGroupState
 
 TURNS = 8
-# A merge of w runs that writes b bytes has the cost b / (w - 1) ** _WIDTH_BIAS. With a bias of 1.0, the same two small
-# runs would be merged again and again. With 1.4, in a history of 70 to 110 equal batches, merges wrote each byte 1.1
-# times on average. In that history, a merge began as soon as there were more than 13 runs.
+# `plan_consolidation` selects the merge with the lowest cost. A merge of the w newest runs that writes b bytes has the
+# cost b / (w - 1) ** _WIDTH_BIAS. With a bias of 1.0, a merge of only the two newest, small runs would often cost
+# least. The next interval would merge the result with one new run, and write the same bytes again. A higher bias makes
+# wide merges cheaper, and wide merges are needed less often. Measured with 1.4 and `most_sorted_runs=13`: over 70 to
+# 110 equal batches, merges wrote each byte 1.1 times on average.
 _WIDTH_BIAS = 1.4
 
 
@@ -115,8 +118,8 @@ def plan_consolidation(
             return Consolidation(merged_runs=len(runs), written_bytes=rewritten_bytes, whole=True)
     if len(runs) <= options.most_sorted_runs:
         return Consolidation(merged_runs=0, written_bytes=0, put_off=put_off)
-    # Every read searches all runs, so many runs make the pipeline slow. With more than twice the allowed number, a
-    # merge may write more than the byte budget.
+    # Every read searches all runs, so many runs make the pipeline slow. With more than twice the allowed number of
+    # runs, a merge may write more than `budget_bytes`, the shard's part of `consolidation_bytes`.
     allowed_bytes = budget_bytes if len(runs) <= 2 * options.most_sorted_runs else total_bytes
     written, cheapest = 0, (0.0, 0, 0)
     for width, run in enumerate(runs, 1):
@@ -167,13 +170,15 @@ def _is_paid(runs: Sequence[SortedRun], options: EngineOptions) -> bool:
 def most_bytes(store: RocksStore, key_groups: Sequence[KeyGroupState], options: EngineOptions) -> int | None:
     """Return the most bytes that a shard's files and segments may take together before a rewrite is urgent.
 
-    An urgent rewrite waits neither for the shard's turn nor for the byte budget. In changelog mode, a shard above the
-    limit uploads SSTs instead of a segment, because only SSTs can be rewritten.
+    A rewrite removes obsolete entries. Normally it waits for the shard's turn (one interval in eight), and until it
+    fits the shard's part of `EngineOptions.consolidation_bytes`. An urgent rewrite does not wait. In changelog mode, a
+    shard above the limit uploads SSTs instead of a segment, because only SSTs can be rewritten.
 
     Returns:
-        The limit in bytes. None, for no limit, in three cases. A key group has no byte count, because an older release
-        wrote it. The shard has no file. The shard's files hold range deletions, as after a split, but the shard has
-        changed too little since its last rewrite: `plan_consolidation` would not rewrite such a shard.
+        The limit in bytes; None for no limit. There is no limit in three cases. First: a key group has no byte count,
+        because an older release wrote it. Second: the shard has no file. Third: the shard's files hold range deletions,
+        as after a split of the shard, and few entries have changed since its last rewrite. In the third case
+        `plan_consolidation` does not rewrite the shard.
     """
     sizes = [s.size_bytes for s in key_groups]
     runs = store.sorted_runs(flushed=False)

@@ -1,10 +1,12 @@
 """Union of the files of several shards in one store, without a read of their entries.
 
 Shards of one checkpoint have no key in common. So one store can hold the SSTs of several shards, each SST in its level,
-if RocksDB's MANIFEST lists all of them. This holds only while no SST has a key outside of its shard's key groups. After
-a split of a shard, both halves have the files of the whole shard, with a deleted range over the other half's keys. In
-one store with the other half, the deleted range would hide the other half's keys. The entries of such shards are copied
-until consolidation has rewritten the shard.
+if RocksDB's MANIFEST lists all of them. The condition is that no SST has a key outside of its shard's key groups.
+
+A shard that was split does not meet this condition. Each half has all files of the former shard, and hides the other
+half's keys with a range deletion: an entry in RocksDB that deletes a range of keys. If both halves were in one store,
+their range deletions would hide the keys of both. So a restore copies the entries of such a shard to the store, until
+consolidation has rewritten the shard.
 
 Source: Flink restores in this way with `createColumnFamilyWithImport`, which rocksdict does not have.
 """

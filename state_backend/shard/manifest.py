@@ -36,10 +36,10 @@ INLINE_MANIFESTS_BYTES = 40 * 1024
 def write_manifests(
     manifests: Sequence[ShardManifest], attempt: str, storage: Storage, *, task: int = 0
 ) -> tuple[ShardRef, ...]:
-    """Return the refs of new manifests for a record.
+    """Return the refs of a fork's manifests, for the fork's first record.
 
     If all manifests together take at most 40 KiB, the record will hold them inline. Otherwise this function creates a
-    file for each manifest. The manifests must not share files with an earlier checkpoint's manifest.
+    file for each manifest. The fork's pipeline has no older manifest files that the refs could name instead.
 
     Args:
         manifests: The manifests of all shards.
@@ -165,9 +165,10 @@ def plan_ref(manifest: ShardManifest, kept: FiledShard | None, parallelism: int)
     depends on `parallelism` alone, so a worker and the driver come to the same result.
 
     Args:
-        manifest: The shard's manifest.
-        kept: A ref to the file of an earlier manifest, with the changes since that file; None if the manifest differs
-            from the earlier one in other fields than segments and key-group states.
+        manifest: The shard's new manifest.
+        kept: A ref that names the manifest file of the shard's base again, and lists the changes from that file to
+            `manifest`. None if the base has no such file. Also None if the two manifests differ in more than segments
+            and key-group states (counts and digests), for instance in their SSTs: a ref can't list these changes.
         parallelism: The number of shards.
 
     Returns:
@@ -185,11 +186,13 @@ def plan_ref(manifest: ShardManifest, kept: FiledShard | None, parallelism: int)
 def changes_bytes(ref: FiledShard, manifest: ShardManifest) -> int:
     """Estimate the bytes that `ref.changes` takes in a record; 0 if it is None.
 
+    To estimate them, this function encodes a copy of `manifest`. The copy lists no files, and has the segments and
+    key-group states of `ref.changes` in place of its own.
+
     Args:
         ref: A ref to the shard's manifest file. Its `changes` lists how the shard's manifest differs from the file:
-            segments and key-group states.
-        manifest: The shard's manifest. The estimate is its encoded size with the segments and key-group states of the
-            ref, and without files.
+            segments and key-group states (counts and digests).
+        manifest: The shard's manifest.
     """
     if ref.changes is None:
         return 0

@@ -1,10 +1,10 @@
 """Restore: open one shard of any key-group range from the manifests of a checkpoint.
 
-Source: the plan follows Flink's incremental restore. If one manifest overlaps the range, its files are opened and
-clipped to the range. If several manifests overlap the range, the manifest with the most key groups of the range is
-opened. One store can hold the files of several shards if no SST has keys of another of these shards. `join_files` adds
-the files of other manifests that meet this condition. From the remaining manifests, the entries in the range are
-written to files that the store ingests.
+Source: the plan follows Flink's incremental restore. If one manifest overlaps the range, its files are opened, and keys
+outside of the range are deleted (the store is clipped). If several manifests overlap the range, the restore opens the
+files of the manifest with the most key groups of the range. `join_files` adds files of other manifests to the same
+store, if each SST has only keys of its own shard. From the remaining manifests, the entries in the range are written to
+files that the store ingests.
 
 Each file's size and checksum are compared with the manifest while the file is fetched, because RocksDB opens a damaged
 SST without an error, and its iterators end early. Segments are replayed last, limited to the range. Each key group's
@@ -39,15 +39,15 @@ _CURRENT = re.compile(rb"MANIFEST-[0-9]+\n")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestorePlan:
-    """Plan of a restore.
+    """Plan of the restore of one shard, whose key groups are the range, from the manifests of a checkpoint.
 
     Attributes:
         first: The manifest whose files are opened; None: the shard starts empty.
         clip: True if `first` has key groups outside of the range. They are deleted after the files are opened.
-        others: The other manifests that overlap the range. The range's entries are copied from those that are not
-            joined.
-        worth_joining: Those of `others` of whose key groups at least half are in the range. Their files may be opened
-            together with the files of `first`.
+        others: The other manifests with key groups of the range. Either the files of such a manifest are joined: opened
+            in one store with the files of `first`. Or its entries in the range are copied into the store.
+        worth_joining: A part of `others`: the manifests with at least half of their key groups in the range. Only their
+            files may be joined.
     """
 
     first: ShardManifest | None
@@ -61,13 +61,13 @@ class RestoredShard:
     """Open store with the state of its range, and the files that it was opened from.
 
     Attributes:
-        base: The manifest that holds exactly this range, if there is one. A segment can be added to it. None if the
-            store was clipped or combined from several manifests.
+        base: The manifest with exactly the key groups of this shard, to which the checkpoint may add a segment. None
+            if the shard was restored from manifests with other key groups.
         store: The open store.
         key_group_states: Counts and digests of the range's key groups.
-        opened: The files that the store was opened from. The next checkpoint names those that are still in the store
-            again, and so need not upload them.
-        opened_inline: The names of the SSTs that the manifest itself contained.
+        opened: The files that the store was opened from. If a file is still in the store at the next checkpoint, the
+            new manifest names the file again, and no upload is needed.
+        opened_inline: The names of SSTs whose bytes were in the manifest itself (inline), not in files on the storage.
         downloaded_bytes: The number of bytes that the storage delivered.
         cached_bytes: The number of bytes that the host's cache had.
     """

@@ -43,7 +43,7 @@ class SnapshotPlan:
 
     Attributes:
         shared: Files of the base that the new manifest names again.
-        inline: The names of SSTs that the manifest contains itself.
+        inline: The names of SSTs whose bytes are stored in the manifest itself.
         upload: The names of SSTs to upload as new files.
     """
 
@@ -62,9 +62,10 @@ class Snapshot:
         uploaded_bytes: Bytes of these files and of new inline files.
         in_segment: The position of the manifest in the file of the last segment; None if the manifest is not stored
             there.
-        changes: The difference between `manifest` and an older manifest of the shard, whose file the base's record
-            names. With these changes, the new record can name the same file again. None if the base's record names no
-            manifest file. Also None if an SST or another field than segments and key-group states has changed.
+        changes: The difference between `manifest` and the manifest in a file that the base's record names. The new
+            record can name this file again and list the changes, so that no new manifest file is needed. None if the
+            base's record names no manifest file of the shard. Also None if the difference is more than segments and
+            key-group states (counts and digests), for instance a new SST.
     """
 
     manifest: ShardManifest

@@ -47,9 +47,10 @@ class Located:
     Attributes:
         rests: The stored keys without key group and state id.
         entries: The stored entries, in the order of `rests`.
-        lists: The lists that begin in the savepoint rows, as two arrays. The first has the index of each list's first
-            element in `rests`. The second has the shape (2, lists): the position of each list's first element, and the
-            position that its next appended element will get. None for states other than lists.
+        lists: For a list state, two arrays with one column for each list whose first element is in these rows. A list
+            that began in earlier rows is left out. The first array has the index in `rests` of each list's first
+            element. The second array has two rows: the position of each list's first element, and the position that
+            the list's next appended element will get. None for other states.
     """
 
     rests: pa.Array
@@ -127,20 +128,22 @@ class StateRows:
     ) -> tuple[Groups, pa.Array, pa.Array, dict[str, pa.Array]]:
         """Separate the elements of lists from the bounds of the lists, and turn the bounds into savepoint columns.
 
-        The store holds two numbers for each list, before its elements: the position of its first element, and the next
-        position, which the next appended element gets. All rows come from one list state.
+        Each list has one stored key for its bounds, directly before the stored keys of its elements. The bounds are two
+        numbers: the position of the list's first element, and the next position, which the next appended element gets.
+        All rows come from one list state.
 
         Args:
             groups: The key group of each stored key.
             rests: The stored keys without their first 3 bytes (key group and the state's id).
-            entries: The bytes under each stored key: an element, or the two positions of a list.
+            entries: The bytes under each stored key: an element, or the bounds of a list.
 
         Returns:
             Key groups, rests and entries of the elements alone; and two columns of the savepoint's rows: `position` is
             the position of the element, `next_position` is the next position of its list.
 
         Raises:
-            CorruptFile: A row is neither an element nor the positions of a list, or an element lies behind its list.
+            CorruptFile: A stored key belongs neither to an element nor to bounds, bounds do not have 16 bytes, or the
+                position of an element is not below the next position of its list.
         """
         _, sizes = self._keys.decode_prefix(rests)
         offsets, raw = binary_views(rests)
@@ -156,8 +159,9 @@ class StateRows:
             raise CorruptFile(f"list state {self._descriptor.name!r}: the positions of a list are not 16 bytes")
         nexts = _u64(entry_bytes, starts[:-1][heads] + 8).astype(np.int64)
         list_of = np.cumsum(heads) - 1
-        # A batch may begin with elements of a list that began in an earlier batch. The `list_of` of these elements is -1.
-        # As an index into `every`, -1 picks the last item, which is the next position of that list.
+        # `list_of` is the number of each row's list within the batch, an index into `nexts`. A batch may begin with
+        # elements of a list that began in an earlier batch: their number is -1. In `every`, the index -1 picks the last
+        # item, `self._next_position`, which is the next position of the list from the earlier batch.
         every = np.concatenate((nexts, [self._next_position]))
         elements = ~heads
         positions = _u64(raw, offsets[1:][elements] - 8).astype(np.int64)

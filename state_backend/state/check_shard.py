@@ -138,8 +138,9 @@ class _Check:
         self._key_groups = manifest.key_groups.last + 1
         self._counts: dict[str, npt.NDArray[np.int64]] = {}
         self._digests = self._sums()
-        # For each key group, the sum of the hashes of the index keys that its timers or expiring entries need, minus the
-        # sum for the index keys that the store has. 0 means that the index is right.
+        # Checks of the timer index and of the expiry index: one sum for each key group. The check adds the hash of each
+        # index key that a timer or an expiring entry must have, and subtracts the hash of each index key in the store.
+        # A sum of 0 at the end means that the store has exactly the right index keys.
         self._timer_balance, self._expiry_balance = self._sums(), self._sums()
 
     def _sums(self) -> Sums:
@@ -280,14 +281,14 @@ class _Check:
     def _lists(self, state: _State, groups: Groups, rests: pa.Array, entries: pa.Array, sizes: Array) -> Array:
         """Check the bounds and the elements of lists, and add the problems to `findings`.
 
-        The store holds two numbers for each list, before its elements: the position of its first element, and the next
-        position, which the next appended element gets.
+        Each list has one stored key for its bounds, directly before the stored keys of its elements. The bounds are two
+        numbers: the position of the list's first element, and the next position, which the next appended element gets.
 
         Args:
             state: The list state.
             groups: The key group of each stored key.
             rests: The stored keys without their first 3 bytes (key group and the state's id).
-            entries: The bytes under each stored key: an element, or the two positions of a list.
+            entries: The bytes under each stored key: an element, or the bounds of a list.
             sizes: The length in bytes of the encoded key at the beginning of each of `rests`.
 
         Returns:

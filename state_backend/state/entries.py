@@ -45,7 +45,8 @@ def decode_entry(
         user_keys: The codec of the map's user key; None unless the state is a map.
 
     Returns:
-        The entry; None if the stored key holds the first and next position of a list.
+        The entry. None if the stored key is that of a list's bounds (the position of the list's first element, and the
+        position that the next appended element gets), which are no entry.
 
     Raises:
         CorruptFile: The bytes are not an entry of this state.

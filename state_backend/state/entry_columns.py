@@ -1,7 +1,7 @@
 """Functions that build and split stored keys and entries, many at a time, as Arrow and NumPy columns.
 
-They are the column form of the functions in `layout`, which draws the bytes. A `rest` is a stored key without key group
-and state id.
+The module `layout` has the same functions for one entry at a time, and its docstring has a drawing of the bytes. A
+`rest` is a stored key without key group and state id.
 """
 
 from __future__ import annotations
@@ -152,7 +152,10 @@ def _behind(rests: pa.Array, entries: pa.Array) -> pa.Array:
 
 
 def _entry_bytes(name: str, key_sizes: npt.NDArray[np.int64], entries: pa.Array) -> npt.NDArray[np.int64]:
-    """Return the bytes that RocksDB counts for each entry and its key in the timer or expiry index; 0 for null.
+    """Return the bytes that RocksDB counts for each entry, as `layout.entry_bytes` does; 0 for null.
+
+    The bytes are the sum of the stored key, the entry, and 8 bytes that RocksDB adds. A timer or an expiring entry also
+    has a key in the timer index or expiry index: the bytes of this index key and 8 more are added.
 
     Args:
         name: The name of the entries' state; `layout.TIMERS_NAME` for timers.

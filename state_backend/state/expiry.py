@@ -104,15 +104,16 @@ def _in_order(groups: Groups, state_ids: np.ndarray, rests: pa.Array) -> np.ndar
 class ExpiredEntries(EntryColumns):
     """Expired entries of one state. Call `begin` with their key groups and stored keys, then `remove` to delete them.
 
-    The base class works on a batch of keys, which `begin` sets. Here the batch consists of entries: `begin` takes, in
-    place of encoded keys, the entries' stored keys without their first 3 bytes (key group and state id).
+    The base class `EntryColumns` works on a batch of keys, which its method `begin` sets. In this class, the batch
+    consists of entries instead. So the caller passes to `begin` each entry's stored key without its first 3 bytes (key
+    group and state id), where the base class expects an encoded key.
 
     Each entry also has a key in the expiry index, which lists the entries by expiry time. This class does not delete
     these index keys: the module's function `_remove` deletes them after the entries.
     """
 
     def remove(self) -> None:
-        """Delete the entries whose key groups and stored keys the last call of `begin` got."""
+        """Delete the entries whose key groups and stored keys the caller passed to `begin` last."""
         owners = np.arange(len(self._keys))
         located = stored_keys(self._groups, self._state_id, self._keys)
         self._replace(owners, self._keys, self._read(owners, located), pa.nulls(len(located), pa.binary()), located)

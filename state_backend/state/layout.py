@@ -152,15 +152,15 @@ def pack_positions(first: int, next_: int) -> bytes:
 
 
 def unpack_positions(data: bytes) -> tuple[int, int]:
-    """Decode the first and the next position of a list."""
+    """Decode a list's bounds: the position of its first element, and the one that the next appended element gets."""
     first, next_ = _POSITIONS.unpack(data)
     return first, next_
 
 
 def is_positions(data: bytes) -> bool:
-    """Return True if `data` holds the positions of a list, and False if it holds an entry.
+    """Return True if `data` holds the bounds of a list (see `pack_positions`), and False if it holds an entry.
 
-    Positions stay below 2^56, so their first byte is 0. The first byte of an entry is 1 or 2.
+    The bounds are two positions below 2^56, so their first byte is 0. The first byte of an entry is 1 or 2.
     """
     return data[0] == 0
 

@@ -129,13 +129,14 @@ class ListColumns(StateColumns):
         starts = np.flatnonzero(_begins(keys, key_groups))
         self.begin(key_groups[starts], keys.take(pa.array(starts)))
         lists = np.arange(len(starts))
-        # If the last elements were deleted, the state counts no entries, but the positions of its lists are still
-        # stored. With `empty=False`, `_positions` reads them nevertheless.
+        # If the state's last elements were deleted, its entry count is 0, but the positions of its lists are still
+        # stored. For a count of 0, `_positions` returns zeros without a read. `empty=False` makes it read always.
         first, next_ = self._positions(lists, empty=False)
         moving = np.flatnonzero(first == gone[starts])
-        # `now` is the new first position of each list. It first moves behind those deleted elements of this call that
-        # follow the old first position without a gap. Then the loop moves `now` on while the store holds no element
-        # at it, because an earlier call deleted that element.
+        # `now` is the new first position of each list, found in two steps. First: if this call deleted the list's first
+        # element and perhaps the elements right after it, `now` is the position after this run of deleted elements.
+        # Second: the loop below adds 1 to `now` while the store has no element at the position `now`, because an
+        # earlier call deleted that element.
         counts = np.diff(np.append(starts, len(gone)))
         nth = np.arange(len(gone)) - np.repeat(starts, counts)
         follows = gone == np.repeat(first, counts) + nth
@@ -199,7 +200,7 @@ class ListColumns(StateColumns):
         Args:
             wanted: Indexes of keys in the batch, ascending.
             empty: True: if the entry count of the state is 0, return zeros without a read. False: always read. The
-                positions of a list do not count as entries, and may still be stored after all elements were deleted.
+                bounds of a list do not count as entries, and may still be stored after all elements were deleted.
 
         Returns:
             The first position of each list, and the position after its last element; 0 and 0 for a key without a list.

@@ -139,7 +139,7 @@ class ShardState:
         changed_bytes: Bytes of keys and entries written or deleted so far.
         struct_factory: Makes the struct values that processors get; None for tuples.
         zone: The time zone of naive datetimes in timestamps.
-        cache: The present entries that were read or changed since the last `flush`.
+        cache: The newest content of each entry that was read or changed since the last `flush`.
         before: For each entry whose change is not written yet: the entry that the store still holds, or the object
             `UNREAD` if that entry was not read.
         unaccounted: Changes that are not written yet and that digests and entry counts leave out: the bounds of lists
@@ -170,10 +170,11 @@ class ShardState:
         self._by_id = {d.state_id: d for d in descriptors}
         self._accounts = {d.state_id: (d.name, layout.seed_of(d.name)) for d in descriptors}
         self._accounts[layout.TIMERS] = layout.TIMERS_NAME, layout.seed_of(layout.TIMERS_NAME)
-        # All three dicts are by stored key, and None stands for no entry.
-        # `cache`: the present entries that were read or changed since the last `flush`.
-        # `before`: for each change not written yet, the entry in the store; UNREAD if that entry was not read.
-        # `unaccounted`: changed bounds of lists and expiry-index keys, which digests and entry counts leave out.
+        # All three dicts are by stored key. The value None says that there is no entry under the stored key.
+        # `cache`: the newest content of each entry that was read or changed since the last `flush`.
+        # `before`: for each entry whose change is not written yet, the old entry in the store, or UNREAD if not read.
+        # `unaccounted`: unwritten changes of bounds of lists and of expiry-index keys. Digests and entry counts do not
+        # include them.
         self.cache: dict[bytes, bytes | None] = {}
         self.before: dict[bytes, bytes | None] = {}
         self.unaccounted: dict[bytes, bytes | None] = {}
@@ -197,8 +198,9 @@ class ShardState:
         self._digests: dict[int, int] = {}
         self._counts: dict[tuple[int, str], int] = {}
         self._totals: dict[str, int] = {}
-        # Stored bytes of each key group, with its keys in the timer index and the expiry index. For the key groups in
-        # `_uncounted` the total is unknown, so their number is only the change since the restore.
+        # `_sizes`: the stored bytes of each key group, with its keys in the timer index and the expiry index. An older
+        # release recorded no size for the key groups in `_uncounted`. Their `_sizes` begin at 0 in each restore, and
+        # count only the changes since then.
         self._sizes: dict[int, int] = {}
         self._uncounted: set[int] = set()
         for s in key_groups:
@@ -337,17 +339,17 @@ class ShardState:
         """Read entries of a state that has one entry per key.
 
         If at least a quarter of a key group's entries are wanted, one scan reads all entries from the first to the last
-        wanted one. The scan takes several times less per entry than lookups.
+        wanted one. For each entry, a scan takes about a quarter of the time of a lookup.
 
         Args:
             name: The state's name.
             key_groups: The key group of each wanted entry, ascending.
             wanted: The stored keys, ascending.
-            most_bytes: Reading ends soon after the entries that were read have this many bytes; None reads all.
+            most_bytes: Reading stops soon after the entries read so far have this many bytes; None reads all.
 
         Returns:
-            The entry of each stored key, None for no entry. With `most_bytes`, possibly the entries of the first stored
-            keys only, at least one.
+            The entry of each stored key in the order of `wanted`; None for no entry. If reading stopped because of
+            `most_bytes`, the result is shorter than `wanted`: it ends with the last stored key that was read.
         """
         starts = [0, *(np.flatnonzero(key_groups[1:] != key_groups[:-1]) + 1).tolist(), len(wanted)]
         dense = []
@@ -652,7 +654,11 @@ class ShardState:
         self.gathered_bytes += CHANGE_BYTES + (len(entry) if entry else 0)
 
     def write_new(self, stored_key: bytes, entry: bytes) -> None:
-        """Write an entry under a stored key that the store does not hold, so that the old entry is never read."""
+        """Write an entry under a stored key that has no entry in the store, as the caller knows without a read.
+
+        After `write`, the flush may have to read the old entry from the store for the digest. After `write_new`, it
+        need not.
+        """
         self.cache.setdefault(stored_key, None)
         self.write(stored_key, entry)
 
@@ -886,7 +892,11 @@ class ShardState:
             yield new(unpack(packed), key_group, key, base + key + packed)
 
     def _read_due(self, timers: Sequence[DueTimer]) -> None:
-        """Prefetch the state that handlers of these timers need. The timers themselves are in the store."""
+        """Prefetch the state that the handlers of these timers need, and put the timers into the cache.
+
+        The timers are put into the cache without a read: the store holds all of them, and a timer's entry is empty
+        bytes.
+        """
         keys = sorted({timer[1:3] for timer in timers})
         for key_group in {key_group for key_group, _ in keys}:
             self.lay_timers_apart(key_group)

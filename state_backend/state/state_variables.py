@@ -158,7 +158,8 @@ class ListState(_KeyedState):
         meta = base + layout.LIST_META
         cache, before, unaccounted = shard.cache, shard.before, shard.unaccounted
         packed = (cache[meta] if meta in cache else shard.read(meta)) or _NO_LIST
-        # The last 8 bytes of the list's positions are the next position, encoded as in the stored key of an element.
+        # The last 8 bytes of the list's bounds are the position that the next appended element gets, encoded as in the
+        # stored key of an element.
         position = packed[8:]
         element = base + layout.LIST_ELEMENT + position
         if element not in before:

@@ -136,10 +136,12 @@ class TimerColumns(EntryColumns):
         yield due
         owners, deleted = np.repeat(np.arange(len(due.keys)), np.diff(due.offsets)), self._deleted
         self.begin(due.key_groups, due.keys)
-        # `_set` deletes the fired timers. Their keys in the timer index were deleted before the handler ran. If the
-        # handler deleted no timer, the store still holds all fired timers, so `_set` need not read the store or change
-        # the index. If the handler deleted timers, it may have registered fired timers again, with new keys in the
-        # index. Then `_set` reads the store, and also deletes the index keys (`_indexed` is True).
+        # `_set` deletes the fired timers. Their keys in the timer index were already deleted before the handler ran.
+        # - The handler deleted no timer: the store still holds all fired timers, and none has a key in the index. So
+        #   `_set` reads nothing, and leaves the index unchanged (`_indexed` is False).
+        # - The handler deleted timers: it may have deleted a fired timer, and then registered the timer again. The
+        #   second step wrote a new key into the index. So `_set` reads which fired timers the store still holds, and
+        #   deletes these timers together with their keys in the index (`_indexed` is True).
         self._indexed = deleted
         self._set(owners, due.times_ms, pa.nulls(1, pa.binary()), None if deleted else pa.array([b""], pa.binary()))
 
