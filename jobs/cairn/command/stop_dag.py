@@ -60,8 +60,8 @@ class StopPlan:
 
     Attributes:
         under_way: Active tasks to wait for, as `run/task`.
-        uncommitted: Ids of runs whose interval is processed and not committed, because the pause holds back their
-            `checkpoint` task.
+        uncommitted: Ids of runs whose interval is processed and not committed, because Airflow does not start their
+            `checkpoint` task while the DAG is paused. The caller commits these intervals itself.
     """
 
     under_way: tuple[str, ...]

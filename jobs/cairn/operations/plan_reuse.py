@@ -163,10 +163,9 @@ def options_of(task: IntervalJob, order_by: tuple[str, ...], source: str, runtim
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultInputs:
-    """Values that decide an interval's result, apart from its base and the settings that `input_hash` reads itself.
+    """Values that decide an interval's result, besides its base and the settings that `input_hash` reads itself.
 
-    `input_hash` reads other settings from the `Pipeline`, such as `time_mode` and `parallelism`. `key`, `order_by` and
-    `zone` are here because their final values are known only after the source was asked.
+    `input_hash` reads those settings, such as `time_mode` and `parallelism`, directly from the `Pipeline`.
 
     Attributes:
         code_hash: Hash of the processor and of the user's modules that it imports.
