@@ -257,8 +257,8 @@ class _Column:
         rows: Positions of the rows that are not null.
         counts: For each key, the number of its values.
         present: Indexes of the keys that have a value.
-        starts: For each present key, the position of its first value.
-        owners: For each value, the index of its key.
+        starts: For each present key, the index of its first value in `rows`, which leaves out nulls.
+        owners: For each element of `rows`, the index of its key.
     """
 
     present: Int64s | slice
@@ -290,7 +290,15 @@ class _Column:
         return self.values.astype(np.float64)
 
     def reduced(self, fold: np.ufunc, values: Array) -> Array:
-        """Combine the `values` of each key that has values with the ufunc `fold`. Return one row for each of these keys."""
+        """Reduce the values of each key to one value. Keys without a non-null value are left out.
+
+        Args:
+            fold: The NumPy ufunc that combines two values, such as `np.add` or `np.minimum`.
+            values: One element for each non-null row of the column, key after key.
+
+        Returns:
+            One element for each key in `present`.
+        """
         if len(values) == len(self.starts):
             return values
         folded: Array = fold.reduceat(values, self.starts, axis=0)
@@ -411,7 +419,9 @@ class Count(Aggregate):
         return {"count": LongType()}
 
     def step(self, groups: _Groups, old: Parts) -> Step:
-        """Add the batch's rows to the stored number of each key; with a column, only rows where it is not null.
+        """Add the number of the batch's rows to the stored number of each key.
+
+        `Count()` counts all rows. `Count("column")` counts only rows in which this column is not null.
 
         Args:
             groups: The rows of the batch, grouped by key.
@@ -638,7 +648,11 @@ class Min(_Extreme):
 
 @dataclass(frozen=True, slots=True)
 class Max(_Extreme):
-    """Largest value of a column, in the order of `Min`."""
+    """Largest value of a column, in the column's type.
+
+    The order is Spark's: NaN is above all numbers, strings compare by their UTF-8 bytes, and false is below true. Nulls
+    do not count. The result is never -0.0: -0.0 becomes 0.0.
+    """
 
     @property
     def _part(self) -> str:
@@ -926,14 +940,14 @@ def _nan_as_one(values: Array) -> Array:
 
 
 def _picked(before: pa.Array, array: pa.Array, rows: Int64s, places: Int64s) -> pa.Array:
-    """Return one element for each key: the stored one or a new one from the batch.
+    """Return one element for each key: its stored element, or a new element from the batch.
 
     Args:
         before: The stored elements, one per key.
         array: A column of the batch.
         rows: Positions of the new elements in `array`.
-        places: For each key, the number of its element if `before` and the new elements are numbered through. A number
-            below `len(before)` is a stored element, and `len(before)` is the first new element.
+        places: For each key, an index into the list that `before` and then the new elements make up. An index below
+            `len(before)` selects a stored element, and `len(before)` selects the first new element.
     """
     new = array.take(pa.array(rows)).cast(before.type)
     return pa.concat_arrays([before, new]).take(pa.array(places))

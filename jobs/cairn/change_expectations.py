@@ -22,8 +22,8 @@ class OverTime:
         most_rows: Upper limit of the number of rows, as a multiple of the base's number.
         no_row_lost: True requires that each row of the base still exists. A value is identified by its key, a list
             element by key and position, a map pair by key and user key, and a timer by key and time. The values of a
-            row may change. Rows that have expired since are exempt, timers that have fired since, and rows that match
-            `removable`.
+            row may change. Three kinds of rows may be missing: rows that have expired since, timers that have fired
+            since, and rows that match `removable`.
         removable: SQL condition on a row of the base, such as `"value.closed and key.region = 'eu'"`, that selects the
             rows which the processor deletes on purpose. The state itself does not distinguish deletion from loss. The
             columns of the condition are those of `format("keyed_state")`.
@@ -55,5 +55,8 @@ class OverTime:
 
     @property
     def needs_pairs(self) -> bool:
-        """True if validation must join the two states instead of only counting their rows."""
+        """True if validation must join the base's state and the new state row by row.
+
+        If false, validation only counts the rows of both states.
+        """
         return self.no_row_lost or bool(self.pairs)

@@ -172,8 +172,9 @@ class PandasWithState(StatefulProcessor):  # type: ignore[misc]
                 # A timeout is due after its millisecond, a timer in its millisecond. So the timer is 1 ms later.
                 self._handle.registerTimer(timeout_ms + 1)
         elif fired_ms is not None:
-            # The function left the state and the timeout as they were. Spark then repeats the timeout in every batch.
-            # The fired timer is deleted after this call. So a timer with another expiry must repeat the timeout.
+            # The function left the state and the timeout as they were. Spark then repeats the timeout in every batch. To
+            # repeat it in the next interval, the key needs a timer that is already due. The timer that fired now is
+            # deleted after this call, and so would be a new timer of the same time. So the new timer is 1 ms earlier.
             self._handle.registerTimer(fired_ms - 1)
 
     @property
@@ -219,7 +220,14 @@ def _split(text: str) -> list[str]:
 
 
 def as_spark_gives(frame: pd.DataFrame, columns: dict[str, str | DataType]) -> pd.DataFrame:
-    """Return the frame with the dtypes that `applyInPandasWithState` gives: the dtypes of Arrow's columns."""
+    """Return the frame with the dtypes that a function of `applyInPandasWithState` gets from Spark.
+
+    These dtypes follow from the columns' SQL types by Arrow's conversion to pandas, such as int32 for INT.
+
+    Args:
+        frame: The rows of one key.
+        columns: The type of each column, as `columns_of` returns it.
+    """
     return pd.DataFrame({name: _series(frame[name], kind) for name, kind in columns.items()}, index=frame.index)
 
 

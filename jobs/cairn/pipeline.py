@@ -43,11 +43,11 @@ class Pipeline:
         start: Start of the first interval, with a time zone. Only the interval that starts here starts from empty
             state.
         source: `(spark, interval) -> DataFrame`, or `-> (DataFrame, position)`. The position is a dict of JSON values
-            that identifies the input. If it contains `counts.rows`, this is the number of rows that the processor gets.
+            that identifies the input. If it contains `{"counts": {"rows": n}}`, Cairn checks that the processor got n input rows.
         key: Columns whose values identify a state. Rows with equal values share state. Null is a value too.
         processor: A PySpark `StatefulProcessor`: its class, an instance, a `functools.partial` of the class, or a
             function without parameters that returns an instance. Each task works on a copy. Arguments must be
-            picklable, because they count as code.
+            picklable, because Cairn sends them to the tasks. A changed argument counts as changed code.
         output_schema: Schema of the rows that the processor yields: DDL or a `StructType`.
         api: Interface of the processor: "row" (PySpark rows), "pandas" (DataFrames), or "arrow"
             (`cairn.arrow_processor`: tables of many keys).

@@ -185,7 +185,7 @@ class PipelineTester:
             position: The position that the source would record; None for no position.
             commit: False drops the attempt after its last row, as if its driver had died then.
             mode: How the checkpoint is stored; None for the tester's mode.
-            permissions: Exceptions that the caller allows, such as `Permissions(allow_stale_base=True)`.
+            permissions: Refused actions that the caller allows, such as `Permissions(allow_stale_base=True)`.
 
         Raises:
             CairnError: The same errors as in `run_interval`.
@@ -370,7 +370,8 @@ class _Given:
         return self._read
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # The input hash covers the source. Hashing all rows would be slow, and no later try of a test compares the hash.
+        # Cairn calls this method to hash the source for the input hash. After this error, `source_hash` returns a random
+        # hash instead. To hash all rows would be slow, and no later try of a test compares the hash.
         raise TypeError("rows of a test have no lasting value")
 
 

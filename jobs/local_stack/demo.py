@@ -90,9 +90,9 @@ def run_demo(days: int) -> int:
     with ExitStack() as stack:
         spark = SparkConnectServer(ROOT, log_dir=DATA / "logs", port=15002)
         stack.callback(spark.stop)
-        # Validation restores every day's checkpoint. The pipeline's expectations run once a week only, because an
-        # import of Great Expectations would take most of a day's time. In a demo of less than a week they run every
-        # day.
+        # Validation restores the checkpoint of every simulated day. The pipeline's expectations run only once in seven
+        # simulated days, because to import Great Expectations would take most of the seconds that such a day takes. In a
+        # demo of less than seven days, the expectations run for every day.
         env = pipeline_env(DATA, FLIGHTS, spark) | {"CAIRN_EXPECTATIONS_DAYS": "7" if days >= 7 else "1"}
         airflow = AirflowServer(ROOT, home=ROOT, port=8080, log_dir=DATA / "logs", env=env)
         stack.callback(airflow.stop)
@@ -261,8 +261,8 @@ class DriverKiller:
             except ProcessLookupError:
                 return
             try:
-                # Another process may have taken the pid before `pidfd_open`, so check the process again. The driver may
-                # end before the signal. In that case a later driver is killed.
+                # Another process may have taken the pid before `pidfd_open`, so check the process again. If the driver
+                # ends before the signal, `done` stays False, and a later call of `look` kills the driver of a later day.
                 with suppress(ProcessLookupError):
                     if not self._is_driver(command_line(pid)):
                         return
@@ -333,7 +333,8 @@ def demo_runs(client: AirflowClient, last_day: datetime) -> list[dict[str, Any]]
 def tries(client: AirflowClient, run_id: str, task_id: str, began: datetime) -> list[dict[str, Any]]:
     """Return the tries of a task that started at or after `began`, the time at which this demo began.
 
-    Airflow also returns the tries of earlier demos, and numbers all tries through.
+    Airflow also returns the tries of earlier demos. It continues their numbers, so the first try of this demo may have
+    number 3.
     """
     found = client.tries(DAG, run_id, task_id)
     return [task for task in found if (start := parse_time(task["start_date"])) is not None and start >= began]

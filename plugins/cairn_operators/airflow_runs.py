@@ -19,9 +19,10 @@ def predecessor_runs(context: Any, start: datetime, end: datetime, tasks: Sequen
 
     These are the scheduled or backfill run of the interval before, and manual runs of that interval.
 
-    The search goes back by logical date. A scheduled run's logical date is its interval's start. A manual run's logical
-    date is some time after its interval's end, so the search begins one interval length after `end`. It stops at the
-    first run that is not manual and has a logical date before `start`.
+    The search goes back by logical date, from one interval length after `end`. It begins that late because a manual run
+    of the interval before has a logical date after `start`: Airflow gives a manual run the last interval that has ended
+    before the run's logical date. A scheduled run's logical date is its interval's start. So the search stops at the
+    first scheduled or backfill run with a logical date before `start`.
 
     Args:
         context: Airflow's context of the running task.

@@ -172,7 +172,9 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
             if failed is not None:
                 if committed.id in failed.ids:
                     raise failed
-                self.log.warning("%s", failed)  # Only earlier intervals failed in the sink, and so did their own tasks.
+                # The sink refused only output of earlier intervals. The tasks of those intervals have failed already, so
+                # this task does not fail.
+                self.log.warning("%s", failed)
         except AttemptLost as error:
             raise AirflowFailException(
                 f"{failure_of(error, context['dag_run'].dag_id)}\nThis attempt can't be committed any more. "

@@ -71,8 +71,9 @@ class StatefulMicroBatchOperator(DriverOperator):
             checkpoint that a re-run made stale. `replace_overlapping`: replace output of intervals that overlap this
             interval and have other boundaries. Values may be templates, for a permission of one run.
         wait_timeout: Longest wait for the checkpoint of the interval before.
-        start_patience: Longest wait for a queued run of the interval before, while no run with an earlier logical date
-            is running. Airflow's `max_active_runs` may keep the queued run waiting until this task's run has ended.
+        start_patience: Longest wait for a run of the interval before that is still queued, while no run with an earlier
+            logical date is running. After this time the task goes on without that run, to avoid a deadlock: by
+            `max_active_runs`, Airflow may not start the queued run before this task's own run has ended.
         poll: Time between two requests to the storage.
         wait_in_slot: Longest wait in the worker slot before the task defers. A short wait is cheaper than a second
             start of the task.
@@ -150,9 +151,10 @@ class StatefulMicroBatchOperator(DriverOperator):
             context: Airflow's context of the running task.
             event: Event of the trigger. `why` says what ended the wait.
             since_ms: When the task began to wait, in ms since the epoch. `wait_timeout` counts from this time.
-            alone_since_ms: Since when all awaited runs have been queued while no earlier run was running, in ms since
-                the epoch; None if an awaited or an earlier run was running when the wait began. `start_patience` counts
-                from this time. Then the task no longer waits: Airflow may start these runs only after its own run.
+            alone_since_ms: The time, in ms since the epoch, from which `start_patience` counts. Since this time all awaited
+                runs have been queued, and no run with an earlier logical date has been running. None if one of these
+                runs was running when the wait began. After `start_patience` the task no longer waits, because Airflow
+                may start the queued runs only after the task's own run has ended.
 
         Returns:
             The driver's result. `attempt` is the attempt to commit.
@@ -190,8 +192,10 @@ class StatefulMicroBatchOperator(DriverOperator):
             start: Start of the interval to process.
             end: End of the interval to process.
             since_ms: When the task began to wait, in ms since the epoch. `wait_timeout` counts from this time.
-            alone_since_ms: Since when all awaited runs have been queued while no earlier run was running, in ms since
-                the epoch; None if the task has not waited for such runs. `start_patience` counts from this time.
+            alone_since_ms: The time, in ms since the epoch, from which `start_patience` counts. Since this time all awaited
+                runs have been queued, and no run with an earlier logical date has been running. None if the task has
+                not waited in this state. After `start_patience` the task no longer waits, because Airflow may start the
+                queued runs only after the task's own run has ended.
 
         Returns:
             True if the log already has a result of the interval that later intervals may start from.
@@ -225,9 +229,9 @@ class StatefulMicroBatchOperator(DriverOperator):
             context: Airflow's context of the running task.
             start: Start of the interval to process.
             end: End of the interval to process.
-            alone_since_ms: Since when all runs of the interval before have been queued while no earlier run was
-                running, in ms since the epoch; None if the task has not waited for such runs. After `start_patience` in
-                this state the task no longer waits for them.
+            alone_since_ms: The time, in ms since the epoch, from which `start_patience` counts. Since this time all runs of
+                the interval before have been queued, and no run with an earlier logical date has been running. None if
+                the task has not waited in this state. After `start_patience` the task no longer waits for these runs.
 
         Returns:
             The log, and the decision.
@@ -296,10 +300,12 @@ class StatefulMicroBatchOperator(DriverOperator):
             self._waits = False
 
     def on_kill(self) -> None:
-        """Stop the driver, or the wait for the interval before, and end this process.
+        """Stop the driver, or the wait for the checkpoint of the interval before, and end this process.
+
+        Airflow calls this method when it stops the task. A deferred task has no process, so the method is not called.
 
         Raises:
-            SystemExit: A driver was running, or the task was waiting with a worker slot.
+            SystemExit: A driver was running, or the task was waiting in its worker slot.
         """
         if self._waits:
             raise SystemExit("Airflow stopped this task while it waited for the checkpoint of the interval before")

@@ -116,20 +116,20 @@ def plan_start(
 ) -> Go | Wait | Refuse:
     """Decide whether `interval` may be processed now, must wait, or is refused.
 
-    The task waits for a run of the interval before that is running or queued, with one exception: no earlier run is
-    running, and the queued run has not started for `patience`. Airflow's `max_active_runs` may then keep the queued run
-    waiting for the task's own run, so the task does not wait longer. If the queued run later commits another state, the
-    task's checkpoint becomes stale.
+    The task must wait while one of `runs` may still commit its checkpoint, with one exception. If all of them have been queued for
+    `patience` and no earlier run is running, the task goes on without them. Otherwise there could be a deadlock: by
+    `max_active_runs`, Airflow may not start the queued runs before the task's own run has ended. If a queued run later
+    commits another state, the task's checkpoint becomes stale.
 
     Args:
         log: The pipeline's log, read after Airflow was asked for `runs`.
         pipeline: Name of the pipeline.
         interval: The interval to process.
         permissions: Permissions of the run, such as to start after a gap.
-        runs: The runs of the interval before.
+        runs: The runs whose data interval ends where `interval` starts.
         earlier_running: True if a run with a logical date before the interval's start is running.
         alone_for: How long the task has been waiting for runs that are all queued, while no earlier run is running.
-        patience: Longest such wait: when `alone_for` reaches it, the task no longer waits.
+        patience: The value of `alone_for` at which the task no longer waits for these runs.
 
     Returns:
         `Go` to process the interval now, `Wait` to wait for a run, `Refuse` to fail for good.

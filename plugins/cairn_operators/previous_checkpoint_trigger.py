@@ -54,7 +54,9 @@ class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow i
         head_id: Id of the newest record that the task has read.
         end_ms: End of the awaited checkpoint's interval, in ms since the epoch.
         dag_id: The DAG of the runs.
-        clear_numbers: How often each awaited run was cleared, by run id. A commit counts only with this number.
+        clear_numbers: By id of an awaited run, how often a person had cleared the run when the wait began. Each record
+            keeps its run's number of clears. A record with another number does not end the wait: the run made it before
+            the last clear.
         task_ids: Ids of the runs' `process` task and `checkpoint` task.
         queued: Ids of the awaited runs that were queued when the wait began.
         until_ms: When to end the wait in any case, in ms since the epoch.

@@ -75,7 +75,8 @@ class WarmDriver:
     def close(self) -> None:
         """Close the sockets to the driver and to the host process from which the driver was forked.
 
-        The kernel kills the driver if it still runs: the socket called lifeline is tied to the driver for this purpose.
+        If the driver still runs, this ends it: the driver holds the other end of the socket `lifeline`, and has asked
+        the kernel to send it SIGKILL when this end closes.
         """
         self._lifeline.close()
         self._connection.close()

@@ -112,8 +112,9 @@ class Detail:
 
     Attributes:
         row: The checkpoint as a row of the history.
-        source: How the checkpoint's state was made, if no interval computed it, such as "went back to checkpoint 3", or
-            which earlier result it equals, as "same result as checkpoint 3"; None for any other interval.
+        source: Where the state came from, in two cases. If no interval computed the state: how it was made, such as "went
+            back to checkpoint 3". If a re-run of an interval reproduced an earlier state: "same result as checkpoint
+            3". None for every other checkpoint.
         reason: Why validation refused the checkpoint, or an earlier checkpoint from which it was computed; None if
             validation refused neither.
         findings: What validation found in the refused checkpoint.

@@ -56,8 +56,9 @@ class Node:
     Attributes:
         placed: Place of the checkpoint in the graph: its lane (a column of the graph), and the lines through its row.
         row: The checkpoint as a row of the history.
-        source: How the checkpoint's state was made, if no interval computed it, such as "went back to checkpoint 3", or
-            which earlier result it equals, as "same result as checkpoint 3"; None for any other interval.
+        source: Where the state came from, in two cases. If no interval computed the state: how it was made, such as "went
+            back to checkpoint 3". If a re-run of an interval reproduced an earlier state: "same result as checkpoint
+            3". None for every other checkpoint.
     """
 
     placed: Placed
@@ -144,9 +145,11 @@ def graph_of(reading: Reading, before: int | None, size: int = PAGE) -> Graph:
 
 
 def source(log: Log, checkpoint_id: int) -> str | None:
-    """Return where a checkpoint's state came from, as text such as "went back to checkpoint 3".
+    """Return where a checkpoint's state came from, if that is worth a remark.
 
-    The result is None for a checkpoint that an interval computed, unless it equals an earlier result of the interval.
+    If no interval computed the state, the text says how it was made, such as "went back to checkpoint 3". If a re-run
+    reproduced an earlier state of its interval, the text is "same result as checkpoint 3". For every other checkpoint
+    the result is None.
     """
     entry = log.entries[checkpoint_id]
     if not isinstance(entry, Record):

@@ -221,13 +221,15 @@ def parts_of(found: Mapping[str, Any]) -> tuple[Part, ...]:
 
 
 def notes_of(row: IntervalRow, found: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return remarks about differences that `parts_of` can't show.
+    """Return remarks about differences for which the page can't list entries or rows (`parts_of`).
 
-    A state can differ although retention has dropped it, so that its entries can't be read. An output can differ by its
-    checksum although its rows are the same, in other files.
+    There are two cases:
+
+    1. The digests show that the states differ, but retention has dropped one of them. So its entries can't be read.
+    2. The checksums show that output files differ, but they contain the same rows.
 
     Args:
-        row: The interval, compared by digests and checksums.
+        row: The interval's row on the page, which compares production and trial by digests and checksums.
         found: The answer of `cairn compare --json` for the interval.
     """
     notes = []

@@ -29,7 +29,10 @@ class Reading:
 
     @property
     def newest(self) -> Record | None:
-        """The retained checkpoint whose interval ends last, or the newest of several; None without checkpoints."""
+        """The retained checkpoint whose interval ends last; None without checkpoints.
+
+        If the intervals of several checkpoints end at this time, the checkpoint with the highest id counts.
+        """
         done = self.log.completed()
         return max(done, key=lambda c: (c.content.interval.end, c.id)) if done else None
 

@@ -60,8 +60,8 @@ class StopPlan:
 
     Attributes:
         under_way: Active tasks to wait for, as `run/task`.
-        uncommitted: Ids of runs whose interval is processed and not committed, because the pause holds back their
-            `checkpoint` task.
+        uncommitted: Ids of runs whose interval is processed and not committed, because Airflow does not start their
+            `checkpoint` task while the DAG is paused. The caller commits these intervals itself.
     """
 
     under_way: tuple[str, ...]
@@ -69,7 +69,10 @@ class StopPlan:
 
 
 def plan_stop(running: Mapping[str, Mapping[str, str | None]]) -> StopPlan:
-    """Decide which tasks of a paused DAG to wait for, and which runs to commit in place of their `checkpoint` task.
+    """Decide which tasks of a paused DAG to wait for, and which runs the caller must commit itself.
+
+    The caller commits the interval of a run whose `process` task has succeeded and whose `checkpoint` task has not
+    begun. Airflow would not start that task, because the DAG is paused.
 
     Args:
         running: Task states, as `DagControl.running` returns them.
@@ -150,7 +153,12 @@ def commit_prepared(coordinator: Coordinator, runs: Sequence[str]) -> list[int]:
 
 
 def plan_commits(prepared: Sequence[Prepared], runs: Sequence[str]) -> tuple[str, ...]:
-    """Return the id of the last attempt of each run that prepared an attempt, in the order of `runs`."""
+    """Return the attempts to commit: for each run, the uuid of the last attempt that it prepared.
+
+    Args:
+        prepared: All prepared attempts of the pipeline.
+        runs: Ids of Airflow runs. The result has their order. It leaves out runs that prepared no attempt.
+    """
     by_run: dict[str, Prepared] = {}
     for attempt in sorted(prepared, key=_order):
         by_run[attempt.content.run.run_id] = attempt

@@ -107,8 +107,9 @@ class KeyedOutput(DataSource):
                 schema = schema_of_file(storage, newest.handle, work / "file.parquet")
             except NotFound as error:
                 raise _gone(newest.handle, storage) from error
-        # No record compared this schema with earlier schemas. A column that is NOT NULL in this file may be null or
-        # missing in an older file. So `names_and_types` makes all columns nullable.
+        # The log has no schemas for these rows: late rows, or output without a recorded schema. So the schema comes from
+        # the newest file alone. A column that is NOT NULL in this file may be null or missing in an older file. So
+        # `names_and_types` makes all columns nullable.
         return (names_and_types(parse_struct(schema)).to_json(),)
 
     def _files(self, log: Log) -> list[OutputFile]:
@@ -199,8 +200,9 @@ def converter(file: OutputFile, written: dict[str, Any], schemas: Sequence[dict[
     if version is not None:
         chain = chain[version - 1 :]
     elif (own := parse_struct(written)) in chain:
-        # The record of an interval that the previous release prepared and this release committed names no version. But
-        # the file of such an interval has one of the known schemas.
+        # `chain` lists all schemas of the output, oldest first. The record gives this file no schema version if Cairn's
+        # previous release prepared the interval and this release committed it. The file's own schema is one of `chain`.
+        # So the conversion starts at this schema.
         chain = chain[len(chain) - 1 - chain[::-1].index(own) :]
     else:
         chain = [own, *chain]

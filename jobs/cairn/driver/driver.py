@@ -74,10 +74,13 @@ class Session:
     conf: Mapping[str, str]
 
     def load(self, name: str | None = None) -> Pipeline:
-        """Load the pipeline.
+        """Load the pipeline that the call names as `module:NAME`.
+
+        Args:
+            name: The task's argument `pipeline_name`, to compare with `Pipeline.name`; None: nothing is compared.
 
         Raises:
-            UsageError: The task calls the pipeline by another name.
+            UsageError: `name` differs from the name of the loaded pipeline.
         """
         pipeline = load_pipeline(self.call.pipeline)
         if name not in (None, pipeline.name):

@@ -312,8 +312,9 @@ def _become(request: Request, libc: Any) -> None:
     os.setsid()
     libc.prctl(_PR_SET_NAME, b"cairn-driver", 0, 0, 0)
     stdin, output, lifeline = request.files
-    # The driver ties itself to the task too: the host may be suspended before its own call of `_tie_to`, and the task
-    # waits only five seconds for the host.
+    # `_tie_to` makes the kernel kill this driver when the task dies or closes its end of `lifeline`. The host calls
+    # `_tie_to` too, but the host may be suspended before its call. The task waits five seconds for the host's answer, then
+    # closes its end and starts another driver. Without this call, both drivers would then run.
     _tie_to(lifeline, os.getpid())
     for file, number in ((stdin, 0), (output, 1), (output, 2)):
         os.dup2(file, number)

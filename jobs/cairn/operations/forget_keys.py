@@ -170,17 +170,18 @@ def forget(
     Args:
         coordinator: Coordinator of the pipeline.
         encoded: The keys to remove, each as the bytes that `KeyCodec` encodes.
-        options: What else to rewrite or drop, and what happens to later re-runs.
+        options: What else to rewrite or drop, and whether a later re-run that would bring a key back is refused or runs
+            without the key.
         engine: RocksDB settings with which the shards are opened and written.
         new_attempt: Returns the uuid of a new attempt. If another process commits during an attempt, `forget` tries
             again, up to five times.
         new_salt: Returns 32 random hex digits, which are hashed together with a key.
 
     Raises:
-        UsageError: The pipeline has no usable state. Or committed intervals after the newest state must be run again,
-            and `on_rerun="refuse"` would refuse them. Or an earlier call removed a key that `encoded` lacks, and that
-            call's checkpoint is not usable now, for example quarantined: this call starts from an older checkpoint,
-            which may still hold that key.
+        UsageError: One of three conditions holds. (1) The pipeline has no usable state. (2) Committed intervals after
+            the newest usable state must run again, and `on_rerun="refuse"` would refuse them. (3) The checkpoint of an
+            earlier forget is not usable now (for example quarantined), and that forget removed a key that is not in
+            `encoded`. This call would start from an older checkpoint, so that key would be back in the newest state.
         AttemptLost: Other processes committed during each of five attempts. Nothing is committed.
         CorruptFile: A file of the newest state is missing or damaged.
         UnknownOutcome: The commit may or may not have taken effect. Call again.

@@ -39,8 +39,8 @@ _COPY = re.compile(r"interval=[^/]+/([0-9]{20})-part-[^/]+\.parquet")
 def plain_copy(to: str) -> Callable[[SparkSession | None, list[str], Interval, int], None]:
     """Return a `Pipeline.sink` that copies output files to the storage URL `to`.
 
-    A second call for the same checkpoint copies the files that are missing. The files after a call depend only on the
-    last call for an interval. So repeated calls end with the current output.
+    Each call of the sink first copies those files of the interval that are missing in `to`. Then the call deletes the
+    copies of earlier results of the interval. So after any number of calls, `to` holds the output of the last call.
 
     Args:
         to: URL or absolute path of the folder for the copies.

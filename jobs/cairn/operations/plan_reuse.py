@@ -163,7 +163,9 @@ def options_of(task: IntervalJob, order_by: tuple[str, ...], source: str, runtim
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultInputs:
-    """Everything that decides the result of an interval, except the base and the pipeline's own settings.
+    """Values that decide an interval's result, besides its base and the settings that `input_hash` reads itself.
+
+    `input_hash` reads those settings, such as `time_mode` and `parallelism`, directly from the `Pipeline`.
 
     Attributes:
         code_hash: Hash of the processor and of the user's modules that it imports.

@@ -229,7 +229,8 @@ def _plan(
 def _check_fits(pipeline: Pipeline, savepoint: Savepoint) -> None:
     """Raise `UsageError` if the next interval would refuse the state, as far as this is known without the input."""
     content: Content = savepoint.content
-    # By default Spark ignores the case of names. If this session does not, the next interval refuses the key.
+    # Key columns are compared in lower case, because Spark ignores the case of column names by default. If the Spark
+    # session distinguishes case, the next interval refuses a key whose names differ in case.
     key = [field["name"].lower() for field in content.key_schema["fields"]]
     for what, recorded, now in (
         ("key", key, [name.lower() for name in pipeline.key]),

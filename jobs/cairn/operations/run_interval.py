@@ -42,7 +42,7 @@ def run_interval(
         interval: The interval. An interval that has run before runs again.
         root: URL or absolute path of the folder that holds the pipelines.
         mode: How the checkpoint is stored: "incremental", "full" or "changelog". Each mode may follow any other.
-        permissions: Exceptions that the caller allows, such as `Permissions(replace_overlapping=True)`.
+        permissions: Refused actions that the caller allows, such as `Permissions(replace_overlapping=True)`.
         run: The Airflow run to record; None for a run of its own.
 
     Raises:

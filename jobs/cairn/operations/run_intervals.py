@@ -9,11 +9,11 @@ One call saves time in four ways:
 1. The programs start once.
 2. The log's records are read once.
 3. The source is asked for the next interval while the shards compute the present one.
-4. The work after a commit (publication without a sink, clean-up) runs beside the next interval. It ends before the next
-   commit.
+4. If the pipeline has no sink, the work after a commit (the clean-up) runs in a thread beside the next interval. It ends
+   before the next commit. A sink runs before the next interval begins.
 
-State stays closed between intervals. Spark gives a shard to any of its workers, and linking the files of the host's
-cache takes only milliseconds.
+Each interval opens the shards' RocksDB stores again. Keeping them open would not help, because Spark may give a shard to
+another worker in the next interval. To open a store costs only milliseconds: its files are linked from the host's cache.
 """
 
 from __future__ import annotations
@@ -113,15 +113,18 @@ def run_intervals(
         reprocess: Which intervals with a result are computed again. "changed": those whose code or input has changed,
             as far as the source records its position. "none": only intervals whose result is not valid, such as a stale
             one. "all": every interval, except results that the same `run` committed.
-        permissions: Exceptions for the first interval that is computed. Later intervals keep `replace_overlapping`
-            alone.
+        permissions: Refused actions that the caller allows, such as `allow_gap`. They count for the first interval that
+            is computed. For later intervals only `replace_overlapping` counts.
         run: Identifies this run, with the same value in every try; None for this call alone.
         read_ahead: True asks the source for the next interval while this interval is computed. Pass False if the source
             reads the pipeline's own output.
-        on_outcome: Gets each outcome with its record, and the progress.
+        on_outcome: Function that is called after each interval with its outcome, including the record, and the
+            progress.
         on_shards: Function that brings the rows to the shards and runs the job on each; None uses Spark.
-        before_commit: Gets the prepared content. An exception stops the range before this commit.
-        asked: Answers of the source for some intervals. The source is not asked for these intervals again.
+        before_commit: Function that is called before each commit with the prepared content. If it raises an exception,
+            this interval is not committed and the call ends.
+        asked: Rows and position that the source has already returned for some intervals. The source is not asked again
+            for these intervals.
 
     Returns:
         The outcome of each interval.
@@ -390,7 +393,9 @@ class _Range:
                 continue
             following = intervals[n + 1] if n + 1 < len(intervals) else None
             if following is not None and isinstance(keep_or_compute(there.get(following), "none", self.run), Keep):
-                following = None  # The following interval may keep its result. Then its source need not be asked.
+                # `_compute` asks the source for the following interval ahead of time. But this interval may keep its
+                # result, and then no answer of the source is needed.
+                following = None
             record = self._compute(interval, read or self._read(interval), permissions, following)
             there = spoilt_by(there, record)
             # Later intervals start from this checkpoint. So they need no permission for the first interval's base.

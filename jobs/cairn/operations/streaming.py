@@ -168,9 +168,9 @@ def _time_of(spark: SparkSession, pipeline: Pipeline, interval: Interval, path: 
     time = LogicalTime(mode=pipeline.time_mode, processing_time_ms=interval.end_ms, watermark_ms=None)
     if pipeline.time_mode != "event":
         return time
-    # The next interval continues like the query's next batch. Its processor sees the watermark that the imported batch
-    # committed. Rows of the next interval are late up to the older watermark, with which the imported batch itself ran.
-    # Both watermarks are 0 before the first event.
+    # The next interval uses two watermarks, as the query's next batch would. `watermark_ms` is the watermark that the
+    # imported batch committed: the processor sees it. `late_watermark_ms` is the older watermark with which the imported
+    # batch ran: it decides which rows are late. Both are 0 before the first event.
     return replace(
         time,
         watermark_ms=_journaled(spark, f"{path}/commits/{batch}")["nextBatchWatermarkMs"],

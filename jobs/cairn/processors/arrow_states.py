@@ -93,11 +93,11 @@ class _OfBatch:
         self._what = what
 
     def _of_rows(self, keys: Keys, *rows: Any) -> Places:
-        """Return the position of each row's key.
+        """Check `keys`, the argument of a handler's call, against the rows of that call. Return it as an int64 array.
 
         Args:
-            keys: The positions of the rows' keys in `batch.keys`.
-            rows: Tables or arrays that must have one row for each position.
+            keys: For each row, the position of its key in `batch.keys`.
+            rows: Tables or arrays that must have as many rows as `keys` has elements.
 
         Raises:
             StateTypeError: A position is out of range, or a table has another number of rows.

@@ -23,8 +23,9 @@ from cairn.rows.routing import INITIAL, INPUT, key_columns
 from state_backend.formats.key_columns import KeyColumns
 from state_backend.state.shard_state import ShardState
 
-# A `SlicesOf` takes the struct column of a batch and returns a `Slices`. A `Slices` takes the positions at which the rows
-# of one key start and end, and returns the items (rows or DataFrames) that the handler iterates over.
+# `Slices`: a function for one batch. Called with the positions at which the rows of one key start and end, it returns
+# the items (rows or DataFrames) that the handler iterates over.
+# `SlicesOf`: a function that makes the `Slices` of a batch. Its argument is the batch's struct column.
 Slices = Callable[[int, int], Iterable[Any]]
 SlicesOf = Callable[[pa.StructArray], Slices]
 # A `Joined` takes the items of one key from several batches, and returns the items that the handler iterates over.
@@ -63,13 +64,13 @@ class KeyedInput:
         self._key_names = key_columns(len(encoder.schema.fields))
         self._slices_of = slices_of
         self._state = state
-        # The keys of the current batch, one entry for each key and kind, with the positions of its rows:
-        # (kind, key group, key, encoded key, start, end).
+        # The keys of the current batch, one entry for each key and kind (`INITIAL`: rows of the initial state, `INPUT`:
+        # input rows), with the positions of its rows: (kind, key group, key, encoded key, start, end).
         self._segments: list[tuple[int, int, tuple[Any, ...], bytes, int, int]] = []
         self._slices: dict[int, Slices] = {}
         self._at = 0
-        # The state of the first `_fetched` entries of `_segments` has been read ahead. `_wanted` holds the key groups and
-        # the encoded keys of all these entries.
+        # The state of the first `_fetched` entries of `_segments` has been read ahead. `_wanted` holds two arrays with the
+        # key group and the encoded key of every entry of `_segments`, whether read ahead or not.
         self._fetched = 0
         self._wanted: tuple[Any, Any] = (None, None)
 

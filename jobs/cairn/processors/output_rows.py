@@ -15,7 +15,8 @@ from cairn.rows.output_file import LocalParquet
 from state_backend.values.errors import ProcessorError
 
 _ROWS_PER_BATCH = 10_000
-# `all_immutable` is inlined here, because it runs once for each row.
+# Called with the types of a row's cells, this function returns True if user code can change none of the cells. It is the
+# body of `all_immutable`, without the cost of another call for each row.
 _only_immutable = IMMUTABLE.issuperset
 
 
@@ -73,9 +74,9 @@ class OutputRows:
 
         Args:
             row: The row that the processor yielded.
-            others: An empty list. The method adds an element if the row has cells that the processor could still
-                change, such as a bytearray. The caller then marks the row, so that `settle` copies these cells after
-                the handler.
+            others: An empty list. The method appends the cells, or the whole row, that the processor could still change
+                later, such as a bytearray. If the list is not empty, the caller notes the row's position, and `settle`
+                copies the row's cells after the handler.
         """
         plain = type(row).asDict is Row.asDict
         fields = row.asDict(not plain)
@@ -86,7 +87,8 @@ class OutputRows:
         if plain:
             return tuple(without_rows(fields.get(name), others) for name in self._names)
         # `asDict` of a user's subclass of Row may return one list for several rows, and the processor may change the
-        # list later. So the row is added to `others`. Then `add` marks the row, and `settle` copies its cells.
+        # list later. So `others` gets an element. For a row with elements in `others`, `add` notes the row's position
+        # in `_unsettled`, and `settle` copies the row's cells after the handler.
         others.append(row)
         return tuple(fields.get(name) for name in self._names)
 

@@ -50,8 +50,8 @@ def frame_slices(zone: str) -> SlicesOf:
         for at, values in enumerate(batch.columns):
             if _null_inside(values):
                 frame.isetitem(at, [_exact_cell(cell, values.type.value_type) for cell in frame.iloc[:, at]])
-        # `copy` joins the columns of each dtype into one block. The frames of all keys are slices of these blocks, and
-        # handlers may write to them.
+        # The frames of all keys are slices of this frame. `copy` has two purposes. It joins the columns of each dtype into
+        # one block, which is fast to slice. And it replaces Arrow's read-only memory, because handlers may write to frames.
         frame = frame.copy()
         names = batch.schema.names
         # All frames share this array of labels. A separate index for each key would cost a lookup table of names for
@@ -107,7 +107,14 @@ def _null_inside(values: pa.Array) -> bool:
 
 
 def _exact_cell(cell: Any, inside: pa.DataType) -> Any:
-    """Return an array cell with the dtype of the column's elements. A cell that holds a null stays an object array."""
+    """Convert one cell of an array column from an object array to the dtype of its elements, such as int64.
+
+    A cell that holds a null stays an object array.
+
+    Args:
+        cell: The cell as pandas made it: an object array, or None.
+        inside: The Arrow type of the column's elements.
+    """
     if not isinstance(cell, np.ndarray) or any(value is None for value in cell):
         return cell
     return cell.astype(inside.to_pandas_dtype())

@@ -295,7 +295,7 @@ class DeclaringHandle(spark_api.StatefulProcessorHandle):
         return self._declare(stateName, "map", valueSchema, userKeySchema, ttlDurationMs)
 
     def deleteIfExists(self, stateName: str) -> None:
-        """Plan the deletion of a state with all its entries in this interval.
+        """Plan that this interval deletes a state with all its entries.
 
         `init` may declare a state of the same name after this call. A state object from an earlier declaration can't be
         used.

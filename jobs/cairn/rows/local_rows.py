@@ -93,8 +93,8 @@ def route_locally(
     return [_batches(part_of, parts) for part_of in _by_shard(places, parallelism, max_parallelism)]
 
 
-# One row's place in the order: key group, key, kind, sort key within the key, and the position among the rows of its
-# kind.
+# One row's place in the order: key group, key, kind (`TICK`, `INITIAL` or `INPUT`), sort key within the key, and the
+# position among the rows of its kind.
 _Place = tuple[int, tuple[Any, ...], int, tuple[Any, ...], int]
 
 

@@ -1,19 +1,23 @@
 """Place the rows of an interval in Spark partitions, one for each shard.
 
 One DataFrame holds rows of three kinds. The column `__kind` is 0 for a tick, 1 for a row of the initial state, and 2
-for an input row. `repartitionById` places the rows in the partitions. The DataFrame has one of two layouts.
+for an input row. `repartitionById` places the rows in the partitions.
 
-`route` makes the first layout. Spark does not sort these rows: the task of each shard sorts them (`arrange_rows`). The
-source's columns stand side by side, because structs would cost the shuffle a copy of each row:
-
-    __key_group int | __part binary | __kind tinyint | __input_0, __input_1, … | __initial_0, …
-
-The second layout is the layout that the jobs of the shards read. `arrange_rows` converts rows of the first layout to
-it. If a column has a type that `arrange_rows` can't sort, `route_in_order` makes the second layout directly, and Spark
-sorts the rows:
+The job of a shard reads sorted rows in this layout, called the layout of jobs:
 
     __key_group int | __part binary | __kind tinyint | __key_0, __key_1, … | __input struct<source columns>
                                                      | __initial struct<initial state's columns>
+
+There are two ways to this layout:
+
+1. `route` sends unsorted rows through Spark's shuffle in a flat layout: each source column is a column of its own,
+   because structs would cost the shuffle a copy of each row. Then the shard's task calls `arrange_rows`, which sorts
+   the rows and converts them to the layout of jobs. The flat layout:
+
+       __key_group int | __part binary | __kind tinyint | __input_0, __input_1, … | __initial_0, …
+
+2. `route_in_order` makes the layout of jobs directly, and Spark sorts the rows. This slower way is only for rows with a
+   column of a type that `arrange_rows` can't sort.
 
 The `__initial` columns exist only if the interval has an initial state. The key has columns of its own, because the
 sort compares the key most often.
@@ -204,8 +208,9 @@ def flat_columns(kind: int, count: int) -> list[str]:
 def _with_ticks(
     spark: SparkSession, parts: Sequence[bytes], keyed: Sequence[DataFrame], max_parallelism: int
 ) -> DataFrame:
-    # Ticks get nulls of the right types, because a union makes no nulls for key columns that are NOT NULL. Input rows
-    # get their missing columns from the union, because Spark can't cast null to some source types (TIME).
+    # Two steps fill missing columns with nulls. Ticks lack all columns of the rows: their nulls are cast here, because
+    # `unionByName` adds no nulls for a key column that is NOT NULL. Rows lack columns such as `__part`: their nulls come
+    # from `unionByName`, because Spark can't cast null to some types of columns (TIME).
     types = {f.name: f.dataType for part in keyed for f in part.schema if f.name not in (KEY_GROUP, KIND, *_BYTES)}
     routed = _tick_rows(spark, parts, max_parallelism).select(
         "*",
@@ -249,10 +254,15 @@ def _keyed(rows: DataFrame, kind: int, key: Sequence[str], max_parallelism: int)
 
 
 def _sort_prefix(first_key: DataType) -> list[Column]:
-    """Return an integer column that sorts like key group and first key column, except for ties.
+    """Return a sort column that Spark compares fast, to stand before key group and key; no column for other key types.
 
-    Spark's sort compares an integer without reading the rows, in half the time. The key group is in the upper 15 bits.
-    The lower 48 bits hold 0 for null, else the key, clamped to this range.
+    The column is an integer with the order of key group and first key column. Spark's sort compares an integer without
+    reading the rows, in half the time. The key group is in the upper 15 bits. The lower 48 bits hold 0 for null, else
+    the key plus 2^47. Keys beyond +-(2^47 - 1) get the nearest limit. So different keys may be equal in this column, and
+    the sort columns behind it decide.
+
+    Args:
+        first_key: The type of the first key column. If it is no integer type, the list is empty.
     """
     if not isinstance(first_key, ByteType | ShortType | IntegerType | LongType):
         return []

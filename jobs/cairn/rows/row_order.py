@@ -1,16 +1,17 @@
 """Total order of rows in Spark's JVM, for columns of every type that reaches Python.
 
 Spark's own order treats some different values as equal: 0.0 and -0.0, and strings that are equal under their collation.
-Maps, variants and geographic values have no order at all. The state of a processor that keeps the last row of a key
-would then change with the order of such rows. So rows are sorted by Spark's order, if the type has one. Ties are broken
-by an expression that differs for different values:
+Spark can't sort maps, variants and geographic values. The state of a processor that keeps the last row of a key would
+then depend on the order in which Spark happens to read the rows. So rows are sorted by two expressions for each column:
+first by an expression that Spark can sort (`spark_order`), then, for equal rows, by a tie-break that differs for
+different values:
 
-    type                        Spark's order        tie-break
+    type                        first sorted         tie-break
     float, double               by value, NaN last   a bit per column: set for -0.0
     string with a collation     by the collation     UTF-8 bytes
-    map                         JSON, in UTC         entries in their stored order
-    variant                     JSON, in UTC         bytes of value and metadata
-    geography, geometry         none                 SRID and WKB
+    map                         by JSON, in UTC      entries in their stored order
+    variant                     by JSON, in UTC      bytes of value and metadata
+    geography, geometry         not at all           SRID and WKB
     array, struct               element by element   element by element
 
 The order does not depend on the session's time zone or ANSI mode. Spark evaluates a tie-break only for rows that are
@@ -75,7 +76,10 @@ _IN_PYTHON = (
 
 
 def spark_order(column: Column, data_type: DataType) -> Column | None:
-    """Return the expression that Spark sorts the column by; None if Spark can't sort the type."""
+    """Return the expression that Spark sorts the column by; None for geographic values, which Spark can't sort.
+
+    Spark can't sort maps and variants either, but their JSON. So their expression is the value as JSON.
+    """
     if _has(data_type, lambda t: isinstance(t, GeographyType | GeometryType)):
         return None
     if _has(data_type, lambda t: isinstance(t, MapType | VariantType)):

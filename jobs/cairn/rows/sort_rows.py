@@ -252,7 +252,11 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 def _row_bytes(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
-    """Return the bytes of each row's values. They do not depend on the row's batch."""
+    """Return the size in bytes of each row's values.
+
+    A row has the same size in every batch, so that the boundaries of the sorted batches do not depend on the input's
+    batches.
+    """
     sizes = np.zeros(batch.num_rows, np.int64)
     for column in batch.columns:
         if _is_bytes(column.type):
@@ -382,8 +386,8 @@ def _first_of(runs: Sequence[_Run], columns_of: SortColumns) -> Iterator[pa.Reco
     for run, end in zip(runs, np.cumsum(counts).tolist(), strict=True):
         run.rows = pa.Table.from_batches([pool.slice(end - run.rows.num_rows, run.rows.num_rows)])
     order = total_order(columns_of(pool), pool.num_rows)
-    # For each run that is not read to its end, mark the last row that was read. The run's unread rows sort after the
-    # marked row. Rows of other runs after the marked row can't be yielded yet: an unread row may have to come first.
+    # The unread rows of a run sort after its last read row. So only rows up to the smallest of these last rows can be
+    # yielded now: an unread row may have to come before a later row. Runs that are read to their end set no limit.
     is_last = np.zeros(pool.num_rows, bool)
     is_last[(np.cumsum(counts) - 1)[[not run.is_read for run in runs]]] = True
     lasts = np.flatnonzero(is_last[order])

@@ -61,7 +61,14 @@ class EventTime:
         return None if self.late_ms is None else self.late_ms * 1000
 
     def due_ms(self, interval_end_ms: int) -> int:
-        """Return the latest time of the timers that fire in the interval."""
+        """Return the event time up to which timers fire in the interval, in milliseconds since the epoch.
+
+        With the rule "interval" this time follows from the interval's end. With "observed" it is the watermark that the
+        base recorded, and 0 without one.
+
+        Args:
+            interval_end_ms: The end of the interval, in milliseconds since the epoch.
+        """
         advanced = self._reached_ms(interval_end_ms, None) if self.rule == "interval" else self.base_ms
         return advanced or 0
 

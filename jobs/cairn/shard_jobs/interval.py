@@ -160,9 +160,9 @@ class IntervalJob:
         return self.time.zone or "UTC"
 
     def refs_of(self, shard: int) -> tuple[ShardRef, ...]:
-        """Return where the manifests lie of the base's shards that hold some of this shard's key groups.
+        """Return references to those shards of the base that hold some of this shard's key groups.
 
-        No manifest is read.
+        A reference says where a stored shard's manifest is. This method reads no manifest.
         """
         owned, count = range_of(shard, self.parallelism, self.max_parallelism), self.base_parallelism
         return tuple(r for r in self.base if range_of(r.shard, count, self.max_parallelism).intersect(owned))
@@ -205,7 +205,11 @@ class IntervalJob:
                 restored.store.close()
 
     def _without_forgotten(self, restored: RestoredShard, owned: KeyGroupRange, work: Path) -> RestoredShard:
-        """Rewrite the shard if its base may hold forgotten keys: also deleted entries stay in the files that a checkpoint shares."""
+        """Rewrite the shard's files without forgotten keys if the base may hold such keys; else return `restored`.
+
+        To delete the keys' entries in RocksDB would not suffice. The base's files would still contain these entries, and
+        the new checkpoint would share these files.
+        """
         states, schema = (*self.dropped, *self.states), parse_struct(self.key_schema)
         keys: set[tuple[int, bytes]] = set()
         concerned = False

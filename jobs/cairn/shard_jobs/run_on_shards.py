@@ -134,9 +134,10 @@ def run_on_shards(
     Args:
         spark: The Spark session.
         job: The job.
-        placed: A function that brings the job's rows to the shards (`cairn.rows.routing`). It gets a value for each
-            shard's tick: the pickled references to the stored shards that the task reads. It returns a DataFrame with
-            one partition for each shard, which begins with the shard's tick. None: the job has no rows, only ticks.
+        placed: A function that brings the job's rows to the shards, such as `cairn.rows.routing.route`. It returns a
+            DataFrame with one partition for each shard. The first row of a partition is the shard's tick. The
+            function's argument has one value for each shard, which the function must put into the shard's tick: the
+            pickled references to the stored shards that the task reads. None: the job has no rows, only ticks.
         arrangement: The order and layout into which each task sorts its rows; None: the rows have them already.
 
     Raises:
@@ -172,7 +173,8 @@ def _run_shard(shipped: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.R
     """Run the job on one shard, in a Spark worker. Yield one row with the pickled result (ack).
 
     Args:
-        shipped: The pickled job and arrangement.
+        shipped: The pickled job, and the pickled `Arrangement` (order and layout into which the task sorts the rows) or
+            None.
         batches: The shard's tick and rows.
     """
     context = TaskContext.get()

@@ -15,7 +15,10 @@ _TIMEOUT_S = 10
 
 
 def code_version(pipeline: Pipeline) -> str | None:
-    """Return the pipeline's `version`, else git's description of the processor's file; None if neither is known."""
+    """Return the pipeline's `version`, or else `git describe` of the repository that contains the processor's file.
+
+    The result is None if the pipeline has no `version` and git does not track the file.
+    """
     if pipeline.version is not None:
         return pipeline.version
     file = _file_of(pipeline.processor)

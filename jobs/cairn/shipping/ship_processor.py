@@ -438,7 +438,7 @@ def _remember_installed(modules: Sequence[UserModule]) -> None:
 
 
 def _others() -> list[Any]:
-    """Return the finders of this process, without the finder of shipped modules."""
+    """Return the import finders in `sys.meta_path`, without Cairn's finder of shipped modules."""
     return [finder for finder in sys.meta_path if finder is not _FINDER and hasattr(finder, "find_spec")]
 
 

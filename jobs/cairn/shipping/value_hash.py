@@ -207,7 +207,9 @@ class ValueHasher:
     # --- objects --------------------------------------------------------------------------------------------------------------
 
     def _known_object(self, value: Any, path: str) -> bytes | None:
-        """Return the hash of a value of NumPy, pandas or Spark whose pickle holds more than the value.
+        """Return the hash of an array, frame, series, index, broadcast or accumulator, computed from its contents.
+
+        Its pickle is not hashed, because equal values may have different pickles, for example by memory layout or id.
 
         Args:
             value: The value to hash.

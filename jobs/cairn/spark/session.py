@@ -54,8 +54,9 @@ _LOST = (
     "NO_ACTIVE_SESSION",
     "stopped SparkContext",
 )
-# `interrupt_former` searches the sessions that began in the last 24 hours. This is enough for drivers that ran less than
-# a day: Spark ends an operation 5 minutes after its client died (`spark.connect.execute.manager.detachedTimeout`).
+# `interrupt_former` searches the sessions of the last 24 hours for operations of a dead driver. Spark itself ends an
+# operation 5 minutes after its client died (`spark.connect.execute.manager.detachedTimeout`). So an operation in an older
+# session can only be running if its driver ran for about a day.
 _HOURS_BACK = 24
 # The most sessions of one name in an hour. A Connect server closes a session that was idle for the server's timeout
 # (default: 1 h). With a timeout of one minute, a server closes up to 60 sessions in an hour.
@@ -75,10 +76,10 @@ def connect(
     Args:
         where: The URL of the Connect server, or the master.
         app_name: The name of the application on a master.
-        shared_as: A name. Drivers of this name that start within one hour share a session on a Connect server, so that
-            only the first driver waits seconds for Python workers. The name is valid for one hour, because the server
-            closes a session for good after an hour without use. If the server has closed this hour's session, a new
-            session replaces it.
+        shared_as: A name. Drivers of this name that start in the same hour of the clock (09:00 to 10:00 UTC) share a
+            session on a Connect server, so that only the first driver waits seconds for Python workers. Each hour has a
+            new session, because the server closes a session for good after an hour without use. If the server has
+            closed this hour's session, a new session replaces it.
         token: The Connect server's token. If the URL lacks `use_ssl=true`, the token is sent only to this machine. None
             selects the token of the URL, of the environment, or of a server that this user runs on this machine.
         conf: Spark's configuration by name. Its values appear neither in process arguments nor in logs.
@@ -168,7 +169,7 @@ def _set(spark: SparkSession, name: str, value: str) -> Iterator[None]:
         allowed = False
     yield
     if allowed:
-        # The block has succeeded. So an error of this reset, as of a server that has died since, is ignored.
+        # The block has succeeded, so an error of this reset is ignored. For example, the server may have died since.
         with suppress(Exception):
             spark.conf.unset(name) if before is None else spark.conf.set(name, before)
 
@@ -264,9 +265,9 @@ def _channel(url: str, token: str | None) -> ConnectChannel:
 
 
 def _open_remote_session(where: str, shared_as: str | None, token: str | None, conf: Mapping[str, str]) -> SparkSession:
-    """Open a session on a Connect server and configure it. Drivers of one name share a session for an hour.
+    """Open a session on a Connect server and configure it. Drivers of one name share one session in each hour.
 
-    The session's id is computed from `shared_as`, the current hour and a number from 0. A Connect server may have
+    The session's id is computed from `shared_as`, the clock's hour and a number from 0. A Connect server may have
     closed the session with number 0 because it was idle, and never opens it again. Then the numbers 1, 2, … are tried.
 
     Args:
@@ -345,7 +346,7 @@ def interrupt_former(where: str, shared_as: str, tag: str, *, token: str | None 
     attempt.
 
     Args:
-        where: The URL of the Connect server. For a master, or a URL that names a session, nothing happens.
+        where: The URL of the Connect server. If it is a Spark master or names a session, the function does nothing.
         shared_as: The name that the drivers gave to `connect`.
         tag: The tag of the operations.
         token: The Connect server's token, as for `connect`.
@@ -383,8 +384,9 @@ def _interrupt_sessions(
         hour: The hour in which the sessions were opened, in hours since the epoch.
         tag: The tag of the operations.
         token: The Connect server's token.
-        recent: True tries the numbers from 0 on, up to the first session that is not closed. False, for older hours,
-            tries only number 0, because the server creates a session that it does not know.
+        recent: True for the present hour and the hour before: the numbers from 0 on are tried, up to the first session
+            that is not closed. False for older hours: only number 0 is tried. The server creates a session that it does
+            not know, so more numbers would create more empty sessions.
 
     Returns:
         The ids of the interrupted operations.
@@ -408,7 +410,7 @@ def interrupt_on_sigterm(session: SparkSession, where: str, tag: str, *, token: 
 
     Args:
         session: The session of the operations.
-        where: The URL of the Connect server. For a master, nothing happens.
+        where: The URL of the Connect server. If it is a Spark master, such as `local[2]`, the function does nothing.
         tag: The tag of the operations.
         token: The Connect server's token, as for `connect`.
     """

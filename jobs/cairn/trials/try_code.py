@@ -90,7 +90,7 @@ class TrialPlan:
         trial: The trial.
         source: URL of the folder that contains `target`.
         target: Checkpoint id or savepoint to fork; None begins with empty state.
-        asked: The source's answer for each of the trial's intervals.
+        asked: For each of the trial's intervals, the rows and the position that the function `Pipeline.source` returned.
         other_input: Intervals whose source position now differs from the position in production's record.
     """
 
