@@ -60,10 +60,11 @@ bench: setup  ## ours beside Spark's own state; benchmarks/out/report.json and a
 soak: setup  ## weeks of flights, disturbed every few days, against pandas (DAYS=60 SEED=1)
 	@$(PYTHON) -m tests.soak
 
-PYTEST := $(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# Tests start hundreds of processes: each would compile Cairn again where this variable is set.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-fast: setup  ## the tests that need neither Spark nor Airflow, with few examples
-	@CAIRN_TESTS=fast $(PYTEST) $(PYTEST_ARGS)
+	@CAIRN_TESTS=fast $(PYTEST) $(or $(PYTEST_ARGS),$(addprefix tests/,unit property contract scenarios architecture))
 
 test: setup  ## each rule once, end to end
 	@CAIRN_TESTS=ci $(PYTEST) $(PYTEST_ARGS)

@@ -39,9 +39,6 @@ WITHOUT = pytest.StashKey[list[Site]]()
 MADE = Recorder()
 OF_WORKERS: list[Made] = []
 
-# Nearly all of them need Spark or Airflow, and to collect them takes seconds.
-collect_ignore = ["integration", "conformance"] if TIER == "fast" else []
-
 # No deadline for one example: another process may have the processor meanwhile.
 settings.register_profile(TIER, deadline=None, max_examples=at_tier(fast=25, ci=50, all=200))
 settings.load_profile(TIER)

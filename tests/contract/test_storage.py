@@ -723,6 +723,7 @@ def _count_up(root: str, times: int) -> None:
             continue
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_processes_that_replace_one_file_lose_no_update(tmp_path: Path) -> None:
     LocalStorage(tmp_path).create("counter", b"0")
     context = multiprocessing.get_context("spawn")

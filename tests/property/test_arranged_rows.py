@@ -167,6 +167,7 @@ def test_runs_are_merged_and_cut_into_the_batches_that_memory_would_give(tmp_pat
     assert [b["n"].to_pylist() for b in found(1, large)] == [[0, 1, 2, 3, 4], [5]]
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_runs_of_large_rows_are_merged_a_few_at_a_time(tmp_path):
     """Thirty rows of 8 MiB, and small ones between them, one run each: no more than a few of them are in memory, and in one batch."""
     random, most = np.random.default_rng(5), 0

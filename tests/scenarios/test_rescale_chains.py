@@ -142,6 +142,7 @@ def test_up_and_down_with_every_kind_of_state(tmp_path: Path) -> None:
         [(7, "full"), (8, "incremental"), (8, "changelog"), (2, "full"), (3, "savepoint"), (2, "incremental")],
     ],
 )
+@pytest.mark.long("seconds", runs_in="ci")
 def test_other_ways_between_them(tmp_path: Path, steps: list[tuple[int, Mode]]) -> None:
     """F67, S36: 7 -> 2 -> 7, and 7 -> 8 -> 2 -> 3 -> 2, on a tenth of the keys."""
     walk(rescale(tmp_path, MemoryStorage(), Keys(KEY_COUNT // 10), 7, steps, every=3))

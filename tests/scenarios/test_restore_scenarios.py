@@ -70,6 +70,7 @@ def test_one_bad_file_among_three_shards_refuses_the_restore(tmp_path: Path, mod
     restore_shard(KeyGroupRange(first=0, last=3), chain.manifests, storage, into, EngineOptions()).store.close()
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_sums_by_subtask_after_rescaling(tmp_path: Path) -> None:
     """F72: 42 keys of 13 key groups get 1000 elements each at 4 (or 3) shards, then 500 at 3 (or 4): every sum is 1500 times its
     key, in the shard that its key group says."""

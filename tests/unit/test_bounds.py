@@ -58,6 +58,7 @@ def test_the_first_of_a_large_map_is_found_without_the_rest(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("seed", range(8))
+@pytest.mark.long("seconds", runs_in="ci")
 def test_an_iterator_sees_the_map_as_it_was(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is written and flushed while it is under way, and whatever was not flushed before."""
     monkeypatch.setattr(shard_state, "_SCANNED_CHANGES", 50)

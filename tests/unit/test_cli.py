@@ -331,6 +331,7 @@ def test_help_names_what_there_is() -> None:
     }
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_it_needs_neither_spark_nor_airflow() -> None:
     probe = "import sys, cairn.command.cli; print([m for m in ('pyspark', 'airflow', 'great_expectations') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", probe], check=True, capture_output=True, text=True)

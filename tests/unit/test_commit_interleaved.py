@@ -73,6 +73,7 @@ def test_all_interleavings(scenario: Scenario) -> None:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS[:2], ids=lambda s: s.name)
+@pytest.mark.long("seconds", runs_in="ci")
 def test_the_reduction_leaves_nothing_out(scenario: Scenario) -> None:
     """Every order of every two calls against one order of those that commute: the same contents and the same ends."""
     seen: list[set[frozenset[Any]]] = [set(), set()]
@@ -600,6 +601,7 @@ def _only_listed(storage: Any, folder: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", BUGS)
+@pytest.mark.long("seconds", runs_in="ci")
 def test_planted(name: str) -> None:
     """Without the check some interleaving breaks a rule: the checker can fail, and the check is needed."""
     plant, scenario = BUGS[name]
@@ -640,6 +642,7 @@ def own_files_whoever_needs_them() -> Iterator[None]:
     "scenario", ["quarantine of their base", "two tries", "its retry, manifests", "run again while"]
 )
 @pytest.mark.parametrize("plant", [shrunk_whatever_is_there, own_files_whoever_needs_them])
+@pytest.mark.long("seconds", runs_in="ci")
 def test_redundant(plant: Any, scenario: str) -> None:
     """Two checks that nothing depends on as long as the others are made: no interleaving goes wrong without them."""
     (name,) = [n for n in BY_NAME if scenario in n]

@@ -295,6 +295,7 @@ def check_state(history: History) -> None:
     assert sum(m.entries for m in history.manifests) == history.keys
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_layouts_change_in_a_history(tmp_path: Path) -> None:
     """From one parallelism to the next with merges between: nothing is lost or kept twice, and what a restore
     opened is shared by the checkpoint after it: all of it, where no shard was split before and had to be copied from."""
@@ -442,6 +443,7 @@ def test_merging_one_or_all_runs_is_refused(tmp_path: Path, count: int) -> None:
             store.merge_newest(count)
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_a_merge_of_a_damaged_file_says_what_it_was(tmp_path: Path) -> None:
     store = RocksStore(tmp_path / "db")
     for n in range(4):

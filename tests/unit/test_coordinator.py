@@ -497,6 +497,7 @@ def test_a_crash_at_any_call_is_recovered_by_the_next(when: When, inline: bool, 
         assert 4 in [r.id for r in ran]  # at least once
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_a_storage_that_fails_at_any_call_leaves_the_log_old_or_new() -> None:
     """S7: an outage is a clean error."""
     folder = scenario(inline=False)
@@ -940,6 +941,7 @@ def requests_of_the_next(folder: Folder, n: int) -> dict[str, int]:
     return counts
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_an_interval_makes_as_many_requests_in_an_old_pipeline_as_in_a_new_one() -> None:
     young, old = (requests_of_the_next(grown(n), n + 1) for n in (20, 200))
     assert all(abs(young[name] - old[name]) <= 8 for name in young), (young, old)

@@ -17,6 +17,7 @@ import pytest
 from tests.support.layout import REPOSITORY
 
 # The licence of an icon set and the maker of the site are links, not loads.
+pytestmark = pytest.mark.long("five seconds: builds the site", runs_in="ci")
 LOADED = {("script", "src"), ("link", "href"), ("img", "src"), ("iframe", "src")}
 
 
@@ -44,7 +45,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield folder / "site"
 
 
-@pytest.mark.long("seconds", runs_in="ci")
 def test_every_page_has_its_file_and_loads_nothing_from_another_host(site: Path) -> None:
     for page in (REPOSITORY / "docs").glob("*.md"):
         built = (site / f"{page.stem}.html").read_text()

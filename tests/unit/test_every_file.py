@@ -267,6 +267,7 @@ STRAYS = (
 )
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_no_stray_file_stops_anybody(original: Path, tmp_path: Path, whole: Any) -> None:
     """Sweeps and `verify` name them, and they stay."""
     root = Path(shutil.copytree(original, tmp_path / "root"))

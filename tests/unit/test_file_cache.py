@@ -135,6 +135,7 @@ def test_the_least_recently_used_goes_first(tmp_path: Path) -> None:
     assert [host.get(handle) is not None for handle in handles] == [True, False, True, True]
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_many_small_files_are_bounded_by_their_number(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not exactly: one insertion in some looks how many there are."""
     monkeypatch.setattr(file_cache, "_MOST_FILES", 640)
@@ -395,6 +396,7 @@ def test_work_on_a_restored_shard_leaves_the_cache_as_it_was(tmp_path: Path, sto
     assert len(sound_files(tmp_path / "cache")) == 1
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_a_file_that_the_disk_damaged_is_found_and_forgotten(tmp_path: Path, storage: FaultyStorage) -> None:
     """F81: neither size nor time tells. Reads and merges do, and after that the next try downloads."""
     cache = FileCache(tmp_path / "cache", 1_000_000)

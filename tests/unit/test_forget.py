@@ -272,6 +272,7 @@ def test_a_filtered_re_run_is_as_if_the_user_had_never_come(root: Path, tmp_path
     assert clean(root, tmp_path)
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_a_filtered_re_run_of_one_day_removes_the_key_from_an_older_base(root: Path, tmp_path: Path) -> None:
     """Day 4 again, from checkpoint 4, which holds the key: entries go, rows are left out; the same again is reproduced."""
     forget(root, "--on-rerun", "filter")
@@ -345,6 +346,7 @@ def test_a_dry_run_and_a_call_without_agreement_change_nothing(root: Path) -> No
     assert bytes_of(root / NAME) == before
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_a_forget_that_validation_refused_is_made_again(root: Path, tmp_path: Path) -> None:
     """The state before it is the newest then, and holds the key: it may not be gone on from, and the same call mends that."""
     forget(root)
@@ -404,6 +406,7 @@ def test_a_user_who_is_not_there_is_forgotten_too(root: Path) -> None:
     assert said["entries"] == {} and newest(root).content.digest == coordinator(root).log().whole(5).content.digest
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_shards_that_a_split_left_the_key_in_are_rewritten(root: Path, tmp_path: Path) -> None:
     """After a change of the parallelism a file may lie in several shards; each of them that has it writes its own."""
     run(replace(PIPELINE, parallelism=5), root, [5])
@@ -439,6 +442,7 @@ def no_source(spark: Any, interval: Any) -> Any:
     raise AssertionError("the tester never reads the source")
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_late_rows_are_rewritten_and_left_out_of_a_re_run(tmp_path: Path) -> None:
     """Of event time: a late row of the user lies in a file of its own."""
     declared = Pipeline(
@@ -475,6 +479,7 @@ def test_late_rows_are_rewritten_and_left_out_of_a_re_run(tmp_path: Path) -> Non
     assert clean(root, tmp_path)
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_output_whose_record_is_a_tombstone_is_rewritten_too(tmp_path: Path) -> None:
     """Of all days but the last two only tombstones are there. A settled file that is lost later is written anew with the new files."""
     short, root = replace(PIPELINE, retention=KeepLast(2)), tmp_path / "state"

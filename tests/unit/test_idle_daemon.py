@@ -38,6 +38,7 @@ def worker_of(daemon: subprocess.Popen[bytes]) -> tuple[socket.socket, int]:
     return connection, pid
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_a_daemon_ends_once_its_last_worker_is_gone(daemon: subprocess.Popen[bytes]) -> None:
     """The worker is killed, as Spark does with one whose task was interrupted."""
     connection, worker = worker_of(daemon)

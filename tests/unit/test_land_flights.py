@@ -101,6 +101,7 @@ def test_counts_are_those_of_the_archive(year: Path) -> None:
     assert {d.day: d.counts.rows for d in landed.days} == per_day
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_a_day_holds_what_the_archive_says(year: Path) -> None:
     lines, rows = archive_lines(), rows_of(year / day_file(date(2013, 7, 27)))
 
@@ -215,6 +216,7 @@ def test_position_names_files_and_counts(two_days: Path) -> None:
     assert spark.paths == tuple(f"file://{two_days / day_file(day)}" for day in (DAY, NEXT))
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_a_missing_day_is_named_with_the_command_that_lands_it(two_days: Path) -> None:
     (two_days / day_file(NEXT)).unlink()
     with pytest.raises(SourceError) as error:

@@ -221,6 +221,7 @@ def test_a_reader_that_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ahead_s", [-3600, 900, 3600, 30 * 86_400])
+@pytest.mark.long("seconds", runs_in="ci")
 def test_no_clock_of_a_host_ends_a_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead_s: int) -> None:
     """A host with a wrong clock commits, cleans up and sweeps while another host reads and writes."""
     pipeline = RealPipeline(tmp_path, policy=KeepLast(1))

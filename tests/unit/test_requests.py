@@ -59,6 +59,7 @@ MINUTES = pytest.mark.long("minutes")
     ("shards", "intervals"),
     [(2, 7), (4, 7), (16, 2), pytest.param(2, 60, marks=MINUTES), pytest.param(16, 30, marks=MINUTES)],
 )
+@pytest.mark.long("seconds", runs_in="ci")
 def test_an_interval_asks_as_much_at_any_age(shards: int, intervals: int) -> None:
     """Nothing is asked by retained checkpoint, or by interval that there was. From the fifth on one checkpoint is dropped each time."""
     storage = MemoryStorage()
@@ -75,6 +76,7 @@ def test_an_interval_asks_as_much_at_any_age(shards: int, intervals: int) -> Non
     assert_the_model_says_so(storage, counts, shards, intervals)
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_a_disk_is_asked_for_names_too() -> None:
     """Where a listing may be old; not one list more."""
     counts = [
@@ -153,6 +155,7 @@ def test_a_savepoint_asks_what_the_model_says(tmp_path: Path, shards: int) -> No
     assert savepoint_requests(usage) == Requests(**of_kind)
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_the_counts_as_printed() -> None:
     made = subprocess.run(
         [sys.executable, "-m", "tests.support.request_counts"], capture_output=True, text=True, check=True

@@ -235,6 +235,7 @@ def test_a_rewind_is_done_once() -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.long("seconds", runs_in="ci")
 def test_a_rewind_that_dies_at_any_call_is_completed_by_the_same_call(when: When) -> None:
     whole = FaultyStorage(history().storage, {})
     folder = history()
@@ -413,6 +414,7 @@ def test_a_fork_of_a_damaged_checkpoint_names_the_file(damage: str, inline: bool
 
 @pytest.mark.parametrize("inline", [True, False], ids=["inline", "manifest files"])
 @pytest.mark.parametrize("when", ["before", pytest.param("after", marks=pytest.mark.long("seconds", runs_in="ci"))])
+@pytest.mark.long("seconds", runs_in="ci")
 def test_a_fork_that_dies_at_any_call_leaves_only_what_a_sweep_finds(when: When, inline: bool) -> None:
     """The same call completes it; without that a sweep leaves nothing, and the attempt can't come back."""
     whole = FaultyStorage(MemoryStorage("memory://other"), {})

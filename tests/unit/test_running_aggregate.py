@@ -188,6 +188,7 @@ def cuts(rng, rows, count):
 
 
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.long("seconds", runs_in="ci")
 def test_all_aggregates_against_plain_python(seed):
     rng = random.Random(seed)
     driver, history = ArrowDriver(Everything(), SCHEMA, KEYS), defaultdict(list)
@@ -205,6 +206,7 @@ def test_all_aggregates_against_plain_python(seed):
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.long("seconds", runs_in="ci")
 def test_not_a_bit_depends_on_where_batches_end(seed):
     rng = random.Random(f"cuts {seed}")
     rows = some_rows(rng, 15, rng.choice([0, 0.4]))

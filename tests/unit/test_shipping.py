@@ -202,6 +202,7 @@ def test_modules_are_made_in_the_worker_from_what_the_driver_has(folder: Path) -
     assert told[6] == words("two", 1)
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_an_installed_processor_counts_by_its_package_and_workers_must_have_it(folder: Path) -> None:
     def hashed() -> str:
         return code_hash(new("bought.processors", "Bought"), "p")
@@ -259,6 +260,7 @@ def test_what_a_users_module_takes_from_an_installed_package_counts(folder: Path
     assert {name for name, digest in hashes().items() if digest == before[name]} == set()
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_workers_refuse_another_version_of_what_the_users_modules_import(folder: Path) -> None:
     forget_distributions()
     shipped = ship(ship_processor(new("sells", "Mine"), "p"))
@@ -278,6 +280,7 @@ def test_workers_refuse_another_version_of_what_the_users_modules_import(folder:
         )
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_the_runtime_may_lie_in_a_zip(folder: Path) -> None:
     """As --py-files and an archive bring it. It counted as another version, and the advice was to restart a server. An older one is
     refused by the worker's host and path."""

@@ -97,6 +97,7 @@ def published(database: psycopg.Connection[Any]) -> list[tuple[Any, ...]]:
     return [((start - START) // HOUR, n) for start, n in found.fetchall()]
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_intervals_arrive_and_a_rerun_replaces_its_rows(
     clicks: Pipeline, folder: Path, database: psycopg.Connection[Any]
 ) -> None:
@@ -148,6 +149,7 @@ def test_an_error_in_the_middle_leaves_the_rows_as_they_were(
     assert published(database) == [(0, 2), (1, 3)]
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_a_kill_after_the_commit_of_the_database_is_harmless(
     folder: Path, clicks: Pipeline, database: psycopg.Connection[Any]
 ) -> None:

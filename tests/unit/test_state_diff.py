@@ -311,6 +311,7 @@ def test_savepoints_are_compared_and_exported_without_a_root(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.long("seconds", runs_in="ci")
 def test_an_export_is_the_tables_as_parquet(tmp_path: Path, jobs: int) -> None:
     chain = StateChain(tmp_path)
     source = chain.step(3, "incremental", random_changes(3))

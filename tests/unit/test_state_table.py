@@ -112,6 +112,7 @@ def test_the_table_is_what_processors_see_after_every_kind_of_snapshot(tmp_path:
                 assert all(s == shard_of(g, parallelism, 16) for s, g in groups)
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_a_key_is_found_and_nothing_else(tmp_path: Path) -> None:
     chain = StateChain(tmp_path)
     chain.step(3, "incremental", random_changes(1))

@@ -57,6 +57,7 @@ def register(state: ShardState, user: Any) -> None:
 
 
 @pytest.mark.parametrize("mode", ["incremental", "changelog", "savepoint"])
+@pytest.mark.long("seconds", runs_in="ci")
 def test_older_timers_are_read_compared_verified_and_continued(tmp_path: Path, mode: Any) -> None:
     now, once = StateChain(tmp_path / "now"), StateChain(tmp_path / "once")
     now.step(2, "incremental", register)

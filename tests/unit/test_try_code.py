@@ -153,6 +153,7 @@ def test_a_field_a_state_and_a_timer_are_shown_as_such(root: Path) -> None:
     assert {f.largest for f in timers.fields} == {86_400_000.0}
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_deployed_for_the_past_it_is_what_was_tried_and_there_is_a_way_back(root: Path, tmp_path: Path) -> None:
     """What production has committed behind the trial is run again too, or it would be stale."""
     try_days(AVERAGED, root, range(1, 4))

@@ -115,6 +115,7 @@ def once_read(client: Any, path: str) -> str:
     return page
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_rows_and_entries_of_an_interval_are_read_on_demand_and_once(
     shown: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,6 +164,7 @@ def differing(root: Path, name: str) -> IntervalDifference:
     return compare_intervals(old, new, intervals_of_trial(trial.trial))[1]
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_what_is_too_much_is_said_with_the_command(shown: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the records nothing is begun; what turns out to be too much is ended, and not begun again by the next page."""
     found = differing(shown.root, "twice")

@@ -129,12 +129,14 @@ def fake(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]
 
 
 @pytest.mark.parametrize(("what", "says"), [("kill", "SIGKILL"), ("exit 7", "7"), ("error X", "what went wrong")])
+@pytest.mark.long("seconds", runs_in="ci")
 def test_a_driver_that_ends_badly(fake: Callable[[str], Path], what: str, says: str) -> None:
     fake(what)
     with pytest.raises(AirflowException, match=says):
         ask()
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_lines_reach_the_log_whole(fake: Callable[[str], Path]) -> None:
     fake("ok {}")
     lines: list[str] = []
@@ -236,6 +238,7 @@ def test_a_driver_whose_host_is_stopped_ends_with_its_task(fake: Callable[[str],
 
 
 @pytest.mark.parametrize("manner", ["", "stubborn"])
+@pytest.mark.long("seconds", runs_in="ci")
 def test_stop_ends_the_whole_group(fake: Callable[[str], Path], manner: str) -> None:
     folder = fake(f"hang {manner}")
     driver = DriverProcess("warm_fake", "d")
@@ -254,6 +257,7 @@ def test_stop_ends_the_whole_group(fake: Callable[[str], Path], manner: str) -> 
     assert gone(pids(folder))
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_a_driver_whose_children_hold_the_pipe_ends(fake: Callable[[str], Path]) -> None:
     folder = fake("ok {}")
     program = folder / "warm_fake.py"
