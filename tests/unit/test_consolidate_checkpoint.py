@@ -30,6 +30,7 @@ from tests.support.in_process import run_here
 from tests.support.real_shards import MAX_PARALLELISM, PARALLELISM, RealPipeline
 from tests.support.savepoints import findings
 
+pytestmark = pytest.mark.long("five seconds: long histories", runs_in="ci")
 SPARK: Any = None
 ENGINE = EngineOptions(cache_dir=None)
 COUNTING = Pipeline(
@@ -98,7 +99,6 @@ def next_base(pipeline: RealPipeline, n: int) -> int | None:
 
 
 @pytest.mark.parametrize("inline", [False, True])
-@pytest.mark.long("seconds", runs_in="ci")
 def test_files_and_bytes_go_down_and_the_next_interval_starts_from_it(pipeline: RealPipeline, tmp_path: Path) -> None:
     """Six files per shard become one; digest, entries and time are those of the base; the next day shares the new files."""
     before = pipeline.coordinator.record("latest")
@@ -126,7 +126,6 @@ def test_files_and_bytes_go_down_and_the_next_interval_starts_from_it(pipeline: 
     assert theirs < mine and len(mine) == PARALLELISM + 1
 
 
-@pytest.mark.long("seconds", runs_in="ci")
 def test_the_replaced_checkpoint_stays_until_the_next_commit(pipeline: RealPipeline) -> None:
     """An interval that started from it may be under way, and commits; from then on it is not even one of the last ten."""
     waiting = pipeline.prepare(7, "waiting", {KEYS[0]: 7})
@@ -155,7 +154,6 @@ def test_what_was_stale_stays_stale_and_what_was_retained_is(tmp_path: Path) -> 
     assert pipeline.coordinator.log().head_id == made.id
 
 
-@pytest.mark.long("seconds", runs_in="ci")
 def test_the_same_call_again_finds_what_it_made(pipeline: RealPipeline) -> None:
     made = consolidate(pipeline, 6)
     assert consolidate(pipeline, 6).id == made.id == pipeline.coordinator.log().head_id
@@ -169,7 +167,6 @@ def test_what_others_left_does_not_stop_it(pipeline: RealPipeline) -> None:
     assert consolidate(pipeline).id == 7
 
 
-@pytest.mark.long("seconds", runs_in="ci")
 def test_a_damaged_checkpoint_beside_it_only_stops_the_clean_up(tmp_path: Path) -> None:
     pipeline = RealPipeline(tmp_path / "root")
     for n in range(1, 4):

@@ -142,7 +142,13 @@ def test_a_dry_run_plans_and_touches_nothing() -> None:
     assert {f.path for f in result.plan.delete} == {f.path for f in real.plan.delete}
 
 
-@pytest.mark.parametrize("inline", [True, False], ids=["inline", "manifest files"])
+@pytest.mark.parametrize(
+    "inline",
+    [
+        pytest.param(True, id="inline"),
+        pytest.param(False, id="manifest files", marks=pytest.mark.long("seconds", runs_in="ci")),
+    ],
+)
 @pytest.mark.parametrize("when", ["before", pytest.param("after", marks=pytest.mark.long("seconds", runs_in="ci"))])
 def test_a_crash_at_any_call_loses_nothing_and_the_next_sweep_finishes(when: When, inline: bool) -> None:
     clock = Clock()

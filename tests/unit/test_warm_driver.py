@@ -22,7 +22,10 @@ from cairn_operators.warm_driver import WarmDriver, _ask, start_host_if_it_pays,
 from tests.support.waiting import wait_until
 from tests.unit.test_operators import FAKE_DRIVER, alive, gone, pids
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="warm drivers need Linux")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="warm drivers need Linux"),
+    pytest.mark.long("ten seconds: it starts processes", runs_in="ci"),
+]
 
 TELLS = """
 import json, os, random, sys, threading
@@ -96,7 +99,6 @@ def ask(environment: dict[str, str] | None = None, private: dict[str, Any] | Non
     return DriverProcess("warm_fake", "d").run(["--more"], print, environment, private)
 
 
-@pytest.mark.long("seconds", runs_in="ci")
 def test_a_warm_driver_is_as_if_it_had_been_started(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code(folder, "one")
     monkeypatch.setenv("TZ", "Asia/Tokyo")
@@ -129,14 +131,12 @@ def fake(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]
 
 
 @pytest.mark.parametrize(("what", "says"), [("kill", "SIGKILL"), ("exit 7", "7"), ("error X", "what went wrong")])
-@pytest.mark.long("seconds", runs_in="ci")
 def test_a_driver_that_ends_badly(fake: Callable[[str], Path], what: str, says: str) -> None:
     fake(what)
     with pytest.raises(AirflowException, match=says):
         ask()
 
 
-@pytest.mark.long("seconds", runs_in="ci")
 def test_lines_reach_the_log_whole(fake: Callable[[str], Path]) -> None:
     fake("ok {}")
     lines: list[str] = []
@@ -238,7 +238,6 @@ def test_a_driver_whose_host_is_stopped_ends_with_its_task(fake: Callable[[str],
 
 
 @pytest.mark.parametrize("manner", ["", "stubborn"])
-@pytest.mark.long("seconds", runs_in="ci")
 def test_stop_ends_the_whole_group(fake: Callable[[str], Path], manner: str) -> None:
     folder = fake(f"hang {manner}")
     driver = DriverProcess("warm_fake", "d")
@@ -257,7 +256,6 @@ def test_stop_ends_the_whole_group(fake: Callable[[str], Path], manner: str) -> 
     assert gone(pids(folder))
 
 
-@pytest.mark.long("seconds", runs_in="ci")
 def test_a_driver_whose_children_hold_the_pipe_ends(fake: Callable[[str], Path]) -> None:
     folder = fake("ok {}")
     program = folder / "warm_fake.py"
@@ -267,7 +265,6 @@ def test_a_driver_whose_children_hold_the_pipe_ends(fake: Callable[[str], Path])
     assert time.monotonic() - start_s < 10
 
 
-@pytest.mark.long("seconds", runs_in="ci")
 def test_two_at_once_and_a_host_that_is_killed(fake: Callable[[str], Path]) -> None:
     """Its drivers end with it, their tasks see killed drivers, and the next driver is started cold, and a host for those behind it."""
     folder = fake("hang")
@@ -290,7 +287,6 @@ def test_two_at_once_and_a_host_that_is_killed(fake: Callable[[str], Path]) -> N
     wait_until(lambda: host_of(folder) and ask()["warm"], 30, "another host")
 
 
-@pytest.mark.long("seconds", runs_in="ci")
 def test_a_host_whose_own_code_changed_makes_no_driver(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An upgrade, or an edit of Cairn: what is there now runs, as with every driver."""
     code(folder, "four")
