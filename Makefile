@@ -61,7 +61,7 @@ soak: setup  ## weeks of flights, disturbed every few days, against pandas (DAYS
 	@$(PYTHON) -m tests.soak
 
 # Tests start hundreds of processes: each would compile Cairn again where this variable is set.
-PYTEST := PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest -n $(or $(WORKERS),4) --dist loadfile --no-loadscope-reorder
+PYTEST := PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest -n $(or $(WORKERS),3) --dist loadfile --no-loadscope-reorder
 
 test-fast: setup  ## the tests that need neither Spark nor Airflow, with few examples
 	@CAIRN_TESTS=fast $(PYTEST) $(or $(PYTEST_ARGS),$(addprefix tests/,unit property contract scenarios architecture))

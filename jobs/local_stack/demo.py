@@ -261,8 +261,9 @@ class DriverKiller:
             except ProcessLookupError:
                 return
             try:
-                # Another process may have taken the pid before `pidfd_open`, so check the process again. If the driver
-                # ends before the signal, `done` stays False, and a later call of `look` kills the driver of a later day.
+                # Another process may have taken the pid before `pidfd_open`, so check the process again. The demo kills
+                # one driver on purpose, and each day of its data has a driver of its own. If this day's driver ends
+                # before the signal, `done` stays False, and a later call of `look` kills the next day's driver.
                 with suppress(ProcessLookupError):
                     if not self._is_driver(command_line(pid)):
                         return

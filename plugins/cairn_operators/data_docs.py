@@ -30,7 +30,7 @@ footer { display: none }
 
 
 def docs_root() -> Path:
-    """Return the folder of Data Docs that Airflow's UI shows.
+    """Return the folder of Data Docs (Great Expectations' HTML reports of validations) that Airflow's UI shows.
 
     Environment variables decide: the folder is `$CAIRN_DOCS`, else `$CAIRN_DATA/docs`, else `$AIRFLOW_HOME/data/docs`,
     else `data/docs` in the working directory.
@@ -40,7 +40,7 @@ def docs_root() -> Path:
 
 
 def docs_url(page: str, root: Path, base_url: str) -> str:
-    """Return the URL of a page of Data Docs for a browser.
+    """Return the URL at which a browser opens a page of Data Docs (Great Expectations' HTML reports of validations).
 
     Args:
         page: Path of the page's file.
@@ -80,7 +80,10 @@ def styled(html: str) -> str:
 
 
 class DataDocsLink(BaseOperatorLink):  # type: ignore[misc]  # Airflow is not type-checked here
-    """The button on a task in Airflow's UI that opens the task's Data Docs. A failed task has it too."""
+    """The button on a task in Airflow's UI that opens the task's Data Docs, also if the task failed.
+
+    Data Docs are the HTML report that Great Expectations writes about a validation.
+    """
 
     name = "Data Docs"
 

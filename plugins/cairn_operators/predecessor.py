@@ -194,12 +194,12 @@ def is_unfinished(wanted: Sequence[str], tasks: Mapping[str, str | None]) -> boo
 
 
 def _is_at_work(log: Log, run: PredecessorRun, interval: Interval) -> bool:
-    """Return True if `run` is computing the interval before `interval`, or has computed it.
+    """Return True if `run`, the run of the interval before `interval`, is computing its interval or has computed it.
 
-    A `process` task in state running may still be waiting for its own predecessor. So the log must also have a
-    checkpoint that extends to the start of the interval before, which is taken to be as long as `interval`. A wrong
-    answer does little harm: a task that waits for `run` would only keep its worker slot too long, or give it back too
-    early.
+    Airflow's task states do not suffice: a `process` task in state running may still be waiting for the run before
+    `run`. So the newest checkpoint, if there is one, must also end at or after the start of the interval of `run`. The
+    function computes this start as if the interval of `run` were as long as `interval`. A wrong answer does little
+    harm: a task that waits for `run` would only keep its worker slot too long, or give it back too early.
     """
     process, *rest = (run.tasks.get(name) for name in run.wanted)
     before_it = interval.start - (interval.end - interval.start)

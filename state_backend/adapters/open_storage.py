@@ -11,6 +11,7 @@ from state_backend.adapters.schemes import ACCEPTED, scheme_of
 from state_backend.ports.storage import Storage, check_path
 from state_backend.values.errors import UsageError
 from state_backend.values.handles import FileInfo
+from state_backend.values.release import WHEEL
 
 
 def open_storage(url: str, *, google_key_file: str | None = None) -> Storage:
@@ -32,9 +33,10 @@ def open_storage(url: str, *, google_key_file: str | None = None) -> Storage:
     except ModuleNotFoundError as error:
         if scheme.needs is None or (error.name or "").partition(".")[0] != scheme.needs[0]:
             raise
-        _, library, command = scheme.needs
+        _, library, extra = scheme.needs
         raise UsageError(
-            f"{url} needs {library}, which {socket.gethostname()} lacks ({error}); install it there: {command}"
+            f"{url} needs {library}, which {socket.gethostname()} lacks ({error}); install it there: "
+            f"pip install './{WHEEL}[{extra}]'"
         ) from None
     storage: Storage = adapter.open_url(url, google_key_file=google_key_file)
     return storage

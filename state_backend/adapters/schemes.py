@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from state_backend.values.release import WHEEL
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheme:
@@ -21,7 +19,7 @@ class Scheme:
         absolute: True if the part behind `://` must begin with a slash.
         over_network: True if each request takes a network round trip and may cost money. Waiting tasks then ask less
             often.
-        needs: The library that only this kind needs: its top-level module, its name for people, and the command that
+        needs: The library that only this kind needs: its top-level module, its name for people, and the extra that
             installs it. None if no library is needed.
     """
 
@@ -42,7 +40,7 @@ SCHEMES = {
         module="state_backend.adapters.gcs_storage",
         form="gs://bucket/prefix",
         over_network=True,
-        needs=("google", "Google's client", f"pip install './{WHEEL}[gcs]'"),
+        needs=("google", "Google's client", "gcs"),
     ),
     "memory": Scheme(module="state_backend.adapters.memory_storage", form=None),
 }

@@ -99,8 +99,10 @@ def clean_up(storage: Storage, log: Log, read: Callable[[Log], Log]) -> CleanUp:
         info = storage.stat(paths.record(checkpoint_id))
         entry = RecordReader(storage, checkpoint_id).fresh(checkpoint_id)
         assert info is not None  # no record is ever deleted, so an id of the log has a file
+        # A sweep's record has no checkpoint. For an unpublished output, the sink call still needs the full record of the
+        # commit: a later clean-up makes the record a tombstone.
         if isinstance(entry, SweepRecord) or (isinstance(entry, Record) and checkpoint_id in unpublished):
-            continue  # the sink hook still needs the whole record; the next clean-up makes it a tombstone
+            continue
         if checkpoint_id in leased:
             continue  # a later clean-up deletes the files, when the lease is over
         deleted += _collect(storage, log, entry, needed)

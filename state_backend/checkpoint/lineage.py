@@ -333,7 +333,9 @@ def _stale(log: Log, pipeline: str, interval: Interval, base: Kept) -> tuple[str
     if changed is not None and changed.end < whole.end and (changed.end <= whole.start or whole.start <= changed.start):
         length = max(changed.end - changed.start, timedelta(milliseconds=1))
         first = Interval(changed.end, changed.end + length)
-        if changed.overlaps(whole):  # the re-run covered a part of the base's interval; the rest is still to run
+        # `changed` is the interval that was run again, and `whole` is the base's interval. If `changed` is a part of
+        # `whole`, the intervals from the end of `changed` to the end of `whole` must be run again.
+        if changed.overlaps(whole):
             last_start = max(first.start, whole.end - length)
     again = Rerun(first=first.start, last=last_start)
     return f"{text}\nRun again {intervals_of(again)}.", again

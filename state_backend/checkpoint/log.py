@@ -2,7 +2,7 @@
 
 `read_log` reads little: the newest record, and the records of the checkpoints that it retains. The newest record's
 summary repeats the facts of earlier records that still matter. All other facts are in files that are looked up by name
-(`record_reader.py`). Only `commits`, `abandoned` and the iteration over `entries` read the whole log.
+(`record_reader.py`). Only `commits` and the iteration over `entries` read the whole log.
 """
 
 from __future__ import annotations
@@ -154,16 +154,6 @@ class Log:
         ended = self.entries.ended(attempt)
         return self.entry(ended) if ended is not None else None
 
-    @cached_property
-    def abandoned(self) -> dict[str, int]:
-        """The uuids of the attempts that sweeps abandoned, each with the id of the newest sweep record that names it.
-
-        A sweep abandons an attempt that it takes for dead: the sweep's record then forbids the attempt's commit. The
-        property reads the whole log.
-        """
-        sweeps = sorted((e for e in self.entries.values() if isinstance(e, SweepRecord)), key=lambda e: e.id)
-        return {attempt: sweep.id for sweep in sweeps for attempt in sweep.abandoned}
-
     def ended_attempts(self, asked: Collection[str] = ()) -> set[str]:
         """Return every attempt that was committed or abandoned.
 
@@ -291,14 +281,6 @@ class Log:
         is lost, or if the listing is some seconds old.
         """
         return {Fact(k.interval, k.id, k.kind) for k in self.kept if k.id < self.head_id}
-
-    def facts(self) -> list[Fact]:
-        """Return one `Fact` for each commit and its own interval, and one for each other interval's output it replaced.
-
-        With `replace_overlapping`, a commit replaces the output of overlapping intervals with other boundaries. Dropped
-        commits are included. The facts come from the file names in a listing of `settled/commits/`.
-        """
-        return self._facts(None)
 
     def _check_settled(self, below: list[Fact], own: list[Fact]) -> None:
         """Raise `CorruptRecord` if fewer files exist in `settled/commits/` than the newest record counts.

@@ -28,9 +28,10 @@ from state_backend.values.records import AttemptEnd, OutputFile, Record, Settled
 Entry = Record | SweepRecord | Tombstone
 
 
-# `settled/commits/` has a folder for each day, and others for each period of 32 days, 1,024 days, and so on. To find
-# the commits of a time span, a reader lists the folders of the periods in the span. For a longer span than this, the
-# reader lists `settled/commits/` as a whole: so many folders would cost more requests.
+# A file in `settled/commits/` is about one interval, and lies in one folder: that of the day in which the interval
+# starts. For an interval longer than a day, it is the folder of a period of 32 days; above 32 days, of 1,024 days; and so
+# on. To find the commits of a time span, a reader lists the folders of all days and longer periods in the span. If the
+# span is longer than `LISTED_AT_ONCE`, the reader lists all of `settled/commits/` instead, which costs fewer requests.
 LISTED_AT_ONCE = timedelta(days=400)
 
 
@@ -211,9 +212,14 @@ class RecordReader(Mapping[int, Entry]):
         return [f for f in every if f.id < self.head_id and (interval is None or f.interval.overlaps(interval))]
 
     def outputs(self, fact: Fact) -> tuple[OutputFile, ...]:
-        """Return the output files of a commit before the newest record, from the commit's file in `settled/commits/`.
+        """Return the output files of the commit that `fact` names, from the commit's file in `settled/commits/`.
+
+        Args:
+            fact: The commit's id, its own interval, and its kind. The commit must be older than the newest record: only
+                the next commit writes the file of the newest record.
 
         Raises:
+            CorruptRecord: The commit's file is missing or damaged.
             StorageUnavailable: A later commit replaced the output, and the files are deleted.
         """
         found = read_settled(self._storage, fact)

@@ -148,14 +148,16 @@ def rewind(
     permissions: Permissions = Permissions(),  # noqa: B008
     agreed: frozenset[int] | None = None,
 ) -> CommitResult:
-    """Make checkpoint `target` the state at its interval's end again. Later checkpoints become stale.
+    """Commit a new checkpoint with the state and interval of checkpoint `target`, which becomes the newest state.
 
-    The rewind copies no file. The caller publishes and cleans up as after any commit.
+    The next interval then starts where the interval of `target` ends. Checkpoints of later intervals become stale. The
+    rewind copies no file: the new record names the files of `target`. The caller publishes and cleans up as after any
+    commit.
 
     Args:
         coordinator: Coordinator of the pipeline.
-        target: Id of the checkpoint.
-        run: The run that makes the record.
+        target: Id of the earlier checkpoint.
+        run: The Airflow run or the command that asks for the rewind. The new record keeps it.
         attempt: A uuid of this call. A repeated call with the same uuid completes the rewind and commits at most one
             record.
         permissions: Permissions of the rewind. With `allow_quarantined` the new checkpoint is usable even if its target
@@ -217,7 +219,7 @@ def fork(
         source: Storage of the source pipeline's folder, or of the savepoint's folder.
         target: Id of the source's checkpoint, or the savepoint.
         into: Coordinator of the new pipeline.
-        run: The run that makes the record.
+        run: The Airflow run or the command that asks for the fork. The new pipeline's record keeps it.
         attempt: A uuid of this call. A repeated call with the same uuid completes the fork and commits at most one
             record.
         pipeline_start_ms: Start of the new pipeline, in milliseconds since the epoch; None for the source's start.

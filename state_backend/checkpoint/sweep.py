@@ -293,8 +293,9 @@ def _needed(log: Log, storage: Storage) -> frozenset[str]:
     whole = [e for e in near.values() if isinstance(e, Record)]
     named |= {paths.prepared(record.content.attempt) for record in whole}
     retained = [r.content for r in whole if r.id in log.retained]
-    # A dropped checkpoint's record is still whole if its output is unpublished, or if a clean-up stopped half-way. That
-    # clean-up may have deleted some of the checkpoint's manifests.
+    # A dropped checkpoint has a full record until a clean-up has deleted the checkpoint's files and made the record a
+    # tombstone. A clean-up that stopped before may have deleted some manifests of the checkpoint. So `paths_in` accepts
+    # that a manifest of a dropped checkpoint is missing.
     dropped = [r.content for r in whole if r.id not in log.retained]
     # Look up the savepoint by name: a listing may miss files that were written some seconds ago.
     if storage.stat(paths.SAVEPOINT_RECORD) is not None:

@@ -412,10 +412,10 @@ def estimate(usage: Usage, prices: Prices = Prices()) -> Estimate:
     requests = interval_requests(usage, held)
     each = sum(requests.values(), Requests())
     month = MONTH / usage.every
-    # Between an older checkpoint and the next retained one, `gap` intervals replaced files with new ones. The storage
-    # still keeps the replaced files for the older checkpoint. The model takes the state's size as constant, so an
-    # interval's replaced files have as many bytes as its uploaded files. The files that all `gap` intervals replaced
-    # have at most the bytes of the whole state.
+    # `gap` is the number of intervals from a retained checkpoint to the next retained one. Each of these intervals
+    # replaces files of the state, and the storage keeps the replaced files for the older checkpoint. The model takes the
+    # state's size as constant, so each interval replaces as many bytes as it uploads. An older checkpoint keeps at most
+    # the bytes of one whole state, therefore `min`.
     older = sum(min(gap * usage.uploaded_bytes, usage.state_bytes) for gap in held.gaps)
     stored = usage.state_bytes + older
     files = _uploaded_files(usage) + (usage.changed_shards if usage.filed else 0)

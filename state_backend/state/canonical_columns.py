@@ -253,9 +253,14 @@ class TimerRows:
         return _fields(table, "key")
 
     def located(self, table: pa.Table) -> Located:
-        """Convert savepoint rows to stored timers.
+        """Convert savepoint rows to stored timers, in the order of the rows.
 
-        A timer's stored key holds the encoded key and the packed time behind key group and state id; its entry is empty.
+        A timer's stored key has four parts, in this order: key group, state id, encoded key, and time as 8 bytes. The
+        `rests` of the result are the stored keys without key group and state id. A timer has no value, so the `entries`
+        of the result are empty byte strings.
+
+        Args:
+            table: The savepoint rows.
         """
         keys = self._keys.encode(self.keys_of(table))
         times = _longs(table, "expires_at_ms").view(np.uint64) ^ _SIGN

@@ -89,11 +89,13 @@ class InlineFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """The changes of one interval to one shard (`formats/changelog.py`), in a shared file or, if small, inline.
+    """The changes of one interval to one shard (`formats/changelog.py`), in a file below `shared/`.
+
+    The bytes of a small segment are inline instead: the manifest itself contains them.
 
     Attributes:
-        handle: The shared file; None for an inline segment.
-        data: The bytes of an inline segment; None for a shared file.
+        handle: The file below `shared/`; None for an inline segment.
+        data: The bytes of an inline segment; None for a segment in a file.
         changes: The number of deleted ranges and entries.
         content_bytes: The size of the changed keys and values before compression. This size determines the cost of a
             replay, and the thresholds for consolidation apply to it.
@@ -140,7 +142,7 @@ class ShardManifest:
     Attributes:
         shard: The number of the shard.
         key_groups: The key groups of the shard.
-        files: The RocksDB files that are shared files.
+        files: The RocksDB files that are stored below `shared/`.
         inline_files: The RocksDB files whose bytes the manifest contains.
         segments: The changelog segments, in the order of their replay.
         key_group_states: The non-empty key groups, ascending.
@@ -155,12 +157,15 @@ class ShardManifest:
 
     @property
     def handles(self) -> tuple[Handle, ...]:
-        """Every shared file that the shard needs."""
+        """The files below `shared/` that a restore of the shard reads: RocksDB files and changelog segments.
+
+        Files and segments whose bytes the manifest itself contains are left out.
+        """
         return (*(f.handle for f in self.files), *(s.handle for s in self.segments if s.handle is not None))
 
     @property
     def files_bytes(self) -> int:
-        """The bytes of the shard's RocksDB files, shared ones and those in the manifest itself, without segments."""
+        """The bytes of the shard's RocksDB files, those below `shared/` and those in the manifest, without segments."""
         return sum(f.handle.size_bytes for f in self.files) + sum(len(f.data) for f in self.inline_files)
 
     @property

@@ -498,7 +498,7 @@ def tally(airflow: AirflowServer, data: Path) -> Callable[[str], Tally]:
 
 
 # Ten days take two to three times as long and show the same: for `CAIRN_TESTS=all`.
-DAYS = 10 if ALL else 4
+DAYS = 10 if ALL else 5
 
 
 def test_days_in_order_with_a_failing_try_interrupted_and_continued(tally: Callable[[str], Tally]) -> None:

@@ -212,7 +212,7 @@ RUN = {
     (
         f"pip install './{wheel}[{extras}]'"
         for wheel, all_extras in {
-            "…": ("gcs", "spark,gcs", "validation"),
+            "…": ("spark,gcs", "validation", "…"),
             "cairn_state-VERSION-py3-none-any.whl": ("airflow,spark", "airflow,spark,gcs", "gcs", "spark,gcs"),
         }.items()
         for extras in all_extras

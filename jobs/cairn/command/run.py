@@ -172,14 +172,17 @@ class _Asked:
             raise UsageError("--start and --count can't be combined with --from and --to; leave them out")
 
     def intervals(self, length: timedelta, default_start: datetime) -> tuple[Interval, ...]:
-        """Return the intervals to run.
+        """Return the intervals that `cairn run` must run.
+
+        With `--from` and `--to`, they are all intervals from the one that starts at `--from` to the one that starts at
+        `--to`. Otherwise they are `--count` intervals, and the first of them starts at `--start`.
 
         Args:
             length: Length of each interval.
             default_start: Start of the first interval if neither `--start` nor `--from` is given.
 
         Raises:
-            UsageError: A start can't be parsed, `--from` is after `--to`, or the range is not a whole number of
+            UsageError: The time in `--start`, `--from` or `--to` can't be parsed, `--from` is after `--to`, or the range is not a whole number of
                 intervals.
         """
         from cairn.operations.plan_range import intervals_between

@@ -264,7 +264,10 @@ class _Host:
 
 
 def imported_files() -> dict[str, tuple[int, int] | None]:
-    """Return the files of all imported modules, each with its modification time (ns) and size (bytes)."""
+    """Return the files of all imported modules, each with its modification time (ns) and size (bytes).
+
+    A file that no longer exists, or that this process can't access, has None.
+    """
     files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
     return {file: _stamp(file) for file in files if isinstance(file, str)}
 

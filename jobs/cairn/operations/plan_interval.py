@@ -431,7 +431,10 @@ def _event_time(pipeline: Pipeline, names: ColumnNames, schema: StructType, base
 def _initial_state(
     spark: SparkSession, pipeline: Pipeline, key_schema: StructType
 ) -> tuple[DataFrame | None, list[str]]:
-    """Return the rows of the initial state, and the names of the key columns in these rows."""
+    """Return the rows of the initial state, and the names of the key columns in these rows.
+
+    A pipeline without initial state gets None and an empty list.
+    """
     if pipeline.initial_state is None:
         return None, []
     what = f"pipeline {pipeline.name!r}: the initial state"

@@ -393,8 +393,8 @@ class _Range:
                 continue
             following = intervals[n + 1] if n + 1 < len(intervals) else None
             if following is not None and isinstance(keep_or_compute(there.get(following), "none", self.run), Keep):
-                # `_compute` asks the source for the following interval ahead of time. But this interval may keep its
-                # result, and then no answer of the source is needed.
+                # While `_compute` computes `interval`, it asks the source for the interval `following`. But `following`
+                # may keep the result that it has in the log. Then no answer of the source is needed for `following`.
                 following = None
             record = self._compute(interval, read or self._read(interval), permissions, following)
             there = spoilt_by(there, record)

@@ -399,14 +399,17 @@ def _gathered(kind: str) -> Column:
 
 
 def continuing(processor: type, savepoint: str, *, root: str | None = None, pipeline: str | None = None) -> type:
-    """Return a subclass of a processor that fills its states from the `initialState` that `initial_state_of` returns.
+    """Return a subclass of a processor for a new streaming query that begins with the state of a savepoint.
 
-    A new streaming query runs this subclass. The subclass's `handleInitialState` replaces the processor's own method.
-    The workers need this project on their path.
+    The caller passes the subclass's instance to `transformWithState`, and as `initialState` the result of
+    `initial_state_of`: one row for each key, with all states and timers of the key. Spark calls the subclass's
+    `handleInitialState` with each of these rows, which writes the key's states and timers. This method replaces the
+    processor's own `handleInitialState`. The workers need this project on their path.
 
     Args:
         processor: The processor's class, a `StatefulProcessor` of PySpark's row interface.
-        savepoint: URL of a savepoint's folder. If `root` and `pipeline` are given, `savepoint` names a checkpoint of
+        savepoint: The savepoint that `initial_state_of` gets. Here only the types of the states are read from it. It
+            is the URL of a savepoint's folder. If `root` and `pipeline` are given, `savepoint` names a checkpoint of
             that pipeline instead: "latest", an id, or the end of an interval.
         root: URL of the folder that holds the pipelines; None for a savepoint.
         pipeline: Name of the pipeline; None for a savepoint.

@@ -254,15 +254,37 @@ class ArrowTimers(_OfBatch):
     _columns: TimerColumns
 
     def register(self, keys: Keys, expiries_ms: npt.ArrayLike) -> None:
-        """Register timers, as `ArrowHandle.registerTimer` does."""
+        """Register one timer for each element of `keys`; `ArrowHandle.registerTimer` calls this.
+
+        Args:
+            keys: Positions in `batch.keys`, one integer for each timer.
+            expiries_ms: The times at which the timers fire, in milliseconds since the epoch: one for each timer, or one
+                for all.
+        """
         self._columns.register(*self._timers(keys, expiries_ms))
 
     def delete(self, keys: Keys, expiries_ms: npt.ArrayLike) -> None:
-        """Delete timers, as `ArrowHandle.deleteTimer` does."""
+        """Delete one timer for each element of `keys`; `ArrowHandle.deleteTimer` calls this.
+
+        A timer that does not exist is ignored.
+
+        Args:
+            keys: Positions in `batch.keys`, one integer for each timer.
+            expiries_ms: The times at which the timers would fire, in milliseconds since the epoch: one for each timer,
+                or one for all.
+        """
         self._columns.delete(*self._timers(keys, expiries_ms))
 
     def times(self, keys: Keys | None) -> KeyedRows:
-        """Return the timers of the keys in `keys` (None: all keys), as `ArrowHandle.listTimers` does."""
+        """Return the timers of some keys; `ArrowHandle.listTimers` calls this.
+
+        Args:
+            keys: The keys whose timers are returned: ascending positions in `batch.keys`, one bool for each key of the
+                batch, or None for all keys.
+
+        Returns:
+            Rows with the column `expiry_ms` (milliseconds since the epoch), ascending for each key.
+        """
         times_ms, offsets = self._columns.times(self._chosen(keys))
         return KeyedRows(rows=pa.table({EXPIRY: times_ms}), offsets=offsets)
 

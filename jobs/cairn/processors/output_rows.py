@@ -86,9 +86,9 @@ class OutputRows:
             raise ProcessorError(_unknown_fields(fields, self._names))
         if plain:
             return tuple(without_rows(fields.get(name), others) for name in self._names)
-        # `asDict` of a user's subclass of Row may return one list for several rows, and the processor may change the
-        # list later. So `others` gets an element. For a row with elements in `others`, `add` notes the row's position
-        # in `_unsettled`, and `settle` copies the row's cells after the handler.
+        # `asDict` of a user's subclass of Row may return the same list for several rows, and the handler may still
+        # change this list. Any element in `others` tells `add` to note the row's position in `_unsettled`. `settle`
+        # then copies the row's cells when the handler has yielded all rows of the key, where PySpark copies them too.
         others.append(row)
         return tuple(fields.get(name) for name in self._names)
 

@@ -187,7 +187,11 @@ def _whole_numbers(column: pa.Array) -> npt.NDArray[Any]:
 
 
 def _ordered_bits(column: pa.Array) -> npt.NDArray[np.int64]:
-    """Return integers that sort as the floats do: the bits of the floats, with those of negative floats inverted."""
+    """Return an integer for each float of a column, so that the integers sort as the floats do.
+
+    The integer has the float's 64 bits. For a negative float, all bits except the sign bit are inverted. -0.0 and 0.0
+    get the same integer, and NaN gets the largest. Null gets the integer of 0.0.
+    """
     numbers = column.cast(pa.float64()).fill_null(0.0).to_numpy() + 0.0  # -0.0 + 0.0 is 0.0
     bits = numbers.view(np.int64)
     bits = np.where(bits < 0, bits ^ np.int64(2**63 - 1), bits)
@@ -274,13 +278,15 @@ class _Cut:
     size_bytes: int
 
     def end(self, ends_bytes: npt.NDArray[np.int64], start: int, rows: int = 0, size_bytes: int = 0) -> int | None:
-        """Return the position at which the next batch ends; None if the batch is not full after the last row.
+        """Return the position of the first row behind the next batch; None if the batch has room after the last row.
+
+        A batch is full when it has `self.rows` rows, or when the next row would exceed `self.size_bytes`.
 
         Args:
-            ends_bytes: For each row, the bytes of all rows up to its end.
+            ends_bytes: The cumulative sums of the rows' sizes: for each row, the bytes of this row and all rows before.
             start: The position of the first row that belongs to no batch yet.
-            rows: The rows that the batch has already.
-            size_bytes: The bytes that the batch has already.
+            rows: The number of rows from earlier calls that the batch has already.
+            size_bytes: The bytes of these rows from earlier calls.
         """
         before = int(ends_bytes[start - 1]) if start else 0
         most = before + self.size_bytes - size_bytes

@@ -486,8 +486,9 @@ class IntervalJob:
             worker_pids=(),
             retention=self.retention,
             output_schema=recorded_schema(self.output_schema),
-            # `returning` lists keys that `cairn forget` removed. If the shards left out rows of these keys, equal code
-            # and input do not mean an equal result. So the record then gets no input hash.
+            # `returning` lists keys that `cairn forget` removed, and that this interval's rows or base may still hold.
+            # If `returning` lists keys, the shards leave them out. An attempt before `cairn forget` may have had the
+            # same code and input, but another result. So the record gets an input hash only if `returning` is empty.
             input_hash=self.input_hash if not self.returning else None,
             code_version=self.code_version,
             filtered=tuple(sorted({r.key.forget for r in self.returning})),

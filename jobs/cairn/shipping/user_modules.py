@@ -350,7 +350,11 @@ def _is_in_site(file: str) -> bool:
 
 @cache
 def _packages() -> frozenset[str]:
-    """Return the site-packages folders, without the folder of Python's own modules."""
+    """Return the folders of installed packages, as Python's build defines them.
+
+    A build of Python may install packages directly into the folder of its standard library. Such a folder is left out:
+    its modules would be taken for installed packages.
+    """
     return frozenset(map(sysconfig.get_path, ("purelib", "platlib"))) - {sysconfig.get_path("stdlib")}
 
 

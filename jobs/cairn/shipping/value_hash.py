@@ -64,8 +64,10 @@ class ValueHasher:
 
     def __init__(self) -> None:
         self.modules: set[str] = set()
-        # Both dicts are keyed by `id`. `_open` has the depth of each value that is being hashed, which ends a cycle.
-        # `_done` has the hash of each finished value.
+        # Both dicts are keyed by `id`. `_open` has the depth of each value that is being hashed. If a value contains
+        # itself, `digest` meets the value again while it is in `_open`, and hashes its depth instead of its content.
+        # `_done` has the hash of each finished value. `_kept` keeps these values alive, so that no new value gets their
+        # `id`.
         self._open: dict[int, int] = {}
         self._done: dict[int, bytes] = {}
         self._kept: list[Any] = []

@@ -58,8 +58,10 @@ _LOST = (
 # operation 5 minutes after its client died (`spark.connect.execute.manager.detachedTimeout`). So an operation in an older
 # session can only be running if its driver ran for about a day.
 _HOURS_BACK = 24
-# The most sessions of one name in an hour. A Connect server closes a session that was idle for the server's timeout
-# (default: 1 h). With a timeout of one minute, a server closes up to 60 sessions in an hour.
+# Drivers of one name that start in the same hour of the clock share a session. If the Connect server has closed this
+# session because it was idle, the next driver opens another one, with the next number. This is the most numbers that are
+# tried for an hour. The server's timeout is 1 h by default. With a timeout of one minute, up to 60 sessions of an hour
+# are closed, so that 61 numbers are needed.
 _SESSIONS_OF_AN_HOUR = 64
 
 

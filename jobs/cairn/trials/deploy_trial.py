@@ -224,10 +224,16 @@ def _cause(tried: Content | None, content: Content) -> str:
 
 
 def restore_command(log: Log, plan: DeployPlan, root: str) -> str | None:
-    """Return the command that goes back to the state before the deployment.
+    """Return the `cairn restore` command that makes the state before the deployment production's newest state again.
+
+    Args:
+        log: Production's log, as it is now.
+        plan: The plan of the deployment. `plan.back` is the record of the checkpoint before the deployment.
+        root: URL of the folder that holds the pipelines.
 
     Returns:
-        The command; None if `plan.back` is None, or that checkpoint is no longer usable.
+        The command; None if `plan.back` is None, or if its checkpoint can no longer be restored, for example because
+        retention has dropped it.
     """
     if plan.back is None:
         return None
