@@ -946,8 +946,8 @@ def _picked(before: pa.Array, array: pa.Array, rows: Int64s, places: Int64s) -> 
         before: The stored elements, one per key.
         array: A column of the batch.
         rows: Positions of the new elements in `array`.
-        places: For each key, an index into the list that `before` and then the new elements make up. An index below
-            `len(before)` selects a stored element, and `len(before)` selects the first new element.
+        places: For each key, the index of its element in the concatenation of `before` and the new elements. For
+            instance, index `len(before)` is the first new element, `array[rows[0]]`.
     """
     new = array.take(pa.array(rows)).cast(before.type)
     return pa.concat_arrays([before, new]).take(pa.array(places))

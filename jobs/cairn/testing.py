@@ -370,8 +370,9 @@ class _Given:
         return self._read
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # Cairn calls this method to hash the source for the input hash. After this error, `source_hash` returns a random
-        # hash instead. To hash all rows would be slow, and no later try of a test compares the hash.
+        # Cairn hashes the source as a part of the interval's input hash. For that, `source_hash` calls this method, as
+        # pickle does. This error makes `source_hash` return a random hash, without hashing all rows, which would be
+        # slow. A random hash is enough in a test: no later try of the interval compares it.
         raise TypeError("rows of a test have no lasting value")
 
 

@@ -144,7 +144,10 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
         phases_us: dict[str, int] = {}
 
         def ended(phase: str) -> None:
-            """Record the duration of a phase: the microseconds since the previous phase ended."""
+            """Put the duration of the phase that ends now, in microseconds, into `phases_us`.
+
+            The phase began when the previous phase ended.
+            """
             phases_us[phase] = int((time.monotonic() - started_s) * 1e6) - sum(phases_us.values())
 
         try:

@@ -532,8 +532,9 @@ class GcsStorage:
     def copy_from(self, source: Storage, handle: Handle, path: str) -> Handle:
         """Copy a file of another storage to a new file, as `Storage.copy_from` specifies.
 
-        The server copies the file if both storages share their connections, that is, have the same default credentials.
-        Otherwise the file goes through a local folder.
+        If both storages log in with the same default credentials, or `source` is this storage, Google's server copies
+        the file. Otherwise one login might not have access to both storages. So this method downloads the file from
+        `source` into a local folder, and uploads it from there.
         """
         check_path(path)
         if not (isinstance(source, GcsStorage) and source._connections is self._connections):

@@ -40,11 +40,10 @@ from state_backend.values.records import (
 
 E = TypeVar("E", Record, SweepRecord)
 
-# Each record's summary lists pending work: intervals that are not published yet, and dropped commits whose files a
-# clean-up still has to delete. The next commit looks up which items are done, with one request each, and copies only
-# the pending items into its own summary. A list of up to `FEW` items is copied whole, without look-ups. `FEW` is 0, so
-# every item is looked up, because that is cheaper. A look-up is one request. If an item is done but copied all the
-# same, the next publishing or clean-up handles the item again, with more than one request.
+# Each record's summary has two lists of pending work: intervals that are not published yet, and dropped commits whose
+# files a clean-up still has to delete. The next commit copies both lists into its own summary. From a list of more than
+# `FEW` items, the commit first removes the items that are done, with one request for each item. With 0, this check is
+# never skipped: for an item that is done but copied, the next publishing or clean-up would send several requests.
 FEW = 0
 
 
@@ -176,7 +175,9 @@ def _done(storage: Storage, log: Log) -> set[int]:
         return set()
 
     def is_done(checkpoint_id: int) -> bool:
-        entry = log.entries.find(checkpoint_id)  # a remembered record may have become a tombstone meanwhile
+        # `find` may return an entry that this process read earlier. A tombstone never changes. But a clean-up may have
+        # replaced a record by a tombstone since, so `fresh` reads the record's file again.
+        entry = log.entries.find(checkpoint_id)
         entry = entry if isinstance(entry, Tombstone) else log.entries.fresh(checkpoint_id)
         return isinstance(entry, Tombstone) and is_collected(storage, log, entry)
 

@@ -180,9 +180,10 @@ def files_of(content: Content, storage: Storage, *, gone_before: bool = False) -
     Args:
         content: The content of the checkpoint's record.
         storage: Storage of the pipeline's folder.
-        gone_before: Skip manifests that are missing or damaged, for a dropped checkpoint. An earlier clean-up may have
-            deleted such a manifest, after all files that it names. Files that only a damaged manifest names are left to
-            the sweep.
+        gone_before: True skips manifests that are missing or damaged. The caller sets it if an earlier deletion of the
+            same files may have stopped halfway. A deletion removes the state files first and manifests last. So if a
+            manifest is missing, the files that it named were already handled. If a manifest is damaged, its files are
+            not yielded, and a later sweep deletes them.
 
     Raises:
         CorruptFile: A manifest can't be read, and `gone_before` is False.
@@ -209,8 +210,8 @@ def _manifests_files(contents: Iterable[Content], storage: Storage, *, gone_befo
     Args:
         contents: The contents of the checkpoints' records.
         storage: Storage of the pipeline's folder.
-        gone_before: Skip manifests that are missing or damaged instead of raising `CorruptFile`. For dropped
-            checkpoints, whose manifests an earlier clean-up may have deleted.
+        gone_before: True skips manifests that are missing or damaged instead of raising `CorruptFile`. The caller sets
+            it if an earlier deletion of the same files may have stopped halfway.
     """
     refs = [(ref, c) for c in contents for ref in c.shards]
     # An inline manifest costs no read. Two records may name one manifest file but different segments added since. Each

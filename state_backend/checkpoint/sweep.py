@@ -249,8 +249,9 @@ def _agreed_plan(
             ) from error
         plan = plan_sweep(files, log, needed, now_ms=now_ms, min_age_ms=min_age_ms)
         if dry_run or not plan.abandon:
-            # An earlier pass of this loop may have tried to create the sweep's record with the id `told`, without a
-            # report of the outcome from the storage. If record `told` has this sweep's uuid, the try succeeded.
+            # `told` is the id with which an earlier pass of this loop tried to create the sweep's record, and the storage
+            # did not report whether it wrote the file (`UnknownOutcome`); 0 without this case. If the log has a record
+            # with this id and this sweep's uuid (`name`), the earlier pass did create the record.
             mine = log.entry(told)
             return plan, mine if isinstance(mine, SweepRecord) and mine.sweep == name else None
         record = SweepRecord(

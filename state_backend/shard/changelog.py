@@ -210,8 +210,9 @@ class ShardChangelog:
             inline = Segment(handle=None, data=data, changes=count, content_bytes=content_bytes)
             return self._snapshot(_followed_by(unchanged, inline), uploaded_files=0, uploaded_bytes=size_bytes)
         path = paths.shared(attempt, base.shard, task, 0, "log")
-        # The checksum is known only after the upload. Until then the greatest possible checksum stands for it: with fewer
-        # digits, the estimate of the record's size could be too small.
+        # `fits_record` estimates the record's size before the upload, when the checksum is not known yet. The record
+        # is JSON, so a checksum takes up to 10 decimal digits. The greatest checksum stands for the real one, so that
+        # the estimate is never too small.
         handle = Handle(path=path, size_bytes=size_bytes, crc32c=2**32 - 1)
         expected = Segment(handle=handle, data=None, changes=count, content_bytes=content_bytes)
         in_segment = None

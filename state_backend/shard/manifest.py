@@ -28,8 +28,9 @@ from state_backend.values.records import (
     ShardRef,
 )
 
-# All manifests are stored in the record while they take less than 40 KiB together. Otherwise each manifest is a file of
-# its own, and the record stores the changes since that file was written, while these changes take less than 40 KiB.
+# A record may hold 40 KiB of manifests. If the manifests of all shards together fit, the record holds all of them.
+# Otherwise each shard gets an equal part of the 40 KiB, for the changes since the shard's last manifest file was
+# written, or for the manifest itself. If neither fits into the part, a new manifest file is written.
 INLINE_MANIFESTS_BYTES = 40 * 1024
 
 

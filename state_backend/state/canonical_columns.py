@@ -159,9 +159,9 @@ class StateRows:
             raise CorruptFile(f"list state {self._descriptor.name!r}: the positions of a list are not 16 bytes")
         nexts = _u64(entry_bytes, starts[:-1][heads] + 8).astype(np.int64)
         list_of = np.cumsum(heads) - 1
-        # `list_of` is the number of each row's list within the batch, an index into `nexts`. A batch may begin with
-        # elements of a list that began in an earlier batch: their number is -1. In `every`, the index -1 picks the last
-        # item, `self._next_position`, which is the next position of the list from the earlier batch.
+        # `list_of[row]` is the number of the row's list: list 0 is the first that begins in this batch, and `nexts[0]`
+        # is its next position. Rows before list 0 belong to a list that began in an earlier batch, and get the number
+        # -1. That list's next position, `self._next_position`, is appended as last item, which NumPy's index -1 picks.
         every = np.concatenate((nexts, [self._next_position]))
         elements = ~heads
         positions = _u64(raw, offsets[1:][elements] - 8).astype(np.int64)

@@ -133,15 +133,15 @@ class ListColumns(StateColumns):
         # stored. For a count of 0, `_positions` returns zeros without a read. `empty=False` makes it read always.
         first, next_ = self._positions(lists, empty=False)
         moving = np.flatnonzero(first == gone[starts])
-        # `now` is the new first position of each list, found in two steps. First: if this call deleted the list's first
-        # element and perhaps the elements right after it, `now` is the position after this run of deleted elements.
-        # Second: the loop below adds 1 to `now` while the store has no element at the position `now`, because an
-        # earlier call deleted that element.
+        # `now` gets the new first position of each list. If elements at the list's beginning are among the deleted
+        # `elements`, it is the position after them. Otherwise it is `first`, the old first position.
         counts = np.diff(np.append(starts, len(gone)))
         nth = np.arange(len(gone)) - np.repeat(starts, counts)
         follows = gone == np.repeat(first, counts) + nth
         now = first + np.minimum.reduceat(np.where(follows, np.repeat(counts, counts), nth), starts)
         moving = moving[now[moving] < next_[moving]]
+        # The element at position `now` may have been deleted earlier, while elements before it remained. So `now` moves
+        # on, until the store has an element at this position or the list ends.
         while len(moving):
             there = self._read_elements(moving, now[moving]).is_valid().to_numpy(zero_copy_only=False)
             moving = moving[~there]

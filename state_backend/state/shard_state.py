@@ -142,8 +142,9 @@ class ShardState:
         cache: The newest content of each entry that was read or changed since the last `flush`.
         before: For each entry whose change is not written yet: the entry that the store still holds, or the object
             `UNREAD` if that entry was not read.
-        unaccounted: Changes that are not written yet and that digests and entry counts leave out: the bounds of lists
-            (positions of the first and the next element), and keys of the expiry index.
+        unaccounted: The new content, not written to the store yet, of stored keys that digests and entry counts leave
+            out: bounds of lists (positions of the first and the next element), and keys of the expiry index. None
+            deletes the stored key.
         gathered_bytes: Bytes in memory that were read on demand or changed since the last flush.
         key_group: The current key's group; -1 for no key.
         key: The current key, encoded.
@@ -170,11 +171,6 @@ class ShardState:
         self._by_id = {d.state_id: d for d in descriptors}
         self._accounts = {d.state_id: (d.name, layout.seed_of(d.name)) for d in descriptors}
         self._accounts[layout.TIMERS] = layout.TIMERS_NAME, layout.seed_of(layout.TIMERS_NAME)
-        # All three dicts are by stored key. The value None says that there is no entry under the stored key.
-        # `cache`: the newest content of each entry that was read or changed since the last `flush`.
-        # `before`: for each entry whose change is not written yet, the old entry in the store, or UNREAD if not read.
-        # `unaccounted`: unwritten changes of bounds of lists and of expiry-index keys. Digests and entry counts do not
-        # include them.
         self.cache: dict[bytes, bytes | None] = {}
         self.before: dict[bytes, bytes | None] = {}
         self.unaccounted: dict[bytes, bytes | None] = {}
@@ -699,12 +695,19 @@ class ShardState:
         return row if ttl_ms is None else layout.with_expiry(row, layout.later(self.now_ms, ttl_ms))
 
     def scan_map(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield all entries of a map, or all timers of a key, by their prefix. Expired entries are included.
+        """Yield all entries of one key's map, or all timers of a key. Expired entries are included.
 
         Map entries come in the order of encoded user keys, timers in the order of time.
 
         The caller gets the entries as they are when it asks for the first one: later writes and flushes do not change
         the result. The store is read only as far as the caller iterates.
+
+        Args:
+            prefix: The beginning of the stored keys of all these entries: key group, state id (of the map, or the fixed
+                id of timers) and encoded key.
+
+        Yields:
+            The stored key and the entry.
         """
         changed = self._changes_to_scan(prefix)
         scan = _Scan(prefix, layout.after(prefix), {key: self.cache[key] for key in changed})
@@ -740,7 +743,11 @@ class ShardState:
         return _NO_CHANGES
 
     def holds_any(self, prefix: bytes) -> bool:
-        """Return True if a map has an entry that has not expired."""
+        """Return True if one key's map has an entry that has not expired.
+
+        Args:
+            prefix: The beginning of the stored keys of all entries of this map: key group, state id and encoded key.
+        """
         changed = self._changes_to_scan(prefix)
         if any(self.visible(self.cache[key]) is not None for key in changed):
             return True

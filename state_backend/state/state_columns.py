@@ -44,7 +44,7 @@ _KEPT_READS = 2
 
 
 class EntryColumns:
-    """Entries of one state, or timers, of the keys in the current batch.
+    """Base class that reads and writes the entries of one state, or the timers, for a batch of keys at once.
 
     In all methods, `located` holds whole stored keys, and `rests` holds stored keys without key group and state id.
     `owners` holds, for each entry, the index of its key in the batch.
@@ -202,10 +202,12 @@ class EntryColumns:
 
 
 class StateColumns(EntryColumns):
-    """Entries of a declared state for a batch of keys.
+    """Base class that reads and writes the entries of one declared state, for a batch of keys at once.
+
+    The subclasses for value, list and map state take and return the entries' values as Arrow rows.
 
     Attributes:
-        schema: The Arrow schema of the rows that methods take and return.
+        schema: The Arrow schema of these rows: the columns of the state's value.
     """
 
     def __init__(self, shard: ShardState, descriptor: StateDescriptor) -> None:

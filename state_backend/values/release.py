@@ -16,8 +16,9 @@ def _version() -> str:
     return found
 
 
-# The build writes `_version.py` from the newest git tag; sources that were never built have none. Every JSON file below a root contains
-# the release that wrote the file.
+# The release of this code. The build writes it into `_version.py`, from the newest git tag. Without this file, as in
+# sources that were never built, it is "0.1.dev0". Cairn writes `RELEASE` into every JSON file below a root, so that a
+# reader knows which release wrote the file.
 RELEASE = _version()
 WHEEL = f"cairn_state-{RELEASE}-py3-none-any.whl"
 

@@ -58,13 +58,14 @@ class RestError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backfill:
-    """A complete backfill.
+    """A backfill that Airflow has created with a DAG run for each of its dates. The runs need not have ended.
 
     Attributes:
         id: Airflow's id of the backfill.
         dag_id: Id of the DAG.
         runs: Number of logical dates.
-        tries: How often the backfill had to be created until it was complete.
+        tries: Number of requests to create the backfill. More than 1 if Airflow refused a request, or created runs for
+            only some of the dates: then `create_backfill` cancels this backfill and creates another.
     """
 
     id: int
@@ -177,7 +178,10 @@ class AirflowRest:
         timeout_s: float = 120,
         say: Callable[[str], None] = lambda _: None,
     ) -> Backfill:
-        """Create a complete backfill, and unpause the DAG, since a backfill of a paused DAG never runs.
+        """Create a backfill with a DAG run for each date, and unpause the DAG.
+
+        If Airflow creates runs for only some of the dates, this method cancels the backfill and creates it again. Without
+        the unpausing, Airflow would never start the runs.
 
         Args:
             dag_id: Id of the DAG.
@@ -191,7 +195,7 @@ class AirflowRest:
 
         Raises:
             UsageError: Airflow has no such DAG, refuses permission, or has no date to run.
-            StorageUnavailable: Airflow does not answer, or the backfill is not complete after `timeout_s`. The message
+            StorageUnavailable: Airflow does not answer, or after `timeout_s` some dates still have no run. The message
                 names a backfill that blocks the creation.
         """
         body = {

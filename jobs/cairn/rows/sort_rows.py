@@ -228,8 +228,9 @@ def _passes_of_bytes(column: pa.Array) -> Iterator[_Pass]:
 
     def rest(rows: Positions) -> npt.NDArray[Any]:
         found = sizes[rows]
-        # The passes before this one compared the first 16 bytes of these values. If no value is longer, the size
-        # decides: values with the same first bytes and the same size are equal.
+        # The passes before this one compared the first 16 bytes of each value, and padded shorter values with zero
+        # bytes. Values that tie, and have at most 16 bytes, differ only in the number of zero bytes at their end. So
+        # their sizes give the order: b"a" comes before b"a\0".
         if found.max() <= _PIECES * _PIECE_BYTES:
             return found
         ranks: npt.NDArray[Any] = pc.rank(column.take(pa.array(rows)), tiebreaker="dense").to_numpy()

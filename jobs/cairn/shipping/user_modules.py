@@ -29,7 +29,8 @@ import state_backend
 from cairn.shipping.distributions import InstalledDistribution, distribution_of
 from state_backend.values.errors import UsageError
 
-# The package of the Airflow operators. A DAG's module may import it beside its pipeline, but no worker needs it.
+# The package of the Airflow operators. Its modules are never recorded as the user's code: a module that defines a DAG
+# and a pipeline imports this package, but Spark's workers do not need it.
 _OPERATORS = "cairn_operators"
 # Packages of Spark. Their modules are never recorded as the user's code.
 _SPARK = {"pyspark", "py4j"}
