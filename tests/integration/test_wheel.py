@@ -97,7 +97,11 @@ def test_three_days_of_the_wheel_in_a_blank_airflow(tmp_path: Path, python: str)
     (home / "dags").mkdir(parents=True)
     (home / "dags/sums_pipeline.py").write_text(PIPELINE)
     (home / "dags/sums.py").write_text(DAG.format(root=str(tmp_path / "state")))
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "CAIRN", "PYTHON", "PYSPARK", "SPARK"))}
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("AIRFLOW", "CAIRN", "PYTHON", "PYSPARK", "SPARK"))
+    }
     env |= {
         "AIRFLOW_HOME": str(home),
         "PATH": f"{venv / 'bin'}:{env['PATH']}",
