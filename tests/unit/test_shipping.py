@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+import tomllib
 import zipfile
 import zipimport
 import zlib
@@ -40,6 +41,7 @@ from cairn.shipping.user_modules import UserModule, _imported, bytes_of, find_us
 from cairn.shipping.value_hash import ValueHasher
 from state_backend.values.errors import ProcessorError, UsageError
 from tests.support.counting import counting
+from tests.support.layout import REPOSITORY
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -299,6 +301,28 @@ def test_the_runtime_may_lie_in_a_zip(folder: Path) -> None:
     assert told_by("") == "AttributeError: 'Bought' object has no attribute 'tell'"
     assert f"the worker {socket.gethostname()} runs another version of Cairn" in (other := told_by("# older"))
     assert f" (in {folder / 'runtime.zip'}) on the worker, " in other
+
+
+def test_the_number_of_the_version_makes_no_other_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build writes the number beside the sources. Workers that had started before refused every task of a driver after it."""
+    found = {}
+    for changed in ("", "values/_version.py", "values/release.py"):
+
+        def sources(changed: str = changed) -> Iterator[tuple[str, str, bytes]]:
+            yield (
+                "values/_version.py",
+                "",
+                b"version = '0.2'" if changed == "values/_version.py" else b"version = '0.1'",
+            )
+            yield "values/release.py", "", b"RELEASE = 1" if changed == "values/release.py" else b"RELEASE = 0"
+
+        monkeypatch.setattr(shipping, "runtime_sources", sources)
+        found[changed] = shipping.runtime_version.__wrapped__()
+    assert found[""] == found["values/_version.py"] != found["values/release.py"]
+    monkeypatch.undo()
+    # The hash leaves the file out by its path, so the build must write the file there.
+    setting = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["setuptools_scm"]["version_file"]
+    assert setting == "state_backend/values/_version.py"
 
 
 def test_the_runtime_is_no_users_module() -> None:
