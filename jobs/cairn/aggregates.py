@@ -678,13 +678,13 @@ class First(_OfColumn):
     ignore_nulls: bool = False
 
     def parts(self, of: Any) -> dict[str, DataType]:
-        """Return the stored fields: `first`, the key's first value, and mostly `seen`.
+        """Return the fields that the state stores for each key: `first` and, without `ignore_nulls`, `seen`.
 
-        `seen` is true if the key has had a row. So a first value that was null differs from a key without rows. With
-        `ignore_nulls` the first value is never null, so `seen` is left out.
+        `first` is the key's first value. `seen` is true once the key has had a row: a null in `first` can then be told
+        apart from a key without rows. With `ignore_nulls`, the first value is never null, so `seen` is not needed.
 
         Args:
-            of: Spark type of the column.
+            of: Spark type of the aggregated column.
         """
         return {"first": of} if self.ignore_nulls else {"first": of, "seen": BooleanType()}
 

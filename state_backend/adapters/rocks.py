@@ -61,7 +61,8 @@ class EngineOptions:
         most_sorted_runs: If a shard has more sorted runs than this at the end of an interval, the newest runs are
             merged before the checkpoint takes the files.
         most_obsolete_percent: If a shard's files have more obsolete bytes than this percentage of its live bytes, the
-            shard is rewritten at its turn, in one interval of eight.
+            shard is rewritten in the next interval that is its turn. The shards take turns over eight intervals, or
+            over as many intervals as there are shards if these are fewer.
         consolidation_bytes: The most bytes that all shards together rewrite in one interval because of
             `most_obsolete_percent`.
         cache_dir: The folder where a host keeps files for later intervals; None for no cache. The host fills in
@@ -415,7 +416,7 @@ class RocksStore:
             at: bytes | None = b""
             for prefix in prefixes:
                 begin, rows_left = len(keys), rows
-                # A seek is rarely needed: the next prefix's entries mostly follow the last entry that was read.
+                # A seek is rarely needed: the next prefix's entries usually follow the last entry that was read.
                 if at is not None and at < prefix:
                     seek(prefix)
                     at = key()

@@ -351,10 +351,17 @@ def _weights(precision: int) -> tuple[F64, F64]:
 
 @lru_cache(maxsize=4)
 def _sigmas(precision: int) -> F64:
-    """Return a table of Ertl's function sigma, which corrects the estimate for unset registers.
+    """Return a table of Ertl's function sigma, with one value for each possible count of zero registers.
+
+    A sketch that has seen few distinct values has many zero registers. `Sketches.estimate` adds m * sigma(zeros / m) to
+    the denominator of such a sketch's estimate. The function is sigma(x) = x + the sum of x ** 2**k * 2 ** (k - 1) over k = 1, 2, … (the paper is cited at the top of this module).
+
+    Args:
+        precision: Logarithm to base 2 of m, the number of registers of a sketch.
 
     Returns:
-        Item i is the value for a sketch with i unset registers of m. It is infinite for i = m.
+        An array of m + 1 items. Item i is sigma(i / m), for a sketch with i registers that are zero. Item m is
+        infinite; it makes the estimate of an empty sketch 0.
     """
     x = np.arange((1 << precision) + 1) / (1 << precision)
     total, scale = x.copy(), 1.0
@@ -370,7 +377,14 @@ def _sigmas(precision: int) -> F64:
 
 
 def _tau(x: float) -> float:
-    """Return the value of Ertl's function tau, which corrects the estimate for registers with the highest rank."""
+    """Return Ertl's function tau, which corrects the estimate of sketches in which registers have the highest rank.
+
+    It is tau(x) = (1 - x - the sum of (1 - x ** 2**-k) ** 2 * 2**-k over k = 1, 2, …) / 3. The paper is cited at the
+    top of this module.
+
+    Args:
+        x: Fraction of the registers whose rank is below the highest, from 0 to 1.
+    """
     if x in (0.0, 1.0):
         return 0.0
     scale, total, before = 1.0, 1 - x, math.inf

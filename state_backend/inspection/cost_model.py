@@ -595,7 +595,7 @@ def usage_of(contents: Sequence[Content]) -> History | None:
 def _files_each(shown: Sequence[Content]) -> float:
     """Estimate the state files that a changed shard uploads in an interval.
 
-    Records do not say how many shards changed. The number of output files is used instead, as a changed shard mostly
+    Records do not say how many shards changed. The number of output files is used instead, as a changed shard usually
     writes one.
     """
     shards = sum(max(1, min(c.parallelism, len(c.outputs))) for c in shown)

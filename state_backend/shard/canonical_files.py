@@ -271,12 +271,14 @@ class EntryWriter:
             self._index(layout.EXPIRY_INDEX, here[expiring], times, behind, rests.filter(mask))
 
     def put_timers(self, located: Located, groups: Array, mine: Array) -> None:
-        """Write those timers that belong to the store's key groups.
+        """Write timers of a canonical file into the store of this shard.
 
         Args:
-            located: The timers with their stored keys (without key group and state id).
+            located: All timers of the file. Their stored keys lack the first two parts, key group and state id, which
+                this method adds.
             groups: The key group of each timer.
-            mine: True for each timer to write.
+            mine: A mask over the timers: True where the timer's key group belongs to this shard. Other timers are not
+                written.
         """
         places = np.flatnonzero(mine)
         if not len(places):

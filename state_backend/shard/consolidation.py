@@ -7,9 +7,9 @@ of merges are uploaded, and not their inputs:
 1. More than `most_sorted_runs` runs: the newest runs are merged. The number of merged runs is the one with the lowest
    cost per removed run. Such a merge writes little, but the oldest run and its obsolete entries stay.
 2. Obsolete bytes above `most_obsolete_percent` of the live bytes: the whole shard is rewritten. Shards with equal load
-   would all exceed the limit in the same interval. So a rewrite waits for two conditions. It must be the shard's turn:
-   each shard has its turn in one interval of eight. And the rewrite must not write more than the shard's byte budget:
-   `consolidation_bytes` divided by the number of shards that have their turn in the same interval. A shard that exceeds
+   would all exceed the limit in the same interval. So a rewrite waits for two conditions. It must be the shard's turn,
+   which comes every eighth interval, and more often if there are fewer than eight shards. And the rewrite must not write
+   more than the shard's byte budget: `consolidation_bytes` divided by the number of shards that have their turn in the same interval. A shard that exceeds
    the limit by a quarter is rewritten at once, out of turn and with any number of bytes.
 
 Live bytes are counted for each key group when entries are written and deleted (`KeyGroupState.size_bytes`). RocksDB
@@ -54,8 +54,9 @@ class Consolidation:
         written_bytes: The most bytes that the merge writes.
         whole: True if all runs are merged, so that the shard is rewritten without obsolete entries.
         put_off: The reason why a merge that is needed waits for a later interval. `turn`: shards are rewritten in turn,
-            each in one interval of eight. `budget`: the merge would write more than the shard's part of
-            `EngineOptions.consolidation_bytes`. `disk`: the local disk lacks room. None: no merge waits.
+            each every eighth interval, or more often if there are fewer than eight shards. `budget`: the merge would
+            write more than the shard's part of `EngineOptions.consolidation_bytes`. `disk`: the local disk lacks room.
+            None: no merge waits.
     """
 
     merged_runs: int
@@ -212,8 +213,11 @@ def consolidate(
 ) -> Consolidation:
     """Flush the store, merge the sorted runs that `plan_consolidation` selects, and return the executed plan.
 
-    An interval calls this before its checkpoint uploads the shard's new files. A rewrite of the whole shard waits for
-    the shard's turn, in one interval of eight.
+    The job of each shard calls this function after the rows of an interval, before the shard's new files are uploaded.
+    Merges of the newest runs may happen in every interval. A rewrite of all files of a shard happens only every eighth
+    interval (`TURNS`), in another interval for each shard. If there are fewer than eight shards, it may happen every
+    `parallelism` intervals. A shard whose obsolete bytes exceed their limit by a
+    quarter does not wait.
 
     Args:
         store: The open store of the shard.

@@ -43,7 +43,13 @@ class KeepLast:
         return frozenset(c.id for c in checkpoints[-self.count :]) if self.count > 0 else frozenset()
 
     def intervals_back(self, every: timedelta) -> int:
-        """Return the largest distance of a kept checkpoint from the newest one, in intervals of length `every`."""
+        """Return how many intervals the oldest checkpoint that this policy keeps may lie behind the newest checkpoint.
+
+        The number is an upper bound, which follows from the policy alone. A fraction of an interval is rounded up.
+
+        Args:
+            every: Length of each interval.
+        """
         return self.count
 
     def __str__(self) -> str:
@@ -77,7 +83,13 @@ class KeepPerDay:
         return frozenset(checkpoint_id for _, checkpoint_id in by_day.values())
 
     def intervals_back(self, every: timedelta) -> int:
-        """Return the largest distance of a kept checkpoint from the newest one, in intervals of length `every`."""
+        """Return how many intervals the oldest checkpoint that this policy keeps may lie behind the newest checkpoint.
+
+        The number is an upper bound, which follows from the policy alone. A fraction of an interval is rounded up.
+
+        Args:
+            every: Length of each interval.
+        """
         return math.ceil(timedelta(days=self.days) / every)
 
     def __str__(self) -> str:
@@ -102,7 +114,13 @@ class KeepYounger:
         return frozenset(c.id for c in checkpoints if newest is not None and newest - c.interval.end < self.age)
 
     def intervals_back(self, every: timedelta) -> int:
-        """Return the largest distance of a kept checkpoint from the newest one, in intervals of length `every`."""
+        """Return how many intervals the oldest checkpoint that this policy keeps may lie behind the newest checkpoint.
+
+        The number is an upper bound, which follows from the policy alone. A fraction of an interval is rounded up.
+
+        Args:
+            every: Length of each interval.
+        """
         return math.ceil(self.age / every)
 
     def __str__(self) -> str:
@@ -127,7 +145,13 @@ class AnyOf:
         return frozenset().union(*(p.keep(checkpoints) for p in self.any_of))
 
     def intervals_back(self, every: timedelta) -> int:
-        """Return the largest distance of a kept checkpoint from the newest one, in intervals of length `every`."""
+        """Return how many intervals the oldest checkpoint that this policy keeps may lie behind the newest checkpoint.
+
+        The number is an upper bound, which follows from the policy alone. A fraction of an interval is rounded up.
+
+        Args:
+            every: Length of each interval.
+        """
         return max((policy.intervals_back(every) for policy in self.any_of), default=0)
 
     def __str__(self) -> str:
@@ -151,7 +175,13 @@ class AllOf:
         return frozenset(c.id for c in checkpoints).intersection(*(p.keep(checkpoints) for p in self.all_of))
 
     def intervals_back(self, every: timedelta) -> int:
-        """Return the largest distance of a kept checkpoint from the newest one, in intervals of length `every`."""
+        """Return how many intervals the oldest checkpoint that this policy keeps may lie behind the newest checkpoint.
+
+        The number is an upper bound, which follows from the policy alone. A fraction of an interval is rounded up.
+
+        Args:
+            every: Length of each interval.
+        """
         return max((policy.intervals_back(every) for policy in self.all_of), default=0)
 
     def __str__(self) -> str:

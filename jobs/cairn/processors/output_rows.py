@@ -80,7 +80,7 @@ class OutputRows:
         """
         plain = type(row).asDict is Row.asDict
         fields = row.asDict(not plain)
-        # An unknown field is mostly a misspelt column. Spark drops that field silently, and the column is null in every
+        # An unknown field is usually a misspelt column. Spark drops that field silently, and the column is null in every
         # row.
         if not self._known.issuperset(fields):
             raise ProcessorError(_unknown_fields(fields, self._names))

@@ -49,7 +49,7 @@ class LocalParquet:
 def _with_dictionary(schema: pa.Schema) -> bool | list[str]:
     """Return the value of PyArrow's option `use_dictionary`: the columns that a Parquet dictionary makes smaller.
 
-    These are strings and binary values. For numbers, a dictionary costs more time and mostly more bytes: Parquet
+    These are strings and binary values. For numbers, a dictionary costs more time, and usually more bytes: Parquet
     abandons the dictionary in the middle of a column without equal values.
 
     Returns:

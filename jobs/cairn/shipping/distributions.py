@@ -40,7 +40,7 @@ def distribution_of(file: str, module: str) -> InstalledDistribution | None:
     if folder is None:
         return None
     relative, top = PurePath(file).relative_to(folder).as_posix(), module.partition(".")[0]
-    # A distribution with the module's name comes first, because it mostly has the file. To read the metadata of 150
+    # A distribution with the module's name comes first, because it usually has the file. To read the metadata of 150
     # distributions would take about 0.1 s.
     for info in sorted(
         _infos(folder), key=lambda path: _normal(path.name).partition("_")[0] != _normal(top).partition("_")[0]
