@@ -11,7 +11,7 @@ from state_backend.values.errors import UnsupportedFormat
 def _version() -> str:
     try:
         found: str = import_module("state_backend.values._version").version
-    except ModuleNotFoundError:
+    except (ModuleNotFoundError, SyntaxError, AttributeError):  # A build that was stopped leaves a part of the file.
         return "0.1.dev0"
     return found
 

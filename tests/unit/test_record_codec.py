@@ -6,6 +6,7 @@ import gzip
 import importlib.metadata
 import json
 import random
+import sys
 import tomllib
 import uuid
 from collections.abc import Callable
@@ -323,6 +324,14 @@ def test_the_release_is_that_of_the_package() -> None:
     """The build writes both from the git tags. Sources on the path that were never built have the fallback of pyproject.toml."""
     fallback = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["setuptools_scm"]["fallback_version"]
     assert RELEASE in (importlib.metadata.version("cairn-state"), fallback)
+
+
+@pytest.mark.parametrize("part", ["", "# file generated\nversion: str\n", "version = '0."])
+def test_a_build_that_was_stopped_stops_no_import(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "_version.py").write_text(part)
+    monkeypatch.setattr("state_backend.values.__path__", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "state_backend.values._version", raising=False)
+    assert release._version() == "0.1.dev0"
 
 
 @pytest.mark.parametrize(
