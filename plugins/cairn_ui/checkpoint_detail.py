@@ -274,6 +274,7 @@ def actions_of(ref: PipelineRef, log: Log, record: Record, airflow: str | None =
     return (
         *(_restores(ref, str(record.id)) if log.head_id != record.id else ()),
         *((_savepoint(ref.root, ref.code, str(record.id)),) if ref.code is not None else ()),
+        *_judging(ref, log, record.id),
         *((_run_again(ref.name, ref.dag_id, log, record, airflow),) if unusable and ref.dag_id is not None else ()),
     )
 
@@ -295,6 +296,28 @@ def _restores(ref: PipelineRef, target: str) -> Iterator[Action]:
             why="Lists the checkpoints that it would discard; without --dry-run it restores. To restore from Airflow, add a DAG with "
             "restore_pipeline.",
             command=shlex.join(words),
+        )
+
+
+def _judging(ref: PipelineRef, log: Log, target: int) -> Iterator[Action]:
+    where = ["--root", ref.root, "--pipeline", ref.name]
+    if ref.code is not None:
+        yield Action(
+            title="Validate it",
+            why="Checks the files and the restored state, and evaluates the expectations. A checkpoint with findings is quarantined.",
+            command=shlex.join(["cairn", "validate", str(target), "--root", ref.root, "--code", ref.code]),
+        )
+    if target in log.quarantined:
+        yield Action(
+            title="Release it",
+            why="Ends the quarantine: intervals may start from this checkpoint again.",
+            command=shlex.join(["cairn", "quarantine", str(target), *where, "--release"]),
+        )
+    elif log.quarantine_above(target) is None:
+        yield Action(
+            title="Quarantine it",
+            why="No interval starts from this checkpoint or from its descendants. Without --dry-run the command refuses the checkpoint.",
+            command=shlex.join(["cairn", "quarantine", str(target), *where, "--dry-run"]),
         )
 
 

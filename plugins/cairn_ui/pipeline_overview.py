@@ -402,10 +402,10 @@ def overview(
         due=lateness(newest.content.interval.end if newest else None, schedule, now),
         unpublished=reading.status.unpublished,
         quarantined=tuple(
-            Refusal(id=n, reason=q.reason, findings=q.findings, docs=docs.get(n))
-            for n, q in sorted(log.quarantined.items(), reverse=True)[:_REFUSALS]
+            Refusal(id=n, reason=reason, findings=log.quarantined[n].findings, docs=docs.get(n))
+            for n, reason in reading.status.quarantined[: -_REFUSALS - 1 : -1]
         ),
-        more_quarantined=max(0, len(log.quarantined) - _REFUSALS),
+        more_quarantined=max(0, len(reading.status.quarantined) - _REFUSALS),
     )
 
 

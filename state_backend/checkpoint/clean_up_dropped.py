@@ -246,6 +246,8 @@ def _collect(storage: Storage, log: Log, entry: Record | Tombstone, needed: Need
         create_settled(storage, AttemptEnd(attempt=entry.content.attempt, id=entry.id))
         doomed |= {h.path for h in _state_files(entry.content, storage, gone_before=True)}
         doomed.add(paths.prepared(entry.content.attempt))
+        if entry.id in log.quarantined:  # only a refused checkpoint has rows that failed an expectation
+            doomed |= {info.path for info in storage.list(paths.failing_of(entry.content.attempt))}
     interval, path, settled = interval_of(entry), "", None
     if is_replaced(log, entry):
         path = paths.settled(interval, entry.id, "interval")

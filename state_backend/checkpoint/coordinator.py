@@ -60,6 +60,7 @@ from state_backend.values.errors import (
     Fenced,
     NoSuchCheckpoint,
     NotFound,
+    PreconditionFailed,
     SinkFailed,
     StateUnusable,
     StorageUnavailable,
@@ -77,6 +78,7 @@ from state_backend.values.records import (
     Quarantine,
     Record,
     Refused,
+    Released,
     RunRef,
     SweepRecord,
     Tombstone,
@@ -89,6 +91,7 @@ logger = logging.getLogger("cairn")
 
 _COMMIT_ROUNDS = 100
 _READ_ROUNDS = 10
+_MARK_ROUNDS = 10
 _FEW_FILES = 2
 _FEW_DROPPED = 2
 
@@ -733,7 +736,39 @@ class Coordinator:
         try:
             self._storage.create(path, record_codec.encode(mark))
         except AlreadyExists:
-            logger.info("checkpoint %d of pipeline %s is quarantined already", checkpoint_id, self._pipeline)
+            if not self._rewrite_mark(path, Released, mark):
+                logger.info("checkpoint %d of pipeline %s is quarantined already", checkpoint_id, self._pipeline)
+
+    def release(self, checkpoint_id: int) -> None:
+        """End the quarantine of a checkpoint. The checkpoint and its descendants count again.
+
+        Args:
+            checkpoint_id: The id of the checkpoint.
+
+        Raises:
+            UsageError: The checkpoint is not quarantined.
+        """
+        path, found = paths.quarantine(checkpoint_id), self.log().quarantined.get(checkpoint_id)
+        if found is not None:
+            released = Released(id=found.id, reason=found.reason, findings=found.findings)
+            if self._rewrite_mark(path, Quarantine, released):
+                return
+        raise UsageError(
+            f"checkpoint {checkpoint_id} of pipeline {self._pipeline!r} is not quarantined\n"
+            "cairn status lists the quarantined checkpoints"
+        )
+
+    def _rewrite_mark(self, path: str, old: type[Quarantine | Released], new: Quarantine | Released) -> bool:
+        """Replace a quarantine mark if it has the type `old`, and return False if it has the type of `new` already."""
+        for _ in range(_MARK_ROUNDS):
+            info = self._storage.stat(path)  # taken before the read, so that a write in between makes `replace` fail
+            found = record_codec.decode(self._storage.read(path), path, Quarantine, Released)
+            if not isinstance(found, old) or info is None:
+                return False
+            with suppress(PreconditionFailed):
+                self._storage.replace(path, record_codec.encode(new), generation=info.generation)
+                return True
+        raise StorageUnavailable(f"{self._storage.url}: other processes rewrote {path} {_MARK_ROUNDS} times in a row")
 
     def mark_validated(self, checkpoint_id: int, mode: ValidationMode) -> None:
         """Record that a checkpoint passed validation, by a file in `validated/`.

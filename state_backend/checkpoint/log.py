@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
+from typing import Any
 
 from state_backend.checkpoint.end_of_log import missing_records
 from state_backend.checkpoint.fresh_listing import listed
@@ -31,6 +32,7 @@ from state_backend.values.records import (
     OutputFile,
     Quarantine,
     Record,
+    Released,
     Retained,
     RunRef,
     Summary,
@@ -656,17 +658,18 @@ def _last_listed(storage: Storage) -> int:
 
 
 def _read_quarantined(storage: Storage) -> dict[int, Quarantine]:
-    quarantined = {}
+    quarantined: dict[int, Quarantine] = {}
     for path in listed(storage, paths.QUARANTINE):
         if paths.quarantined_id(path) is None:
             continue
         try:
-            mark = record_codec.decode(storage.read(path), path, Quarantine)
+            mark: Any = record_codec.decode(storage.read(path), path, Quarantine, Released)
         except NotFound:
             # `listed` also returns names from `settled/names/`. The writer of a mark first adds the mark's name there,
             # so a name can be without a mark: the writer stopped, or has not written the mark yet.
             continue
         if paths.quarantine(mark.id) != path:
             raise CorruptRecord(f"{path} contains the mark of another checkpoint, {mark.id}")
-        quarantined[mark.id] = mark
+        if isinstance(mark, Quarantine):
+            quarantined[mark.id] = mark
     return quarantined

@@ -64,7 +64,7 @@ logger = logging.getLogger("cairn")
 MIN_AGE = timedelta(days=3)
 
 _ROUNDS = 100
-_OF_ATTEMPTS = ("state", "prepared", "refused", "output")
+_OF_ATTEMPTS = ("state", "prepared", "refused", "failing", "output")
 _OF_LOG = ("record", "head", "clock", "settled", "attempt-end", "names", "quarantine")
 
 
@@ -115,7 +115,8 @@ def plan_sweep(
 ) -> SweepPlan:
     """Decide which of the listed files a sweep may delete.
 
-    A file of a committed or abandoned attempt may be deleted if it is old and not needed. Files of any other attempt
+    A file of a committed or abandoned attempt may be deleted if it is old and not needed. Rows that failed an
+    expectation stay as long as their checkpoint is retained. Files of any other attempt
     may be deleted if all files of the attempt are old. The sweep must first abandon the attempt: it creates a record
     that names the attempt, and from then on the attempt can't be committed. A lease may be deleted if it ended more
     than `min_age_ms` ago.
@@ -135,11 +136,11 @@ def plan_sweep(
     oldest_ms = now_ms - min_age_ms
     finished = log.ended_attempts({a for f in files if (a := _attempt_of(f.path)) is not None})
     alive = {a for f in files if f.modified_ms > oldest_ms and (a := _attempt_of(f.path)) is not None} - finished
-    outdated = _outdated_marks(files, log)
+    outdated, kept = _outdated_marks(files, log), {k.attempt for k in log.kept}
     abandon, delete, unknown = set(), [], []
     for file in files:
         attempt = _attempt_of(file.path)
-        if file.path in needed:
+        if file.path in needed or (file.path.startswith(paths.FAILING) and attempt in kept):
             continue
         if file.behind_link:  # the file lies outside the root, so its path says nothing about it
             if paths.kind_of(file.path) not in _OF_LOG:

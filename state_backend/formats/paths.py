@@ -12,6 +12,7 @@ A pipeline's folder contains
     shared/<attempt>/<shard>-<task>-<n>.sst|.log|.manifest         immutable state files
     attempts/<attempt>/prepared.json                               processed, not committed
     attempts/<attempt>/refused.json                                validation refused the attempt
+    failing/<attempt>/<check>/<file>.parquet                       rows of the attempt's state that failed an expectation
     output/<interval>/<attempt>/part-<shard>-<task>.parquet        output rows
     output/<interval>/<attempt>/late-<shard>-<task>.parquet        late rows
     published/<interval>/<id>.json                                 the sink hook has run
@@ -51,6 +52,7 @@ from state_backend.values.intervals import Interval
 CHECKPOINTS = "checkpoints/"
 SHARED = "shared/"
 ATTEMPTS = "attempts/"
+FAILING = "failing/"
 OUTPUT = "output/"
 PUBLISHED = "published/"
 QUARANTINE = "quarantine/"
@@ -107,6 +109,7 @@ _KINDS: dict[str, tuple[tuple[str, re.Pattern[str]], ...]] = {
         ("prepared", re.compile(r"attempts/[^/]+/prepared\.json")),
         ("refused", re.compile(r"attempts/[^/]+/refused\.json")),
     ),
+    "failing": (("failing", re.compile(r"failing/[^/]+/[^/]+/[^/.][^/]*\.parquet")),),
     "output": (("output", re.compile(rf"output/{_INTERVAL}/[^/]+/[^/.][^/]*\.parquet")),),
     "published": (("published", re.compile(rf"published/{_INTERVAL}/[0-9]{{1,20}}\.json")),),
     "validated": (("validated", _VALIDATED),),
@@ -189,6 +192,21 @@ def refused(attempt: str) -> str:
     return f"{ATTEMPTS}{attempt}/refused.json"
 
 
+def failing_of(attempt: str) -> str:
+    """Return the folder of all rows of the attempt's state that failed an expectation."""
+    return f"{FAILING}{attempt}/"
+
+
+def failing(attempt: str, check: str) -> str:
+    """Return the folder of the rows that failed one check.
+
+    Args:
+        attempt: The attempt that made the state.
+        check: The uuid of the check. Each validation has checks of its own.
+    """
+    return f"{FAILING}{attempt}/{check}/"
+
+
 def shared(attempt: str, shard: int, task: int, number: int, suffix: str) -> str:
     """Return the path of one of a shard's immutable state files: an SST, a changelog segment or a manifest.
 
@@ -203,9 +221,11 @@ def shared(attempt: str, shard: int, task: int, number: int, suffix: str) -> str
 
 
 def attempt_of(path: str) -> str | None:
-    """Return the attempt in the path of a state, attempt or output file, or None for other paths."""
+    """Return the attempt in the path of a state, attempt, output or failing-rows file, or None for other paths."""
     parts = path.split("/")
     if parts[0] in ("shared", "attempts") and len(parts) == 3:
+        return parts[1]
+    if parts[0] == "failing" and len(parts) == 4:
         return parts[1]
     return parts[2] if parts[0] == "output" and len(parts) == 4 else None
 

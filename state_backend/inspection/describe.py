@@ -97,10 +97,12 @@ def _columns(
 def state_of(log: Log, entry: Record | Tombstone) -> str:
     """Return the status of a checkpoint.
 
-    It is `completed`, `stale by N`, `replaced by N`, `quarantined`, `descends from quarantined N`, or `dropped`.
+    It is `completed`, `stale by N`, `replaced by N`, `quarantined`, `descends from quarantined N`, or `dropped`. A
+    quarantined checkpoint that a usable one has replaced is `replaced by N, quarantined`.
     """
     if entry.id in log.quarantined:
-        return "quarantined"
+        newest = newest_of_interval(log, entry)
+        return "quarantined" if newest is None else f"replaced by {newest}, quarantined"
     if entry.id not in log.retained:
         return "dropped"
     refused = log.quarantine_above(entry.id)
@@ -109,11 +111,11 @@ def state_of(log: Log, entry: Record | Tombstone) -> str:
     stale_by = log.retained[entry.id].stale_by
     if stale_by is not None:
         return f"stale by {stale_by}"
-    newest = _newest_of_interval(log, entry)
+    newest = newest_of_interval(log, entry)
     return "completed" if newest is None else f"replaced by {newest}"
 
 
-def _newest_of_interval(log: Log, entry: Record | Tombstone) -> int | None:
+def newest_of_interval(log: Log, entry: Record | Tombstone) -> int | None:
     """Return the id of the newest later commit of the same interval that is not quarantined; None if there is none.
 
     The next interval starts from this commit, and not from `entry`.

@@ -72,7 +72,8 @@ def places_of(root: str, pipeline: str, encoded: Collection[bytes], texts: Colle
         root: URL of the root.
         pipeline: Name of the pipeline.
         encoded: The encoded forgotten keys.
-        texts: The strings in the forgotten keys. Source positions and the findings of validations may quote them.
+        texts: The strings in the forgotten keys, and fields of other types as findings write them, such as
+            `"key_id":7`. Source positions and the findings of validations may quote them.
         left: What the caller, `cairn forget`, knows about the checkpoints and the output in the pipeline's own folder.
             The function turns it into places, and searches all other places itself.
     """
@@ -144,13 +145,25 @@ def _own(storage: Storage, pipeline: str, texts: Collection[str], left: Left) ->
             yield Place(
                 what=what, where=where_, then="change the source, so that positions of later intervals do not quote it"
             )
+    failing = set()
     for info in storage.list(""):
-        if paths.kind_of(info.path) in ("quarantine", "refused"):
-            mark = storage.read(info.path).decode(errors="replace")
-            if _quotes(mark, texts):
-                yield Place(
-                    what="findings of a validation", where=f"{storage.url}/{info.path}", then="it quotes the key"
-                )
+        kind = paths.kind_of(info.path)
+        if kind in ("quarantine", "refused") and _finding_quotes(storage.read(info.path), texts):
+            yield Place(what="findings of a validation", where=f"{storage.url}/{info.path}", then="it quotes the key")
+        if kind == "failing":
+            failing.add(info.path.rsplit("/", 2)[0])
+    for folder in sorted(failing):
+        then = "delete the folder; it is also deleted with its checkpoint"
+        yield Place(what="rows that failed an expectation", where=f"{storage.url}/{folder}", then=then)
+
+
+def _finding_quotes(mark: bytes, texts: Collection[str]) -> bool:
+    """Return True if a mark's findings quote one of the texts, as it is or inside of JSON."""
+    try:
+        said = "\n".join(json.loads(mark)["body"]["findings"])
+    except (ValueError, LookupError, TypeError):  # A damaged mark: `cairn verify` reports it.
+        said = mark.decode(errors="replace")
+    return any(text in said for text in texts if text) or _quotes(said, texts)
 
 
 def _quotes(said: str, texts: Collection[str]) -> bool:

@@ -8,10 +8,11 @@ from datetime import timedelta
 from state_backend.checkpoint.lineage import is_superseded, plan_base
 from state_backend.checkpoint.log import Log
 from state_backend.formats import paths
+from state_backend.inspection.describe import newest_of_interval
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import CairnError, Rerun
 from state_backend.values.intervals import Interval
-from state_backend.values.records import Permissions, Record
+from state_backend.values.records import Permissions, Record, SweepRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +27,8 @@ class Status:
         rerun: The intervals to run first so that `next` can start; None if no run helps.
         stale: The stale checkpoints, each with the id of the commit that made it stale. Checkpoints whose interval was
             run again since are left out.
-        quarantined: The checkpoints that validation refused, each with the reason.
+        quarantined: The quarantined checkpoints, each with the reason. Checkpoints whose interval has a newer usable
+            checkpoint are left out.
         unpublished: The intervals whose current output the sink hook has not published, each with the id of the commit.
     """
 
@@ -65,6 +67,12 @@ def with_refused_bases(log: Log, pipeline: str, rerun: Rerun, length: timedelta,
                 break
             rerun = replace(rerun, first=error.rerun.first)
     return rerun
+
+
+def _still_refused(log: Log, checkpoint_id: int) -> bool:
+    """Return True if no usable checkpoint has replaced a quarantined one."""
+    entry = log.entry(checkpoint_id)
+    return entry is None or isinstance(entry, SweepRecord) or newest_of_interval(log, entry) is None
 
 
 def status_of(log: Log, pipeline: str, storage: Storage) -> Status:
@@ -106,6 +114,6 @@ def status_of(log: Log, pipeline: str, storage: Storage) -> Status:
             for n, by in sorted((n, r.stale_by) for n, r in log.retained.items() if r.stale_by is not None)
             if not (isinstance(entry := log.entries[n], Record) and is_superseded(log, entry))
         ),
-        quarantined=tuple((n, log.quarantined[n].reason) for n in sorted(log.quarantined)),
+        quarantined=tuple((n, log.quarantined[n].reason) for n in sorted(log.quarantined) if _still_refused(log, n)),
         unpublished=tuple(unpublished),
     )

@@ -62,6 +62,7 @@ from state_backend.values.records import (
     Quarantine,
     Record,
     Refused,
+    Released,
     Settled,
     ShardManifest,
     SweepRecord,
@@ -72,7 +73,7 @@ from state_backend.values.records import (
 # The types of the JSON files of each kind. `paths.kind_of` names the kinds.
 _DECODED: Mapping[str, tuple[type, ...]] = {
     "record": (Record, SweepRecord, Tombstone),
-    "quarantine": (Quarantine,),
+    "quarantine": (Quarantine, Released),
     "published": (Published,),
     "validated": (Validated,),
     "prepared": (Prepared,),
@@ -146,7 +147,7 @@ def verify_pipeline(
     findings += [*_marks(storage, files), *missing_records(storage, files)]
     if log is None:
         return Verification(findings=tuple(dict.fromkeys(findings)), checkpoints=(), unknown=unknown)
-    findings += _lost_marks(log)
+    findings += _lost_marks(storage, log)
     lost = [*lost_findings(storage, log, files)]
     findings += lost or _outputs(storage, log, files, work)
     checkpoints = []
@@ -160,9 +161,14 @@ def verify_pipeline(
     return Verification(findings=tuple(dict.fromkeys(findings)), checkpoints=tuple(checkpoints), unknown=unknown)
 
 
-def _lost_marks(log: Log) -> Iterator[str]:
-    """Yield a finding for each quarantine mark that the newest record lists but that is missing."""
+def _lost_marks(storage: Storage, log: Log) -> Iterator[str]:
+    """Yield a finding for each quarantine mark that the newest record lists but that is missing.
+
+    The mark of a released checkpoint does not count in `log.quarantined`, but its file exists.
+    """
     for checkpoint_id in sorted({*log.summary.marks} - log.quarantined.keys()):
+        if storage.stat(paths.quarantine(checkpoint_id)) is not None:
+            continue
         yield (
             f"{paths.quarantine(checkpoint_id)} is missing: checkpoint {checkpoint_id} was quarantined, but counts as usable now\n"
             "Put the file back from a backup"

@@ -840,6 +840,23 @@ class Quarantine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Released:
+    """The content of a quarantine mark after a person has released the checkpoint: the checkpoint counts as usable again.
+
+    The mark stays, because a missing mark would look like a lost file.
+
+    Attributes:
+        id: The id of the checkpoint.
+        reason: Why the checkpoint was refused.
+        findings: The findings of the validation that refused it.
+    """
+
+    id: int
+    reason: str
+    findings: tuple[str, ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
     """The mark on a prepared attempt that validation refused. The attempt is never committed.
 

@@ -645,6 +645,15 @@ class Pipelines(RuleBasedStateMachine):
             house.coordinator().quarantine(ids[goal % len(ids)], "wrong")
             house.model.refused.add(ids[goal % len(ids)])
 
+    @rule(which=WHICH, goal=WHICH)
+    def release(self, which: int, goal: int) -> None:
+        house = self.house(which)
+        ids = sorted(house.model.refused)
+        if ids:
+            SEEN["released"] += 1
+            house.coordinator().release(ids[goal % len(ids)])
+            house.model.refused.remove(ids[goal % len(ids)])
+
     def goal(self, model: Model, goal: int) -> int:
         """An id, or rarely one too high."""
         return max(model.head - goal + 1, 1) if goal < 12 else model.head + 1
@@ -1051,6 +1060,7 @@ def test_histories_of_pipelines_are_what_the_model_says() -> None:
         "settled",
         "hosts",
         "forgets",
+        "released",
     ):
         assert SEEN[happening], happening
 

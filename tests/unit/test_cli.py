@@ -98,7 +98,10 @@ def test_status_names_what_is_wrong_and_its_command_repairs_it(root: Path) -> No
     assert (well.exit_code, well.stdout.splitlines()[0]) == (
         0, "next: [2024-01-06T00:00:00Z, 2024-01-07T00:00:00Z), from checkpoint 9"
     )  # fmt: skip
-    assert "stale" not in well.stdout  # day 4 was run again: nothing is to be done about its checkpoint 4
+    # Days 4 and 5 were run again: nothing is to be done about their checkpoints 4 and 5.
+    assert "stale" not in well.stdout and "quarantined" not in well.stdout
+    states = {row["id"]: row["state"] for row in answer(root, "list")}
+    assert states[5] == "replaced by 9, quarantined"
 
     (root / PIPELINE / paths.published(day(5), 9)).unlink()  # a sink that raised leaves no mark
     unpublished = cairn(root, "status", "--json")
@@ -109,6 +112,28 @@ def test_status_names_what_is_wrong_and_its_command_repairs_it(root: Path) -> No
     assert retry.endswith("--code module:NAME --retry 2024-01-05T00:00:00Z")
     assert CliRunner().invoke(app, shlex.split(skip)[1:]).stdout == "skipped: checkpoint 9\n"
     assert cairn(root, "status").exit_code == 0
+
+
+def test_a_person_refuses_a_checkpoint_and_accepts_it_again(root: Path) -> None:
+    """Refused, released and refused again, each time with a commit behind it; verify knows the mark that does not count."""
+    would = cairn(root, "quarantine", "7", "--dry-run")
+    assert (would.exit_code, would.stdout.partition(" of ")[0]) == (0, "would quarantine checkpoint 7")
+    assert answer(root, "show", "7")["state"] == "completed"
+    pipeline = RealPipeline(root)
+    for n in (1, 2):
+        done = cairn(root, "quarantine", "7", "--reason", f"reason {n}")
+        assert done.exit_code == 0 and "(checkpoint 7)" in done.stdout
+        assert done.stdout.splitlines()[-1].startswith("cairn backfill --dag counting --from 2024-01-03T00:00:00Z")
+        shown = answer(root, "show", "7")
+        assert (shown["state"], shown["reason"]) == ("quarantined", f"reason {n}")
+        pipeline.run(2, f"other {n}", {"a": n})  # its record lists the mark
+        released = cairn(root, "quarantine", "7", "--release")
+        assert released.exit_code == 0 and released.stdout.startswith("checkpoint 7 is released: ")
+        assert "quarantined" not in answer(root, "show", "7")["state"]
+        assert cairn(root, "verify", "--fast").exit_code == 0
+    again = cairn(root, "quarantine", "7", "--release")
+    assert again.exit_code == 2 and "checkpoint 7 of pipeline 'counting' is not quarantined" in again.stderr
+    assert cairn(root, "quarantine", "99").exit_code == 2
 
 
 # --- what it says -----------------------------------------------------------------------------------------------------------------

@@ -651,6 +651,18 @@ def test_output_outlives_its_checkpoint_until_the_interval_is_run_again() -> Non
     assert {old, paths.output(day(1), "again", 0, 0)} <= folder.paths()
 
 
+def test_failing_rows_go_with_their_quarantined_checkpoint() -> None:
+    folder = Folder(policy=KeepLast(1))
+    folder.run(day(1), "a1")
+    rows = folder.storage.create(f"{paths.failing('a1', 'check')}rows.parquet", b"rows").path
+    folder.coordinator.quarantine(1, "wrong")
+    folder.run(day(1), "again")
+    folder.coordinator.publish(None)
+    assert rows in folder.paths()
+    folder.coordinator.clean_up()
+    assert rows not in folder.paths()
+
+
 def test_clean_up_goes_by_reference_never_by_folder() -> None:
     """F41, S24: what no record names stays, for the sweeper to judge."""
     folder = scenario(inline=True)

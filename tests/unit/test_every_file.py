@@ -50,6 +50,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made.run(5, "again5", values_of(5))
     made.coordinator.mark_validated(7, "fast")
     assert take_lease(made.storage, 7, "a test") is not None
+    made.storage.create(f"{paths.failing('again5', 'check')}rows.parquet", b"rows")
     for attempt in ("waiting", "refused"):
         made.prepare(6, attempt, values_of(6), mode="changelog")
     made.coordinator.refuse("refused", "a test says so")

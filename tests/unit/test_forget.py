@@ -173,6 +173,19 @@ def test_no_file_has_the_key_afterwards(root: Path, tmp_path: Path) -> None:
     assert cairn(root, "verify").exit_code == 0
 
 
+@pytest.mark.parametrize(("said", "key"), [(f'{{"key_user":"{SECRET}"}}', KEY), (f"values such as {SECRET}", KEY)])
+def test_findings_and_failing_rows_that_may_hold_the_key_are_places(root: Path, said: str, key: str) -> None:
+    coordinator(root).refuse("attempt", "validation refused it", (f"state 'total': {said}",))
+    coordinator(root).refuse("other", "validation refused it", ("state 'total': somebody else",))
+    storage_of(root).create(f"{paths.failing('attempt', 'check')}rows.parquet", b"rows")
+    places = [(p["what"], p["where"].partition(f"/{NAME}/")[2]) for p in forget(root, key=key)["places"]]
+    assert [place for place in places if "validation" in place[0] or "expectation" in place[0]] == [
+        ("findings of a validation", paths.refused("attempt")),
+        ("rows that failed an expectation", "failing/attempt"),
+        ("Data Docs of validations", ""),
+    ]
+
+
 def take_savepoint_of(root: Path, to: Path) -> None:
     from tests.support.savepoints import take
 

@@ -48,6 +48,7 @@ def test_what_is_no_record_has_no_id(path: str) -> None:
         (paths.shared("a", 0, 0, 0, "manifest"), "state"),
         (paths.prepared("a"), "prepared"),
         (paths.refused("a"), "refused"),
+        (f"{paths.failing('a', 'check')}x.parquet", "failing"),
         (paths.output(day(1), "a", 0, 0), "output"),
         (paths.output(day(1), "a", 0, 0, late=True), "output"),
         (paths.published(day(1), 1), "published"),
@@ -72,11 +73,12 @@ def test_every_path_of_an_attempt_names_it() -> None:
     made = [
         paths.shared("a-1", 3, 7, 2, "sst"),
         paths.prepared("a-1"),
+        f"{paths.failing('a-1', 'check')}x.parquet",
         paths.output(day(1), "a-1", 3, 7),
         paths.output(day(1), "a-1", 3, 7, late=True),
     ]
     assert {paths.attempt_of(p) for p in made} == {"a-1"}
-    assert len(set(made)) == 4
+    assert len(set(made)) == 5
     assert [check_path(p) for p in made] == made
     assert paths.attempt_of(paths.record(1)) is None
     assert paths.attempt_of(paths.published(day(1), 1)) is None

@@ -35,10 +35,11 @@ def deleted(made: SweepPlan) -> list[str]:
 
 SST, LOG, MANIFEST = (paths.shared("x", 0, 0, 0, suffix) for suffix in ("sst", "log", "manifest"))
 PREPARED = paths.prepared("x")
+FAILING = f"{paths.failing('x', 'check')}rows.parquet"
 PART, LATE = (paths.output(day(1), "x", 0, 0, late=late) for late in (False, True))
 
 
-@pytest.mark.parametrize("path", [SST, LOG, MANIFEST, PREPARED, PART, LATE])
+@pytest.mark.parametrize("path", [SST, LOG, MANIFEST, PREPARED, FAILING, PART, LATE])
 def test_whatever_a_silent_attempt_wrote_goes_and_the_attempt_is_named(path: str) -> None:
     made = plan([info(path)])
     assert (made.abandon, deleted(made), made.unknown, made.delete_bytes) == (("x",), [path], (), 7)
@@ -70,6 +71,10 @@ def test_what_a_task_that_ran_twice_left_goes_without_abandoning_the_committed_a
     assert (made.abandon, deleted(made)) == ((), [left])
 
 
+def test_failing_rows_stay_with_their_checkpoint() -> None:
+    assert plan([info(FAILING)], log_in_memory({1: record(1, day(1), attempt="x")})).delete == ()
+
+
 def test_what_outlived_a_dropped_checkpoint_goes() -> None:
     log = log_in_memory(
         {
@@ -77,8 +82,8 @@ def test_what_outlived_a_dropped_checkpoint_goes() -> None:
             2: record(2, day(2), 1, retained={2: None}),
         }
     )
-    made = plan([info(SST), info(PREPARED)], log)
-    assert (made.abandon, deleted(made)) == ((), [SST, PREPARED])
+    made = plan([info(SST), info(PREPARED), info(FAILING)], log)
+    assert (made.abandon, deleted(made)) == ((), [SST, PREPARED, FAILING])
 
 
 def test_an_attempt_that_was_abandoned_before_is_not_named_again() -> None:

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cairn.command import new_pipeline, state_commands, trial_commands
+from cairn.command import new_pipeline, state_commands, trial_commands, validate
 from cairn.command.backfill import backfill
 from cairn.command.estimate import estimate_
 from cairn.command.forget import forget
@@ -537,6 +537,8 @@ app.command()(_exit_codes(state_commands.savepoint))
 app.command()(_exit_codes(state_commands.restore))
 app.command()(_exit_codes(state_commands.fork))
 app.command()(_exit_codes(forget))
+app.command()(_exit_codes(validate.validate))
+app.command()(_exit_codes(validate.quarantine))
 app.command("try")(_exit_codes(trial_commands.try_))
 trials = typer.Typer(help="List and remove trials.", no_args_is_help=True)
 trials.command("list")(_exit_codes(trial_commands.list_))

@@ -132,9 +132,12 @@ def _described(found: Forgot, places: list[Place], *, dry_run: bool) -> dict[str
 
 
 def _texts(value: Any) -> Iterator[str]:
+    """Yield the strings in a key, and its other fields as a finding of a validation writes them."""
     if isinstance(value, dict):
-        for inner in value.values():
+        for name, inner in value.items():
             yield from _texts(inner)
+            if isinstance(inner, int | float | bool):
+                yield f'"key_{name}":{json.dumps(inner)}'
     elif isinstance(value, list):
         for inner in value:
             yield from _texts(inner)

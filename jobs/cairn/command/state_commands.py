@@ -59,7 +59,7 @@ class ClaimMode(StrEnum):
     CLAIM = "CLAIM"
 
 
-def _load_named(code: str, name: str | None) -> Any:
+def load_named(code: str, name: str | None) -> Any:
     """Load a pipeline, and check its name.
 
     Args:
@@ -109,7 +109,7 @@ def savepoint(
         )
     check_no_trial(root, "savepoint")
     timeout_s = parse_duration(timeout).total_seconds()
-    owner = _load_named(code, pipeline)
+    owner = load_named(code, pipeline)
     from cairn.operations.take_savepoint import (
         check_destination,
         check_free,

@@ -16,14 +16,16 @@ from __future__ import annotations
 
 import logging
 import math
-import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
 
 from cairn.change_expectations import OverTime
+from cairn.operations.checks import Check
+from cairn.operations.expectation_suites import OVER_TIME, Suites, Table, declared, over_changes
+from cairn.operations.state_tables import flat, identity_of, pairs, state_table
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.coordinator import Coordinator
@@ -36,7 +38,6 @@ from state_backend.shard.manifest import manifest_of
 from state_backend.state.layout import TIMERS_NAME
 from state_backend.values.errors import UsageError
 from state_backend.values.records import CanonicalFile, Content, LogicalTime, Record, ValidationMode
-from state_backend.values.release import WHEEL
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -47,7 +48,6 @@ log = logging.getLogger("cairn")
 
 MODES: tuple[ValidationMode, ...] = ("fast", "full")
 REASON = "validation refused it"
-_SITE = "local"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +79,7 @@ class Validation:
         files: Number of checked files.
         entries: Number of entries that were read one by one; 0 in mode "fast".
         states: A report for each state.
+        checks: Every check, with its result.
         docs: Path of the first Data Docs page to read; None without Data Docs.
         pids: Ids of the processes that restored shards.
     """
@@ -90,6 +91,7 @@ class Validation:
     files: int
     entries: int
     states: tuple[StateReport, ...]
+    checks: tuple[Check, ...] = ()
     docs: str | None = None
     pids: tuple[int, ...] = ()
 
@@ -121,6 +123,7 @@ def validate_checkpoint(
     docs: Path | None = None,
     with_expectations: bool = True,
     quarantine: bool = True,
+    mark: bool = True,
 ) -> Validation:
     """Validate a committed checkpoint, and mark it as validated or quarantined.
 
@@ -133,6 +136,7 @@ def validate_checkpoint(
         docs: Folder for Data Docs. Pages of earlier validations stay. None writes none.
         with_expectations: False skips the owner's expectations.
         quarantine: False does not quarantine a checkpoint with findings.
+        mark: False writes no mark at all, neither of a checkpoint that passed nor of one with findings.
 
     Raises:
         UsageError: An expectation itself can't be evaluated. This says nothing about the data, so nothing is marked.
@@ -152,9 +156,9 @@ def validate_checkpoint(
         found = _validate(spark, pipeline, target, mode, docs, with_expectations)
     found = replace(found, checkpoint_id=record.id)
     coordinator = Coordinator(storage, pipeline.name)
-    if found.success:
+    if found.success and mark:
         coordinator.mark_validated(record.id, mode)
-    elif quarantine:
+    elif not found.success and quarantine and mark:
         coordinator.quarantine(record.id, REASON, found.findings)
     return found
 
@@ -334,154 +338,68 @@ def _restored(spark: SparkSession, pipeline: Pipeline, target: _Target, found: V
     return replace(found, findings=job.findings(shards), entries=sum(s.entries for s in shards), pids=pids)
 
 
-# --- states as tables -------------------------------------------------------------------------------------------------
-
-
-def _state(spark: SparkSession, options: Mapping[str, str], state: str) -> DataFrame:
-    from cairn.data_sources.keyed_state import KeyedState
-
-    spark.dataSource.register(KeyedState)
-    return spark.read.format("keyed_state").options(**options).option("state", state).load()
-
-
-def _flat(table: DataFrame, value_prefix: str = "") -> DataFrame:
-    """Return a state with one column per field, as expectations name the columns.
-
-    Key fields become `key_<name>`, user key fields `user_key_<name>`, and value fields `<value_prefix><name>`.
-    """
-    from pyspark.sql import functions as F
-
-    columns = []
-    for name in table.columns:
-        if name in ("key", "user_key", "value"):
-            start = value_prefix if name == "value" else f"{name}_"
-            columns += [F.col(name).getField(f).alias(start + f) for f in table.schema[name].dataType.fieldNames()]
-        else:
-            columns.append(F.col(name))
-    return table.select(*columns)
-
-
-def pairs(before: DataFrame, now: DataFrame, *, now_ms: int, removable: str | None) -> DataFrame:
-    """Join the state of a base with the same state of a later checkpoint, for expectations over time.
-
-    Args:
-        before: The state of the base, as `format("keyed_state")` returns it.
-        now: The state of the checkpoint, in the same form.
-        now_ms: Time in milliseconds since the epoch. A row of the base that is missing from `now` counts as expired if
-            its expiry time is not later.
-        removable: SQL condition on a row of the base. A missing row that meets it counts as removed on purpose, any
-            other missing row as lost. None: no row may be removed.
-
-    Returns:
-        A row for each row of either state: its key, the values before and now, and its `fate`, which is new, kept,
-        expired, removed or lost. `OverTime.pairs` lists all columns.
-    """
-    from pyspark.sql import functions as F
-
-    def side(table: DataFrame, name: str) -> DataFrame:
-        columns = [F.lit(True).alias(f"{name}_there"), F.col("expires_at").alias(f"{name}_expires_at")]
-        fields = table.schema["value"].dataType.fieldNames() if "value" in table.columns else []
-        columns += [F.col("value").getField(f).alias(f"{name}_{f}") for f in fields]
-        if name == "before":
-            columns.append((F.expr(removable) if removable else F.lit(False)).alias("removable"))
-        keys = []
-        for part in ("key", "user_key"):
-            if part in table.columns:
-                names = table.schema[part].dataType.fieldNames()
-                keys += [F.col(part).getField(f).alias(f"{part}_{f}") for f in names]
-        keys += [F.col("pos")] if "pos" in table.columns else []
-        # A key may have many timers: only key and time together identify a timer.
-        keys += [F.col("expires_at")] if "value" not in table.columns else []
-        return table.select(*keys, *columns)
-
-    left, right = side(before, "before").alias("l"), side(now, "now").alias("r")
-    keys = [name for name in right.columns if not name.startswith("now_")]
-    same = [F.col(f"l.`{name}`").eqNullSafe(F.col(f"r.`{name}`")) for name in keys]
-    joined = left.join(right, on=same, how="full_outer")
-    gone = F.col("now_there").isNull()
-    fate = (
-        F.when(F.col("before_there").isNull(), "new")
-        .when(~gone, "kept")
-        .when(F.col("before_expires_at") <= F.timestamp_millis(F.lit(now_ms)), "expired")
-        .when(F.col("removable"), "removed")
-        .otherwise("lost")
-    )
-    there = [F.when(gone, F.col(f"l.`{n}`")).otherwise(F.col(f"r.`{n}`")).alias(n) for n in keys]
-    values = [F.col(f"l.`{n}`") for n in left.columns if n.startswith("before_") and n != "before_there"]
-    values += [F.col(f"r.`{n}`") for n in right.columns if n.startswith("now_") and n != "now_there"]
-    lost = F.when(fate == "lost", F.to_json(F.struct(*there))).alias("lost_row")
-    return joined.select(*there, *values, fate.alias("fate"), lost)
-
-
 # --- expectations -----------------------------------------------------------------------------------------------------
 
 
 def _expected(
     spark: SparkSession, pipeline: Pipeline, target: _Target, found: Validation, docs: Path | None
 ) -> Validation:
-    suites = dict(pipeline.expectations()) if pipeline.expectations is not None else {}
-    over_time: dict[str, OverTime] = {}
-    if pipeline.expectations_over_time is not None and target.before is not None:
-        over_time = dict(pipeline.expectations_over_time())
+    """Evaluate the owner's expectations, and return `found` with their checks added."""
+    suites, over_time = declared(pipeline, [s.state for s in found.states], with_base=target.before is not None)
     if not suites and not over_time:
         return found
-    known = {s.state for s in found.states}
-    for name in {*suites, *over_time} - known:
-        raise UsageError(
-            f"pipeline {pipeline.name!r} has expectations for a state {name!r}, but no such state exists; its states are {', '.join(sorted(known))}"
-        )
+    from cairn.operations.failing_rows import SparkRows
     from cairn.spark.first_cause import first_cause
 
+    stores = None if target.savepoint is not None or "pipeline" not in target.options else target.folder
+    rows = SparkRows(root=stores, attempt=target.content.attempt)
     with first_cause():
-        suite = _Suites(pipeline, target, docs)
+        # Data Docs use the run name in paths. So the interval is written as in Cairn's own paths.
+        suite = Suites(pipeline, rows, f"{target.name} {interval_name(target.content.interval)}", docs)
         for state in dict.fromkeys([*suites, *over_time]):
-            suite.run(state, *_tables(spark, target, state, suites.get(state, ()), over_time.get(state)))
+            with _tables(spark, target, state, suites.get(state, ()), over_time.get(state)) as tables:
+                suite.run(state, tables)
+    pages = suite.build_docs()
     counted = ((s, *suite.counts.get(s.state, (0, 0))) for s in found.states)
     reports = tuple(replace(s, expectations=evaluated, failed=failed) for s, evaluated, failed in counted)
-    return replace(found, findings=tuple(suite.findings), states=reports, docs=suite.docs_page)
+    findings = tuple(check.finding for check in suite.checks if not check.success)
+    failed = next((pages[check.table] for check in suite.checks if not check.success and check.table in pages), None)
+    page = failed or next(iter(pages.values()), None)
+    return replace(found, findings=findings, states=reports, checks=(*found.checks, *suite.checks), docs=page)
 
 
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """A table and its expectations.
-
-    Attributes:
-        label: Suffix of the state's name in findings.
-        make: Makes the table.
-        expectations: Great Expectations expectations.
-    """
-
-    label: str
-    make: Callable[[], DataFrame]
-    expectations: list[Any]
-
-
+@contextmanager
 def _tables(
     spark: SparkSession, target: _Target, state: str, expectations: Sequence[Any], over_time: OverTime | None
-) -> tuple[_Table, ...]:
-    own = _Table("", lambda: _flat(_state(spark, target.options, state)), list(expectations))
-    before = target.before
-    if over_time is None or before is None:
-        return (own,)
-    options = {name: target.options[name] for name in ("root", "pipeline")}
-    earlier = _state(spark, {**options, "checkpoint": str(before.id)}, state)
-    own.expectations.extend(_growth(over_time, earlier, before))
-    if not over_time.needs_pairs:
-        return (own,)
-    import great_expectations.expectations as gxe
-
-    beside = list(over_time.pairs)
-    if over_time.no_row_lost:
-        beside.append(gxe.ExpectColumnValuesToBeNull(column="lost_row"))
-    now_ms = _expired_until_ms(state, target.content.time)
-
-    def make() -> DataFrame:
-        return pairs(earlier, _state(spark, target.options, state), now_ms=now_ms, removable=over_time.removable)
-
-    return own, _Table(" over time", make, beside)
+) -> Iterator[list[Table]]:
+    """Yield the tables of a state with their expectations. Spark reads each state once, and caches it during the block."""
+    held = [state_table(spark, target.options, state).cache()]
+    now, before = held[0], target.before
+    tables = [Table("", flat(now), (*identity_of(now),), list(expectations))]
+    try:
+        if over_time is not None and before is not None and _has_state(before, state):
+            options = {name: target.options[name] for name in ("root", "pipeline")}
+            held.append(state_table(spark, {**options, "checkpoint": str(before.id)}, state).cache())
+            tables[0] = replace(tables[0], expectations=[*expectations, *_growth(over_time, held[1], before)])
+            if over_time.needs_pairs:
+                now_ms = expired_until_ms(state, target.content.time)
+                held.append(pairs(held[1], now, now_ms=now_ms, removable=over_time.removable).cache())
+                tables.append(Table(OVER_TIME, held[2], tables[0].identity, over_changes(over_time)))
+        yield tables
+    finally:
+        for frame in held:
+            frame.unpersist()
 
 
-def _expired_until_ms(state: str, time: LogicalTime) -> int:
+def _has_state(before: Record, state: str) -> bool:
+    """Return True if the base has the state. A processor may have the state only since this interval."""
+    if state == TIMERS_NAME or state in {d.name for d in before.content.states}:
+        return True
+    log.info("state %r is new: checkpoint %d, the base, does not have it; OverTime is not evaluated", state, before.id)
+    return False
+
+
+def expired_until_ms(state: str, time: LogicalTime) -> int:
     """Return the time up to which rows of the base have expired or, as timers, have fired, in ms since the epoch.
 
     All rows expire by the processing time, except event-time timers. These fire up to a watermark. With
@@ -518,139 +436,3 @@ def _growth(over_time: OverTime, earlier: DataFrame, before: Record) -> Iterator
         max_value=None if over_time.most_rows is None else math.floor(rows * over_time.most_rows),
         meta={"notes": f"checkpoint {before.id}, the base, has {rows} rows"},
     )
-
-
-class _Suites:
-    """Runner of one expectation suite per table, which collects the findings."""
-
-    def __init__(self, pipeline: Pipeline, target: _Target, docs: Path | None) -> None:
-        try:
-            import great_expectations as gx
-        except ModuleNotFoundError as error:
-            raise UsageError(
-                f"pipeline {pipeline.name!r} has expectations, but {socket.gethostname()} lacks Great Expectations ({error}); install it "
-                f"where drivers run: pip install './{WHEEL}[validation]'"
-            ) from None
-
-        self.findings: list[str] = []
-        self.counts: dict[str, tuple[int, int]] = {}  # By state: numbers of evaluated and failed expectations.
-        self.docs_page: str | None = None
-        self._pipeline = pipeline
-        # Data Docs use the run name in paths. So the interval is written as in Cairn's own paths.
-        self._run_name = f"{target.name} {interval_name(target.content.interval)}"
-        self._actions: list[Any] = []
-        if docs is None:
-            self._context = gx.get_context(mode="ephemeral")
-        else:
-            self._context = _with_docs(docs / pipeline.name)
-            self._actions.append(gx.checkpoint.UpdateDataDocsAction(name="docs", site_names=[_SITE]))
-        self._context.variables.progress_bars = {"globally": False}
-        self._source = self._context.data_sources.add_spark("restored_state")
-
-    def run(self, state: str, *tables: _Table) -> None:
-        """Evaluate the expectations on the tables of one state.
-
-        Raises:
-            UsageError: An expectation can't be evaluated.
-        """
-        evaluated = failed = 0
-        for table in tables:
-            if not table.expectations:
-                continue
-            for result, columns in self._run(f"{state}{table.label}", table):
-                evaluated += 1
-                finding = _finding(f"{state}{table.label}", result, columns)
-                if finding is not None:
-                    failed += 1
-                    self.findings.append(finding)
-        self.counts[state] = evaluated, failed
-
-    def _run(self, name: str, table: _Table) -> Iterator[tuple[Any, list[str]]]:
-        """Evaluate the expectations of one table. Yield each expectation's result with the table's column names.
-
-        Args:
-            name: Name of the state, followed by the table's label. Great Expectations and the Data Docs show it.
-            table: The table.
-        """
-        import great_expectations as gx
-
-        context = self._context
-        batch = self._source.add_dataframe_asset(name).add_batch_definition_whole_dataframe("all")
-        suite = context.suites.add(
-            gx.ExpectationSuite(name=f"{self._pipeline.name}.{name}", expectations=table.expectations)
-        )
-        definition = context.validation_definitions.add(gx.ValidationDefinition(name=name, data=batch, suite=suite))
-        checkpoint = context.checkpoints.add(
-            gx.Checkpoint(
-                name=name,
-                validation_definitions=[definition],
-                actions=self._actions,
-                result_format={"result_format": "SUMMARY"},
-            )
-        )
-        # Cache the table: without the cache each expectation would restore the state again.
-        frame = table.make().cache()
-        try:
-            run_id = gx.RunIdentifier(run_name=self._run_name)
-            result = checkpoint.run(batch_parameters={"dataframe": frame}, run_id=run_id)
-        finally:
-            frame.unpersist()
-        for identifier, run in result.run_results.items():
-            first = self.docs_page is None or (not run.success and not self.findings)
-            if self._actions and first:
-                # Show the page of the first failure, else the first page. Do not show the index page: it loads scripts from
-                # other hosts.
-                (site,) = self._context.get_docs_sites_urls(resource_identifier=identifier, site_name=_SITE)
-                self.docs_page = unquote(urlsplit(site["site_url"]).path)
-            yield from ((found, frame.columns) for found in run.results)
-
-
-def _with_docs(folder: Path) -> Any:
-    """Return a Great Expectations context that writes Data Docs into the folder.
-
-    The results are kept beside the pages, in `results`. Great Expectations deletes the pages of results that it does
-    not find. So without this store it would delete the pages of all earlier runs.
-    """
-    import great_expectations as gx
-    from great_expectations.data_context.types.base import DataContextConfig, InMemoryStoreBackendDefaults
-
-    folder.mkdir(parents=True, exist_ok=True)
-
-    def files(path: Path) -> dict[str, str]:
-        return {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(path)}
-
-    stores = InMemoryStoreBackendDefaults()
-    stores.stores[stores.validation_results_store_name]["store_backend"] = files(folder / "results")
-    context = gx.get_context(project_config=DataContextConfig(store_backend_defaults=stores), mode="ephemeral")
-    index = {"class_name": "DefaultSiteIndexBuilder"}
-    site = {"class_name": "SiteBuilder", "site_index_builder": index, "store_backend": files(folder)}
-    context.add_data_docs_site(_SITE, {**site, "show_how_to_buttons": False})
-    return context
-
-
-def _finding(state: str, result: Any, columns: Sequence[str]) -> str | None:
-    config = result.expectation_config
-    what = f"state {state!r}: {config.type} {config.kwargs.get('column', '')}".rstrip()
-    for raised in _exceptions(result.exception_info):
-        raise UsageError(
-            f"{what} could not be evaluated: {raised}\n"
-            f"The expectation is wrong, not the data. The columns of the table are {', '.join(columns)}\n"
-            "Fix the expectation in the pipeline, then validate again. Nothing was marked"
-        )
-    if result.success:
-        return None
-    seen = {
-        k: v
-        for k, v in result.result.items()
-        if k in ("observed_value", "unexpected_count", "element_count", "partial_unexpected_list")
-    }
-    return f"{what}: {seen}"
-
-
-def _exceptions(info: Mapping[str, Any]) -> list[str]:
-    """Return the messages of the exceptions that an expectation raised.
-
-    Great Expectations returns one flat dict if the expectation raised nothing, else one dict per metric.
-    """
-    entries = [info] if "raised_exception" in info else [v for v in info.values() if isinstance(v, Mapping)]
-    return [str(e.get("exception_message")) for e in entries if e.get("raised_exception")]

@@ -1,0 +1,167 @@
+"""The commands of `cairn` that judge a checkpoint: `validate` and `quarantine`.
+
+`validate` runs Spark where `--spark` says; with `--fast` it needs no Spark. `quarantine` needs no Spark.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cairn.command.state_commands import Code, Dag, DryRun, Json, Name, Root, Spark, load_named
+from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.quarantine_consequences import Consequences, plan_consequences
+from state_backend.inspection.checkpoint_names import parse_checkpoint
+from state_backend.inspection.describe import state_of
+from state_backend.values.airflow_commands import backfill_command
+from state_backend.values.errors import UsageError
+from state_backend.values.records import Record
+
+if TYPE_CHECKING:
+    from cairn.operations.validate import Validation
+
+FINDINGS = 1
+Which = Annotated[str, typer.Argument(help="latest, an id, or an interval's end with its time zone.")]
+
+
+def validate(
+    root: Root,
+    code: Code,
+    checkpoint: Which = "latest",
+    pipeline: Annotated[
+        str | None, typer.Option(envvar="CAIRN_PIPELINE", help="Expected name of the pipeline; not needed.")
+    ] = None,
+    fast: Annotated[bool, typer.Option("--fast", help="Check files only; needs no Spark.")] = False,
+    docs: Annotated[str | None, typer.Option(help="Folder for Data Docs; left out: none are written.")] = None,
+    dag: Dag = None,
+    spark: Spark = "local[*]",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Mark the checkpoint neither as valid nor as refused.")
+    ] = False,
+    as_json: Json = False,
+) -> int:
+    """Validate a checkpoint: files, restored state, and the expectations of the pipeline's code.
+
+    A checkpoint with findings is quarantined.
+    """
+    owner = load_named(code, pipeline)
+    from cairn.operations.validate import validate_checkpoint
+    from cairn.spark.session import connect
+
+    storage = open_storage(join_url(root, owner.name))
+    coordinator = Coordinator(storage, owner.name)
+    record = coordinator.record(parse_checkpoint(checkpoint))
+    session = None if fast else connect(spark, f"cairn {owner.name} validate", shared_as=f"{owner.name}/validate")
+    found = validate_checkpoint(
+        session,
+        owner,
+        root,
+        record,
+        mode="fast" if fast else "full",
+        docs=None if docs is None else Path(docs),
+        mark=not dry_run,
+    )
+    refused = not found.success and not dry_run
+    costs = plan_consequences(coordinator.log(), record.id) if refused else None
+    if as_json:
+        said = _described(found, quarantined=refused, dry_run=dry_run)
+        typer.echo(json.dumps(said | _costs(costs, dag or owner.name), indent=2))
+        return 0 if found.success else FINDINGS
+    for line in (*found.table(), *(f"finding: {finding}" for finding in found.findings)):
+        typer.echo(line)
+    verdict = "no findings" if found.success else f"{len(found.findings)} findings"
+    checked = "files" if fast else "files, restored state"
+    typer.echo(f"{found.what}: {checked} and {found.expectations} expectations checked, {verdict}")
+    if found.docs is not None:
+        typer.echo(f"Data Docs: {found.docs}")
+    if costs is not None:
+        _print_refusal(record, costs, dag or owner.name)
+    return 0 if found.success else FINDINGS
+
+
+def quarantine(
+    root: Root,
+    pipeline: Name,
+    checkpoint: Which,
+    reason: Annotated[str, typer.Option(help="Why the checkpoint is refused.")] = "a person refused it",
+    release: Annotated[bool, typer.Option("--release", help="End the quarantine of the checkpoint.")] = False,
+    dag: Dag = None,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> int:
+    """Refuse a checkpoint: no interval starts from it or from its descendants. Or, with --release, accept it again."""
+    coordinator = Coordinator(open_storage(join_url(root, pipeline)), pipeline)
+    record = coordinator.record(parse_checkpoint(checkpoint))
+    if release:
+        if record.id not in coordinator.log().quarantined:
+            raise UsageError(
+                f"checkpoint {record.id} of pipeline {pipeline!r} is not quarantined, but {state_of(coordinator.log(), record)}"
+            )
+        if not dry_run:
+            coordinator.release(record.id)
+        return _say_released(coordinator, record, dry_run=dry_run, as_json=as_json)
+    costs = plan_consequences(coordinator.log(), record.id)
+    if not dry_run:
+        coordinator.quarantine(record.id, reason)
+    if as_json:
+        said = {"checkpoint": record.id, "dry_run": dry_run, "quarantined": not dry_run}
+        typer.echo(json.dumps(said | _costs(costs, dag or pipeline), indent=2))
+        return 0
+    _print_refusal(record, costs, dag or pipeline, dry_run=dry_run)
+    return 0
+
+
+def _say_released(coordinator: Coordinator, record: Record, *, dry_run: bool, as_json: bool) -> int:
+    log = coordinator.log()
+    state = state_of(log, record)
+    if as_json:
+        typer.echo(json.dumps({"checkpoint": record.id, "dry_run": dry_run, "released": not dry_run, "state": state}))
+        return 0
+    if dry_run:
+        typer.echo(f"would release checkpoint {record.id}")
+        return 0
+    typer.echo(f"checkpoint {record.id} is released: {state}")
+    if state != "completed":
+        typer.echo("cairn status prints which checkpoint the next interval starts from")
+    return 0
+
+
+def _print_refusal(record: Record, costs: Consequences, dag: str, *, dry_run: bool = False) -> None:
+    interval = record.content.interval
+    if dry_run:
+        typer.echo(f"would quarantine checkpoint {record.id} of {interval}")
+    else:
+        typer.echo(f"checkpoint {record.id} of {interval} is quarantined: no interval starts from it")
+    if costs.published:
+        typer.echo("published output that was computed with it:")
+    for published, checkpoint_id in costs.published:
+        typer.echo(f"  {published} (checkpoint {checkpoint_id})")
+    if costs.rerun is not None:
+        typer.echo(f"to compute it again, run:\n{backfill_command(dag, costs.rerun)}")
+
+
+def _described(found: Validation, *, quarantined: bool, dry_run: bool) -> dict[str, Any]:
+    return {
+        "checkpoint": found.checkpoint_id,
+        "mode": found.mode,
+        "success": found.success,
+        "dry_run": dry_run,
+        "quarantined": quarantined,
+        "findings": list(found.findings),
+        "entries": found.entries,
+        "expectations": found.expectations,
+        "docs": found.docs,
+    }
+
+
+def _costs(costs: Consequences | None, dag: str) -> dict[str, Any]:
+    published = () if costs is None else costs.published
+    again = None if costs is None else costs.rerun
+    return {
+        "published": [{"id": n, "interval": str(interval)} for interval, n in published],
+        "command": None if again is None else backfill_command(dag, again),
+    }

@@ -1,0 +1,68 @@
+"""The checks of a validation, as values for the log, the quarantine mark and the page of a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MOST_KEYS = 20
+_LONGEST_KEY = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailingRows:
+    """The rows that fail a check.
+
+    Attributes:
+        number: Number of the rows.
+        keys: The identity of up to `MOST_KEYS` rows as JSON, sorted. Keys of more than 300 characters are cut.
+        url: URL of the folder with all rows as Parquet; None if the rows are not stored.
+        not_stored: Why the rows are not stored; None if they are.
+    """
+
+    number: int
+    keys: tuple[str, ...]
+    url: str | None = None
+    not_stored: str | None = None
+
+    def __str__(self) -> str:
+        more = self.number - len(self.keys)
+        text = f"keys: {', '.join(self.keys)}{f' and {more:,} more' if more > 0 else ''}"
+        return f"{text}; all rows: {self.url}" if self.url is not None else f"{text}; {self.not_stored}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One check of a validation, and its result.
+
+    Attributes:
+        table: Name of the state, followed by " over time" for the table of changes since the base. Empty for a check of
+            the whole checkpoint, such as the check of its files.
+        what: The check, such as "expect_column_values_to_be_between".
+        column: The column or columns that the check is about; empty for checks of whole tables.
+        expected: The expected values, such as "min_value=1".
+        observed: The observed values, such as "3 of 40 rows fail".
+        success: True if the check passed.
+        failing: The rows that fail; None if the check passed, or does not concern single rows.
+    """
+
+    table: str
+    what: str
+    column: str = ""
+    expected: str = ""
+    observed: str = ""
+    success: bool
+    failing: FailingRows | None = None
+
+    @property
+    def finding(self) -> str:
+        """The failed check as a sentence."""
+        if not self.table:
+            return self.observed
+        expected = f"expected {self.expected}; " if self.expected else ""
+        said = f"state {self.table!r}: {f'{self.what} {self.column}'.rstrip()}: {expected}{self.observed}"
+        return f"{said}; {self.failing}" if self.failing is not None else said
+
+
+def short_key(key: str) -> str:
+    """Return the JSON of a key, cut after 300 characters."""
+    return key if len(key) <= _LONGEST_KEY else f"{key[:_LONGEST_KEY]}…"
