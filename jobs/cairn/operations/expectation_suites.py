@@ -252,7 +252,8 @@ def _check(table: str, result: Any, failing: FailingRows | None) -> Check:
     config, said = result.expectation_config, result.result
     expected = ", ".join(f"{k}={v!r}" for k, v in config.kwargs.items() if k not in _DOMAIN and v is not None)
     if "unexpected_count" in said:
-        observed = f"{said['unexpected_count']:,} of {said['element_count']:,} rows fail"
+        # Great Expectations counts None instead of 0 in an empty table.
+        observed = f"{said['unexpected_count'] or 0:,} of {said['element_count'] or 0:,} rows fail"
         values = list(dict.fromkeys(map(str, said.get("partial_unexpected_list") or ())))[:_SHOWN_VALUES]
         if values and config.kwargs.get("column") != "lost_row":  # the values of lost_row are the keys
             observed += f", with values such as {', '.join(values)}"
