@@ -23,6 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal, get_args
+from uuid import uuid4
 
 from state_backend.checkpoint.append_record import append, note_head
 from state_backend.checkpoint.clean_up_dropped import (
@@ -50,6 +51,7 @@ from state_backend.checkpoint.log import (
 from state_backend.checkpoint.output_schemas import output_so_far
 from state_backend.checkpoint.parallel import at_once
 from state_backend.checkpoint.record_reader import RecordReader
+from state_backend.checkpoint.release import computed_without
 from state_backend.formats import paths, record_codec
 from state_backend.formats.types import names_and_types, parse_struct
 from state_backend.ports.storage import KeepsRoom, Storage, lists_late
@@ -742,21 +744,55 @@ class Coordinator:
     def release(self, checkpoint_id: int) -> None:
         """End the quarantine of a checkpoint. The checkpoint and its descendants count again.
 
+        The method changes the mark, and then adds a record without content to the log. A commit that read the log before
+        this record can't create its own record, so it reads the log again and sees that the checkpoint counts. If the
+        process stops between both steps, the checkpoint counts, but such a commit may still start from another base.
+
         Args:
             checkpoint_id: The id of the checkpoint.
 
         Raises:
-            UsageError: The checkpoint is not quarantined.
+            UsageError: The checkpoint is not quarantined, or a usable checkpoint was computed without it.
+            UnknownOutcome: The storage did not report whether it wrote a file. Check with `cairn status`.
         """
         path, found = paths.quarantine(checkpoint_id), self.log().quarantined.get(checkpoint_id)
-        if found is not None:
-            released = Released(id=found.id, reason=found.reason, findings=found.findings)
-            if self._rewrite_mark(path, Quarantine, released):
+        released = None if found is None else Released(id=found.id, reason=found.reason, findings=found.findings)
+        if found is None or released is None:
+            raise self._not_quarantined(checkpoint_id)
+        self._check_release(self.log(), checkpoint_id)
+        if not self._rewrite_mark(path, Quarantine, released):
+            raise self._not_quarantined(checkpoint_id)
+        for _ in range(_COMMIT_ROUNDS):
+            log = self.log()
+            try:
+                self._check_release(log, checkpoint_id)
+            except UsageError:
+                self._rewrite_mark(path, Released, found)
+                raise
+            retained = tuple(r for _, r in sorted(log.retained.items()))
+            fence = SweepRecord(id=log.head_id + 1, retained=retained, sweep=str(uuid4()), abandoned=())
+            try:
+                append(self._storage, log, fence)
                 return
-        raise UsageError(
-            f"checkpoint {checkpoint_id} of pipeline {self._pipeline!r} is not quarantined\n"
-            "cairn status lists the quarantined checkpoints"
+            except AlreadyExists:
+                continue
+        raise StorageUnavailable(
+            f"{self._pipeline}: other commits were faster {_COMMIT_ROUNDS} times in a row; try again"
         )
+
+    def _not_quarantined(self, checkpoint_id: int) -> UsageError:
+        return UsageError(
+            f"checkpoint {checkpoint_id} of pipeline {self._pipeline!r} is not quarantined\n"
+            "cairn list shows the state of each checkpoint"
+        )
+
+    def _check_release(self, log: Log, checkpoint_id: int) -> None:
+        other = computed_without(log, checkpoint_id)
+        if other is not None:
+            raise UsageError(
+                f"checkpoint {checkpoint_id} of pipeline {self._pipeline!r} can't be released: checkpoint {other} was computed without it\n"
+                f"To make its state the newest instead, use `cairn restore` with --checkpoint {checkpoint_id} and --allow-quarantined"
+            )
 
     def _rewrite_mark(self, path: str, old: type[Quarantine | Released], new: Quarantine | Released) -> bool:
         """Replace a quarantine mark if it has the type `old`, and return False if it has the type of `new` already."""

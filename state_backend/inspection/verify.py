@@ -375,6 +375,7 @@ def _path_of(
     | SweepRecord
     | Tombstone
     | Quarantine
+    | Released
     | Published
     | Prepared
     | Refused
@@ -403,7 +404,7 @@ def _path_of(
         return paths.prepared(value.content.attempt)
     if isinstance(value, Published):
         return paths.published(value.interval, value.id)
-    return paths.quarantine(value.id) if isinstance(value, Quarantine) else paths.record(value.id)
+    return paths.quarantine(value.id) if isinstance(value, Quarantine | Released) else paths.record(value.id)
 
 
 # --- files ----------------------------------------------------------------------------------------------------------------------------

@@ -156,6 +156,26 @@ class Model:
             for e in self.entries()
         )
 
+    def computed_without(self, id: int) -> bool:
+        """Whether a checkpoint that counts would rest on what this one replaces, if it were released."""
+        after = Model(log=self.log, kept=self.kept, refused=self.refused - {id})
+        mine = self.entry(id).made.interval
+        if any(e.id > id and e.made.interval == mine and after.good(e.id) for e in self.entries()):
+            return False
+        later = [
+            n for n, by in self.kept.items() if n > id and by is None and self.entry(n).made.interval.end > mine.end
+        ]
+        return any(after.good(n) and id not in after.line(n) for n in later)
+
+    def line(self, id: int | None) -> list[int]:
+        """A checkpoint and what it was made from."""
+        found = []
+        while id is not None:
+            found.append(id)
+            made = self.entry(id).made
+            id = None if made.quarantine_allowed else made.base
+        return found
+
     def returning(self, start: datetime | None, base: int | None) -> list[Forgets]:
         """The forgotten keys that rows from ``start`` on, or this base, would bring back."""
         return [
@@ -648,11 +668,16 @@ class Pipelines(RuleBasedStateMachine):
     @rule(which=WHICH, goal=WHICH)
     def release(self, which: int, goal: int) -> None:
         house = self.house(which)
-        ids = sorted(house.model.refused)
-        if ids:
-            SEEN["released"] += 1
-            house.coordinator().release(ids[goal % len(ids)])
-            house.model.refused.remove(ids[goal % len(ids)])
+        model, ids = house.model, sorted(house.model.refused)
+        if not ids:
+            return
+        id = ids[goal % len(ids)]
+        refused = model.computed_without(id)
+        self.happens("UsageError" if refused else "", lambda: house.coordinator().release(id))
+        SEEN["kept in quarantine" if refused else "released"] += 1
+        if not refused:
+            model.refused.remove(id)
+            model.log.append(None)
 
     def goal(self, model: Model, goal: int) -> int:
         """An id, or rarely one too high."""
