@@ -57,6 +57,10 @@ class Health:
         """
         return None if self.start is None else min([max(self.points), *self.spoilt])
 
+    def base_before(self, start: datetime) -> datetime:
+        """Return the latest point, not after `start`, from which intervals may run; `start` itself without a point."""
+        return max((point for point in self.points if point <= start), default=start)
+
     def can_start_at(self, start: datetime) -> bool:
         """Return True if a checkpoint exists that the interval with this start may start from."""
         return not self.points or start in self.points or start in self.jumps
@@ -267,8 +271,9 @@ class WaitFor:
     backfill: OpenBackfill | None
 
     def __str__(self) -> str:
-        of = "" if self.backfill is None else f" of {self.backfill}"
-        return f"wait for run {self.run.run_id}{of}, which is {self.run.state}"
+        if self.backfill is None:
+            return f"wait for run {self.run.run_id}, which is {self.run.state}"
+        return f"adopt {self.backfill}: wait for its run {self.run.run_id}, which is {self.run.state}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,6 +333,7 @@ class HealPlan:
     Attributes:
         steps: The steps in order; empty if the pipeline is healthy up to the date.
         sick: The intervals that must run, in order.
+        open: The intervals that must run, and those whose run is queued or running, in order.
         working: Number of intervals whose run is queued or running.
         left_out: The intervals without a result that a person left out with `allow_gap`.
         unrepeatable: The runs that failed while their interval has a valid result and retention has dropped its base.
@@ -337,6 +343,7 @@ class HealPlan:
 
     steps: tuple[Step, ...]
     sick: tuple[Sick, ...]
+    open: tuple[Interval, ...]
     working: int
     left_out: tuple[Interval, ...]
     unrepeatable: tuple[AirflowRun, ...]
@@ -375,6 +382,7 @@ def plan_heal(
     return HealPlan(
         steps=tuple(steps),
         sick=tuple(Sick(interval=calendar[i], reason=sick[i]) for i in sorted(sick)),
+        open=tuple(calendar[i] for i in sorted({*sick, *working})),
         working=len(working),
         left_out=tuple(i for i in calendar if i.start not in health.results and health.is_left_out(i.start)),
         unrepeatable=unrepeatable,
