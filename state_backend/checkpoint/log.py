@@ -253,6 +253,13 @@ class Log:
         told = [f for f in self._facts(None) if f.kind in ("interval", "replaced")]
         return [(f.interval, f.id) for f in sorted(told, key=lambda f: (f.id, f.kind == "interval", f.interval))]
 
+    def all_facts(self) -> list[Fact]:
+        """Return a `Fact` for each commit and its interval, and for each interval whose output a commit replaced.
+
+        The facts come from a listing of `settled/commits/`; no record is read.
+        """
+        return self._facts(None)
+
     def _facts(self, interval: Interval | None) -> list[Fact]:
         """Return the facts about the intervals that overlap `interval`; None: about all intervals.
 
