@@ -64,7 +64,8 @@ class History:
         done = chance.randint(2, DAYS - 1)
         self.tell(f"days 1 to {done} run")
         days.backfill(1, done, max_active_runs=1)
-        assert days.wait(range(1, done + 1)) == {"success"}
+        states = days.wait(range(1, done + 1))
+        assert states == {"success"}, states
         for n in chance.sample(range(1, done + 1), chance.randint(1, 2)):
             self.run_again(n, fails=chance.random() < 0.4)
         if chance.random() < 0.4:
@@ -187,7 +188,8 @@ def play(days: Tally, seed: int, env: Mapping[str, str], notes: Path) -> Any:
         history.happen()
         history.heal_and_check()
     except Exception as error:
-        raise AssertionError("\n".join([*history.told, f"{type(error).__name__}: {error}"])) from error
+        history.tell(f"{type(error).__name__}: {error}")
+        raise AssertionError("\n".join(history.told)) from error
     finally:
         notes.mkdir(exist_ok=True)
         (notes / f"{seed}.txt").write_text("\n".join(history.told))

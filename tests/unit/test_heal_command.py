@@ -50,7 +50,8 @@ class FakeAirflow:
             return {"is_paused": self.paused, "start_date": START.isoformat(), "end_date": None}
         if path.endswith("/dry_run"):
             first, last = (body or {})["from_date"], (body or {})["to_date"]
-            days = [day(n).start.isoformat() for n in range(1, 5)]
+            at_work = {n for n, run in self.runs.items() if run["state"] in ("queued", "running")}
+            days = [day(n).start.isoformat() for n in range(1, 5) if n not in at_work]
             return {"backfills": [{"logical_date": at} for at in days if first <= at <= last]}
         if path.endswith("/taskInstances"):
             return {"task_instances": [{"operator_name": "CheckpointOperator", "state": "upstream_failed"}]}
@@ -150,6 +151,9 @@ def test_a_backfill_that_has_ended_meanwhile_is_no_error(airflow: FakeAirflow) -
     done = type_heal()
     assert done.exit_code == 0, done.output
     assert "end backfill 3 of 2024-01-04T00:00:00Z to 2024-01-04T00:00:00Z" in done.stdout
+    # Its run was at work when Airflow was asked for the schedule, and is not forgotten now that it has ended.
+    ran = [line for line in done.stdout.splitlines() if "done, " in line]
+    assert [line[:12] for line in ran] == [f"[2024-01-{n:02}T" for n in (2, 3, 4)]
 
 
 @pytest.mark.parametrize(
