@@ -55,7 +55,8 @@ class InAirflow:
         self.say = say
         self._path = f"/api/v2/dags/{urllib.parse.quote(dag_id, safe='')}"
         self._log: Log | None = None
-        self._starts: tuple[datetime, ...] = ()
+        # Starts of the schedule's intervals: a dry run names all but those whose run is at work, and runs name those.
+        self._starts: set[datetime] = set()
         self._from: datetime | None = None
         self._first_seen: dict[str, datetime | None] = {}
         self._committed: dict[tuple[str, str | None], bool] = {}
@@ -74,8 +75,9 @@ class InAirflow:
             health = self._health()
             begin = self._begin(health, dag)
             if fresh or self._from is None or begin < self._from:
-                self._starts, self._from = self._schedule(begin, dag), begin
+                self._starts, self._from = self._starts | self._schedule(begin, dag), begin
             runs = self._runs(self._from, self.last + self._length())
+            self._note_starts(runs)
             backfills = self._backfills()
             # The log is read after Airflow was asked, so it has the commits of all runs that Airflow calls ended.
             health = self._health()
@@ -139,18 +141,27 @@ class InAirflow:
                 raise UsageError(f"DAG {self.dag_id} has no start_date, and its pipeline has no checkpoint")
             return datetime.fromisoformat(dag["start_date"])
         begin = health.base_before(health.good_until)
-        for run in self._runs(health.start, self.last + self._length(), ("failed", *_UNFINISHED)):
+        runs = self._runs(health.start, self.last + self._length(), ("failed", *_UNFINISHED))
+        self._note_starts(runs)
+        for run in runs:
             again = health.can_start_at(run.start) and not self._with_commit(run, health).committed
             if run.start < begin and run.start in health.results and (run.at_work or again):
                 begin = run.start
         return begin
 
-    def _schedule(self, begin: datetime, dag: Mapping[str, Any]) -> tuple[datetime, ...]:
-        """Return the starts of the intervals of the DAG's schedule that have ended, from `begin` to `self.last`."""
+    def _note_starts(self, runs: Sequence[AirflowRun]) -> None:
+        """Keep the starts of runs at work: when such a run ends, its interval still belongs to the schedule."""
+        self._starts |= {run.start for run in runs if run.at_work and not run.manual}
+
+    def _schedule(self, begin: datetime, dag: Mapping[str, Any]) -> set[datetime]:
+        """Return the starts of the intervals of the DAG's schedule that have ended, from `begin` to `self.last`.
+
+        Intervals whose run is at work are left out.
+        """
         end = dag["end_date"]
         last = self.last if end is None else min(self.last, datetime.fromisoformat(end))
         if begin > last:
-            return ()
+            return set()
         body = {
             "dag_id": self.dag_id,
             "from_date": begin.isoformat(),
@@ -158,23 +169,23 @@ class InAirflow:
             "reprocess_behavior": "completed",
         }
         try:
-            # A dry run leaves out intervals whose run is at work; `_calendar` adds them.
             dates = self.rest.call("POST", "/api/v2/backfills/dry_run", body)["backfills"]
         except RestError as error:
             if error.status == 422 and "future" in str(error):
-                return ()
+                return set()
             raise
-        return tuple(datetime.fromisoformat(date["logical_date"]) for date in dates)
+        return {datetime.fromisoformat(date["logical_date"]) for date in dates}
 
     def _calendar(self, health: Health, runs: Sequence[AirflowRun]) -> tuple[Interval, ...]:
         working = {run.start for run in runs if run.at_work and run.start <= self.last}
-        starts = sorted({*self._starts, *working})
+        starts = sorted({*(start for start in self._starts if self._from and start >= self._from), *working})
         ends = [*starts[1:], starts[-1] + self._length()] if starts else []
         return tuple(health.results.get(start, Interval(start, end)) for start, end in zip(starts, ends, strict=True))
 
     def _length(self) -> timedelta:
         """Return the length of the last interval as far as it is known: only the schedule knows the end of an interval."""
-        return self._starts[-1] - self._starts[-2] if len(self._starts) > 1 else timedelta(days=1)
+        last_two = sorted(self._starts)[-2:]
+        return last_two[1] - last_two[0] if len(last_two) > 1 else timedelta(days=1)
 
     def _runs(self, first: datetime, last: datetime, states: Sequence[str] = ()) -> list[AirflowRun]:
         found = self.rest.runs_between(self.dag_id, first.isoformat(), last.isoformat(), states)
@@ -228,6 +239,7 @@ def _run(one: Mapping[str, Any]) -> AirflowRun:
         start=datetime.fromisoformat(one["data_interval_start"]),
         state=one["state"],
         of_backfill=one["run_type"] == "backfill",
+        manual=one["run_type"] == "manual",
         queued=instant("queued_at"),
         started=instant("start_date"),
         ended=instant("end_date"),

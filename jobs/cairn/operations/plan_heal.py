@@ -135,6 +135,7 @@ class AirflowRun:
         start: Start of the run's data interval.
         state: Airflow's state: queued, running, success or failed.
         of_backfill: True if a backfill made or cleared the run.
+        manual: True if a person triggered the run, perhaps for an interval that is not in the schedule.
         queued: When the run was queued; None if Airflow does not say.
         started: When the run started last; None if it has not.
         ended: When the run ended; None if it has not.
@@ -145,6 +146,7 @@ class AirflowRun:
     start: datetime
     state: str
     of_backfill: bool = False
+    manual: bool = False
     queued: datetime | None = None
     started: datetime | None = None
     ended: datetime | None = None
