@@ -35,8 +35,8 @@ PRESETS = {
     "@quarterly": "0 0 1 */3 *",
     "@yearly": "0 0 1 1 *",
 }
-# Steps of `_covering` and `interval_before` until they give up. Two suffice except around a change of clocks.
-_MOST_STEPS = 100
+# Longer than any change of clocks since 2012.
+_CLOCKS_CHANGE = timedelta(hours=3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,9 @@ def are_same(one: Schedule, other: Schedule) -> bool:
         from croniter import croniter
 
         texts = (one.expression, other.expression)
-        return one.zone == other.zone and (texts[0] == texts[1] or croniter.expand(texts[0]) == croniter.expand(texts[1]))
+        return one.zone == other.zone and (
+            texts[0] == texts[1] or croniter.expand(texts[0]) == croniter.expand(texts[1])
+        )
     return one == other
 
 
@@ -220,7 +222,7 @@ def next_interval(schedule: Schedule, last: Interval) -> Interval:
     # The same steps as `_DataIntervalTimetable.next_dagrun_info`.
     previous = before(last.end)
     start = last.end if after(previous) == last.end else previous
-    if start <= last.start:
+    while start <= last.start:  # One step, but more after some changes of clocks, where Airflow raises an error.
         start = after(start)
     return Interval(start, after(start))
 
@@ -244,14 +246,12 @@ def interval_from(schedule: Schedule, start: datetime) -> Interval | None:
 def interval_before(schedule: Schedule, end: datetime) -> Interval | None:
     """Return the interval that ends at `end`; None if no boundary of the schedule lies there."""
     after, before = schedule.boundaries()
-    # Around a change of clocks, `before` may skip a boundary. Two steps back and then forward find all of them.
-    start = before(before(end))
-    for _ in range(_MOST_STEPS):
-        following = after(start)
-        if following >= end:
-            return Interval(start, end) if following == end else None
+    if isinstance(schedule, Every):
+        return Interval(before(end), end)
+    start = _well_before(before, end)
+    while (following := after(start)) < end:
         start = following
-    return None
+    return Interval(start, end) if following == end else None
 
 
 def interval_around(schedule: Schedule, at: datetime) -> Interval:
@@ -259,10 +259,18 @@ def interval_around(schedule: Schedule, at: datetime) -> Interval:
     after, before = schedule.boundaries()
     if isinstance(schedule, Every):
         return Interval(at, after(at))
-    start = before(before(at))
-    while after(start) <= at:
-        start = after(start)
-    return Interval(start, after(start))
+    start = _well_before(before, at)
+    while (following := after(start)) <= at:
+        start = following
+    return Interval(start, following)
+
+
+def _well_before(before: Callable[[datetime], datetime], at: datetime) -> datetime:
+    """Return a boundary before an instant, and before any change of clocks close to the instant.
+
+    Near a change, `before` skips boundaries or returns instants that are none. `after` finds all boundaries from here on.
+    """
+    return before(min(before(at), at) - _CLOCKS_CHANGE)
 
 
 def _aligned_forward(

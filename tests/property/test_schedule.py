@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from functools import cache
 
 import pytest
 from airflow.timetables.base import DataInterval, TimeRestriction
@@ -34,11 +35,22 @@ EXPRESSIONS = (
     *("0 6 * * 1-5", "30 2 * * *", "15 1-3 * * *", "*/30 2 * * *", "*/20 * * * *", "30 * * * 1-5", "0 */2 * * *"),
     *("0 0 1 * *", "0 0 31 * *", "0 0 L * *", "0 0 29 2 *", "0 12 1,15 * 1", "0 9 * * 1#1", "0 0 * * 7"),
 )
-# From before a change of clocks in spring to behind the one in autumn.
-YEARS = (datetime(2023, 1, 1, tzinfo=UTC), datetime(2025, 1, 1, tzinfo=UTC))
-INSTANTS = st.integers(0, int((YEARS[1] - YEARS[0]).total_seconds() // 60)).map(lambda m: YEARS[0] + timedelta(minutes=m))
+OFTEN = ("@hourly", "*/20 * * * *", "30 * * * 1-5", "0 */2 * * *")
+STOPS = [(e, "Australia/Lord_Howe") for e in ("@hourly", "*/20 * * * *", "30 * * * 1-5")] + [
+    ("30 * * * 1-5", zone) for zone in ("Europe/Berlin", "America/Los_Angeles")
+]
+YEARS = (datetime(at_tier(fast=2024, ci=2024, all=2021), 2, 20, tzinfo=UTC), datetime(2024, 11, 10, tzinfo=UTC))
+# The days on which one of the zones changed its clocks in 2024. Schedules of hours and minutes are walked there only.
+CHANGES = [
+    (at, at + timedelta(days=3))
+    for at in (datetime(2024, m, d, tzinfo=UTC) for m, d in ((3, 9), (3, 30), (4, 6), (10, 5), (10, 26), (11, 2)))
+]
+INSTANTS = st.integers(0, int((YEARS[1] - YEARS[0]).total_seconds() // 60)).map(
+    lambda m: YEARS[0] + timedelta(minutes=m)
+)
 
 
+@cache
 def timetable(schedule: Schedule) -> CronDataIntervalTimetable | DeltaDataIntervalTimetable:
     if isinstance(schedule, Cron):
         return CronDataIntervalTimetable(schedule.expression, schedule.zone)
@@ -60,32 +72,34 @@ def scheduled_by_airflow(
 
 @pytest.mark.parametrize("zone", ZONES)
 @pytest.mark.parametrize("expression", EXPRESSIONS)
-def test_two_years_of_intervals_are_those_of_airflow(expression: str, zone: str) -> None:
+def test_intervals_follow_each_other_as_in_airflow(expression: str, zone: str) -> None:
     schedule = Cron(expression, zone)
-    last = first_interval(schedule, YEARS[0])
-    assert last == scheduled_by_airflow(schedule, None, YEARS[0])
-    # Hourly schedules have 17,000 intervals in two years: the suite walks them around the changes of clocks only.
-    steps = 0
-    while last.end < YEARS[1]:
-        following = next_interval(schedule, last)
-        assert following == scheduled_by_airflow(schedule, last, None)
-        assert following.start == last.end
-        assert interval_before(schedule, following.end) == following
-        assert interval_around(schedule, following.start) == following
-        steps += 1
-        if steps % 60 == 0 and last.end - last.start < timedelta(hours=6) and not at_tier(fast=False, ci=False, all=True):
-            last = Interval(following.start, following.end + _leap(following.end))
-            last = interval_around(schedule, last.end)
-        else:
+    for begin, end in CHANGES if expression in OFTEN else [YEARS]:
+        last = first_interval(schedule, begin)
+        assert last == scheduled_by_airflow(schedule, None, begin)
+        while last.end < end:
+            following = next_interval(schedule, last)
+            try:
+                assert following == scheduled_by_airflow(schedule, last, None)
+            except (
+                ValueError
+            ) as error:  # Airflow's scheduler stops here, as at `30 * * * 1-5` behind the clocks' change.
+                assert "did not advance" in str(error) and (expression, zone) in STOPS
+                assert following.start > last.start
+                break
+            # In spring, Airflow leaves out half an hour of `*/30 2 * * *`: both of its boundaries lie in the skipped hour.
+            if expression == "*/30 2 * * *" and following.start.month == 3:
+                last = following
+                continue
+            assert following.start == last.end
+            assert interval_before(schedule, following.end) == following
+            assert interval_around(schedule, following.start) == following
             last = following
 
 
-def _leap(at: datetime) -> timedelta:
-    """A leap over the weeks in which no zone changes its clocks: into March, April, October or November."""
-    return timedelta(0) if at.month in (3, 4, 10, 11) and at.day in range(24, 32) or at.day in range(1, 13) else timedelta(days=7)
-
-
-@given(expression=st.sampled_from(EXPRESSIONS), zone=st.sampled_from(ZONES), at=INSTANTS, minutes=st.integers(1, 100_000))
+@given(
+    expression=st.sampled_from(EXPRESSIONS), zone=st.sampled_from(ZONES), at=INSTANTS, minutes=st.integers(1, 100_000)
+)
 def test_an_interval_after_any_other_is_that_of_airflow(expression: str, zone: str, at: datetime, minutes: int) -> None:
     # The last interval may be of another schedule, which the pipeline had before.
     schedule, last = Cron(expression, zone), Interval(at, at + timedelta(minutes=minutes))
@@ -99,7 +113,7 @@ def test_an_interval_after_any_other_is_that_of_airflow(expression: str, zone: s
 
 
 @given(
-    expression=st.sampled_from([e for e in EXPRESSIONS if e not in ("@hourly", "*/20 * * * *")]),
+    expression=st.sampled_from([e for e in EXPRESSIONS if e not in OFTEN]),
     zone=st.sampled_from(ZONES),
     first=INSTANTS,
     days=st.integers(0, 40),
@@ -122,7 +136,10 @@ def test_a_timedelta_is_that_of_airflow(minutes: int, at: datetime, length: int)
     assert len(list(starting_between(schedule, at, at + 2 * timedelta(minutes=minutes)))) == 3
 
 
-@given(schedule=st.builds(Cron, st.sampled_from(EXPRESSIONS), st.sampled_from(ZONES)) | st.builds(Every, st.integers(1, 10**12)))
+@given(
+    schedule=st.builds(Cron, st.sampled_from(EXPRESSIONS), st.sampled_from(ZONES))
+    | st.builds(Every, st.integers(1, 10**12))
+)
 def test_a_schedule_survives_its_encoding(schedule: Schedule) -> None:
     assert decode(encode(schedule)) == schedule
     assert are_same(schedule, decode(encode(schedule)))
