@@ -15,6 +15,7 @@ Source: airflow.timetables._cron, _delta and interval, of Airflow 3.3.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -47,8 +48,7 @@ class Cron:
         expression: Five fields as in `0 6 * * 1-5`, or a preset: @hourly, @daily, @weekly, @monthly, @quarterly, @yearly.
         zone: Name of the time zone in which the expression counts, such as "Europe/Berlin".
 
-    Raises:
-        UsageError: The expression matches no time or can't be read, or this host does not know the zone.
+    `check` says whether the expression can be read. The constructor does not, so that all hosts can read records.
     """
 
     expression: str
@@ -59,7 +59,8 @@ class Cron:
             raise UsageError(f"Cron({self.expression!r}, {self.zone!r}): both must be texts")
         fields = " ".join(self.expression.split())
         object.__setattr__(self, "expression", PRESETS.get(fields, fields))
-        object.__setattr__(self, "zone", zone_of(self.zone).name)
+        with suppress(UsageError):  # A host without data for the zone must still read the records of the pipeline.
+            object.__setattr__(self, "zone", zone_of(self.zone).name)
 
     def __str__(self) -> str:
         return f"cron {self.expression!r} in {self.zone}"
@@ -70,7 +71,7 @@ class Cron:
         return zone_of(self.zone).rules
 
     def check(self) -> None:
-        """Raise `UsageError` if the expression can't be read or matches no time."""
+        """Raise `UsageError` if the expression can't be read or matches no time, or this host has no data for the zone."""
         from croniter import CroniterError
 
         try:
