@@ -8,7 +8,8 @@ from functools import cache
 import pytest
 from airflow.timetables.base import DataInterval, TimeRestriction
 from airflow.timetables.interval import CronDataIntervalTimetable, DeltaDataIntervalTimetable
-from hypothesis import given, strategies as st
+from hypothesis import given
+from hypothesis import strategies as st
 from pendulum import DateTime, instance
 
 from state_backend.values.intervals import Interval

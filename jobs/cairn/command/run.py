@@ -221,7 +221,6 @@ class _Asked:
         at = _instant(self.start) if self.start is not None else default_start
         return intervals_between(at, at + self.count * length, length)
 
-
     def scheduled(self, schedule: Schedule, pipeline_start: datetime, newest: Interval | None) -> tuple[Interval, ...]:
         """Return the intervals of a schedule that `cairn run` must run.
 
@@ -248,7 +247,9 @@ class _Asked:
             at = _instant(self.start) if self.start is not None else pipeline_start
             begins = interval_from(schedule, at)
             if begins is None:
-                raise UsageError(f"{no_boundary(schedule, at)}\nFor an interval outside of the schedule, give its length too: --every")
+                raise UsageError(
+                    f"{no_boundary(schedule, at)}\nFor an interval outside of the schedule, give its length too: --every"
+                )
             one = begins
         row = [one]
         while len(row) < self.count:
