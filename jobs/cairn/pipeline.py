@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -17,7 +17,7 @@ from state_backend.values.intervals import Interval, to_ms
 from state_backend.values.key_groups import check_parallelism
 from state_backend.values.records import Record
 from state_backend.values.retention import RetentionPolicy, check_retention, default_retention
-from state_backend.values.schedule import Cron, Every, Schedule, schedule_of
+from state_backend.values.schedule import Cron, Every, Schedule, are_same, schedule_of
 from state_backend.values.zones import zone_of
 
 if TYPE_CHECKING:
@@ -203,6 +203,24 @@ class Pipeline:
     def declared_schedule(self) -> Schedule | None:
         """The declared schedule as a value; None if the pipeline declares none."""
         return self.schedule if isinstance(self.schedule, Cron | Every) else None
+
+    def scheduled_by(self, schedule: Schedule, who: str) -> Pipeline:
+        """Return the pipeline with the schedule of the scheduler that runs it.
+
+        Args:
+            schedule: The schedule of the scheduler.
+            who: Name of the scheduler, for the message.
+
+        Raises:
+            UsageError: The pipeline declares another schedule.
+        """
+        own = self.declared_schedule
+        if own is not None and not are_same(own, schedule):
+            raise UsageError(
+                f"pipeline {self.name!r} declares the schedule {own}, but the schedule of {who} is {schedule}\n"
+                "Make them the same, or declare no schedule: the pipeline then takes that of its DAG"
+            )
+        return self if own is not None else replace(self, schedule=schedule)
 
     def retention_of(self, interval: Interval) -> RetentionPolicy:
         """Return the retention policy that the commit of an interval records.

@@ -10,10 +10,15 @@ from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
 import pytest
+from airflow.sdk import DAG, CronDataIntervalTimetable, CronTriggerTimetable, DeltaDataIntervalTimetable
+from dateutil.relativedelta import relativedelta
+from pendulum import timezone
 
 import cairn
 from cairn.command.run import _Asked
+from cairn.driver.driver_protocol import Call, Process, parse_call, to_arguments
 from cairn.pipeline import Pipeline
+from cairn_operators.dag_schedule import schedule_of_dag
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint.lineage import choose_base
 from state_backend.checkpoint.log import Log
@@ -23,7 +28,7 @@ from state_backend.inspection.status import status_of
 from state_backend.values.errors import StaleStateError, StateGapError, UsageError
 from state_backend.values.intervals import Interval, format_instant
 from state_backend.values.records import NO_PERMISSIONS, Record
-from state_backend.values.schedule import Cron, Every, Schedule, starting_between
+from state_backend.values.schedule import Cron, Every, Schedule, decode, starting_between
 from tests.support.checkpoints import PIPELINE, content, record
 from tests.support.log_in_memory import log_in_memory
 
@@ -79,7 +84,7 @@ def test_a_stale_base_names_every_stale_interval() -> None:
         choose_base(log, PIPELINE, DAYS[4], NO_PERMISSIONS, START_MS)
     again = refused.value.rerun
     assert again is not None
-    assert (again.first, again.last) == (DAYS[3].start, DAYS[3].start)
+    assert (again.first, again.last) == (DAYS[2].start, DAYS[3].start)
 
 
 def test_the_schedule_of_the_newest_interval_wins_and_a_rewind_keeps_it() -> None:
@@ -144,6 +149,38 @@ def test_a_schedule_that_is_none_is_refused(schedule: object, says: str) -> None
 def test_a_cron_of_other_types_is_refused() -> None:
     with pytest.raises(UsageError, match="both must be texts"):
         Cron("@daily", 3)  # type: ignore[arg-type]
+
+
+def test_the_dag_gives_the_schedule_or_has_the_declared_one() -> None:
+    assert declared(None).scheduled_by(WEEKDAYS, "the DAG").declared_schedule == WEEKDAYS
+    named = declared(Cron("0 6 * * MON-FRI", "Europe/Berlin"))
+    assert named.scheduled_by(WEEKDAYS, "the DAG") == named
+    with pytest.raises(
+        UsageError, match=r"cron '0 6 \* \* MON-FRI' in Europe/Berlin, but the schedule of the DAG is every 1:00:00"
+    ):
+        named.scheduled_by(Every(3_600_000), "the DAG")
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        (CronDataIntervalTimetable("0 6 * * 1-5", timezone="Europe/Berlin"), WEEKDAYS),
+        (CronDataIntervalTimetable("@daily", timezone=timezone("Asia/Kolkata")), Cron("@daily", "Asia/Kolkata")),
+        (DeltaDataIntervalTimetable(timedelta(minutes=15)), Every(900_000)),
+        (DeltaDataIntervalTimetable(relativedelta(months=1)), None),
+        (CronTriggerTimetable("@daily", timezone="UTC"), None),
+        (None, None),
+    ],
+)
+def test_the_schedule_of_a_dag_travels_to_the_driver(schedule: object, expected: Schedule | None) -> None:
+    found = schedule_of_dag(DAG("p", schedule=schedule, start_date=START))  # type: ignore[arg-type]
+    assert (None if found is None else decode(found)) == expected
+    request = Process(
+        start=START, end=DAYS[0].end, attempt="a", run_id="r", clear_number=0, try_number=1, schedule=found
+    )
+    call = Call(pipeline="m:P", root="memory://r", spark="local[1]")
+    words = [request.command, *to_arguments(call), *to_arguments(request)]
+    assert parse_call(words, [])[1] == request
 
 
 # --- cairn run --------------------------------------------------------------------------------------------------------------
