@@ -14,6 +14,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from airflow.sdk.observability import stats
 
 from cairn_operators.checkpoint_operator import CheckpointOperator, again_command
+from cairn_operators.dag_schedule import schedule_of_dag
 from cairn_operators.data_interval import data_interval
 from cairn_operators.driver_operator import DriverOperator
 from cairn_operators.failures import failure, failure_of
@@ -412,6 +413,7 @@ class StatefulMicroBatchOperator(DriverOperator):
             attempt=attempt,
             permissions=granted(self.permissions),
             committed=there,
+            schedule=schedule_of_dag(context.get("dag")),
             earlier=(store.get(_ATTEMPT_KEY) or None) if known else None,
         )
 
