@@ -15,7 +15,7 @@ from dateutil.relativedelta import relativedelta
 from pendulum import timezone
 
 import cairn
-from cairn.command.run import _Asked
+from cairn.command.run import _Asked, _two_lengths
 from cairn.driver.driver_protocol import Call, Process, parse_call, to_arguments
 from cairn.pipeline import Pipeline
 from cairn_operators.dag_schedule import schedule_of_dag
@@ -207,3 +207,9 @@ def test_run_refuses_a_start_that_no_interval_has() -> None:
         asked(None, start="2024-03-30T05:00Z")
     with pytest.raises(UsageError, match="no interval of the schedule"):
         asked(None, from_="2024-03-30", to="2024-03-31")
+
+
+def test_run_asks_for_the_length_if_the_last_two_differ() -> None:
+    said = str(_two_lengths("p:P", "file:///r", DAYS[3], [timedelta(hours=24), timedelta(hours=71)]))
+    assert "cairn run p:P --root file:///r --every 255600s\n" in said
+    assert said.endswith("--every 255600s --start 2024-04-01T04:00:00Z")
