@@ -318,6 +318,7 @@ def test_help_names_what_there_is() -> None:
     assert result.exit_code == 0
     rows = [line for line in result.stdout.splitlines() if line.startswith("│ ") and line[2].isalpha()]
     seen = {"new", "run", "status", "list", "show", "diff", "export", "verify", "sweep", "backfill", "spark", "publish"}
+    seen |= {"heal"}
     assert {row.split()[1] for row in rows} == seen | {
         "savepoint",
         "restore",

@@ -68,10 +68,21 @@ RUN = {
     "airflow providers list": AIRFLOW + "test_commands_for_airflow_do_what_the_docs_say",
     "airflow tasks clear aircraft -t process -d -s 2013-01-03T00:00:00+00:00 -e 2013-01-03T00:00:00+00:00 -y": "not run: commands of "
     "the same form are, where refusals print them",
-    "airflow tasks": AIRFLOW + "test_a_cleared_day_with_another_result_stops_tomorrow_with_the_command as printed",
+    "airflow tasks": AIRFLOW + "test_the_command_that_replaces_output_of_another_cut_does_so as printed",
     "cairn backfill": AIRFLOW + "test_backfills_in_numbers_are_whole_while_the_scheduler_runs",
     "cairn backfill --dag … --from … --to …": AIRFLOW
-    + "test_a_cleared_day_with_another_result_stops_tomorrow_with_the_command as printed",
+    + "test_the_command_that_replaces_output_of_another_cut_does_so as printed",
+    "cairn heal": "tests/support/heal_histories.py::heal as printed",
+    "cairn heal --dry-run --to DATE": "tests/unit/test_heal_command.py::"
+    "test_it_runs_what_is_stale_and_missing_and_then_has_nothing_to_do as printed",
+    "cairn heal --to DATE": "tests/unit/test_heal_command.py::"
+    "test_it_stops_at_a_run_that_fails_and_the_printed_command_goes_on as printed",
+    "cairn heal --root … --pipeline … --to …": AIRFLOW
+    + "test_a_cleared_day_with_another_result_makes_tomorrow_wait_with_the_command as printed",
+    "cairn heal --local --code … --root … --pipeline …": "tests/integration/test_run_intervals.py::"
+    "test_heal_runs_here_what_is_missing_and_stale",
+    "cairn heal --to 2013-01-06": "not run: needs Airflow, where tests/integration/test_heal.py runs it over random histories",
+    "cairn heal …": "not run: the name of the Spark application",
     "cairn backfill --dag aircraft --from 2013-01-04 --to 2013-01-05": "not run: needs Airflow, where printed backfills are run by "
     "tests/integration/test_airflow.py; its options are parsed here",
     "cairn run pipelines.clicks:CLICKS --every 1h --count 3": WITH_SPARK,

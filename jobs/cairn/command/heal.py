@@ -63,7 +63,7 @@ def heal(
     ],
     dag: Annotated[str | None, typer.Option(help="Id of the pipeline's DAG; left out: the pipeline's name.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; change nothing.")] = False,
-    local: Annotated[bool, typer.Option("--local", help="Run the intervals here, as cairn run does.")] = False,
+    local: Annotated[bool, typer.Option("--local", help="Run the intervals in this process, without Airflow.")] = False,
     code: Annotated[
         str | None, typer.Option(envvar="CAIRN_CODE", help="With --local: module:NAME of the Pipeline.")
     ] = None,
@@ -240,7 +240,7 @@ class _Healing:
             healthy, misfit = False, plan.misfits[0]
             verdict = (
                 f"{misfit} has a result that is {health.spoilt[misfit.start]}, but is no interval of the schedule any more; {what}\n"
-                "To replace its output by intervals of the schedule:"
+                "Replace its output by intervals of the schedule, with --replace-overlapping"
             )
             command = self._replacing(plan.misfits)
         elif later:
@@ -254,12 +254,12 @@ class _Healing:
             typer.echo(verdict if command is None else f"{verdict}\n{command}")
         return 0 if healthy else 1
 
-    def _replacing(self, misfits: tuple[Interval, ...]) -> str:
+    def _replacing(self, misfits: tuple[Interval, ...]) -> str | None:
+        if not isinstance(self.place, InAirflow):
+            return None
         last = max(misfits[0].start, misfits[-1].end - timedelta(seconds=1))
         again = Rerun(first=misfits[0].start, last=last, replace_overlapping=True)
-        if isinstance(self.place, InAirflow):
-            return backfill_command(self.place.dag_id, again, self.place.rest.url)
-        return f"cairn run --from {format_instant(again.first)} --to {format_instant(again.last)} --replace-overlapping"
+        return backfill_command(self.place.dag_id, again, self.place.rest.url)
 
 
 class _Here:
