@@ -169,6 +169,7 @@ RUN = {
     "make help": HERE + "test_make_help_lists_what_can_be_made",
     "make java": HERE + "test_make_java_finds_a_runtime",
     "make lint": "not run: the gate of every commit",
+    "make setup HOST_CHECK=no": "tests/unit/test_set_up.py::test_set_up_checks_the_machine_before_it_downloads as printed",
     "make setup": "tests/integration/test_first_hour.py::clone",
     "make soak": "not run: hours; its parts are those of the demo and of tests/integration/test_airflow.py",
     "make spark": "tests/integration/test_first_hour.py::test_the_first_pipeline_in_airflow",
@@ -220,7 +221,7 @@ RUN = {
     "not run: needs an index that has it; the extras exist, and tests/integration/test_wheel.py installs two of them",
 ) | {"pip install './cairn_state-VERSION-py3-none-any.whl[spark,gcs]' venv-pack": "not run: needs an index; venv-pack is another project's",
     "pip install 'cairn-state[airflow,spark] @ git+https://git.example.com/you/cairn.git@COMMIT'": "not run: address and commit are the reader's; the wheel that pip builds is that of make wheel",
-    "pip install './cairn_state-VERSION-py3-none-any.whl[airflow,spark,gcs]' apache-airflow-providers-celery": "not run: needs an index; test_celery.py installs Celery by its lock",
+    "pip install './cairn_state-VERSION-py3-none-any.whl[airflow,spark,gcs,celery]'": "not run: needs an index; test_celery.py installs Celery by its lock",
 }  # fmt: skip
 
 
