@@ -323,6 +323,7 @@ def test_help_names_what_there_is() -> None:
         "restore",
         "fork",
         "forget",
+        "heal",
         "try",
         "compare",
         "deploy",

@@ -143,6 +143,8 @@ RUN = {
     "cairn run": "tests/integration/test_docs.py::test_every_block_of_the_page_runs as printed",
     "cairn run …": "not run: the name of the Spark application",
     "cairn run … --spark-log error": "tests/unit/test_spark.py::test_cairn_run_shows_what_spark_says_on_demand",
+    "cairn run … --root … --every …": "tests/unit/test_scheduled_intervals.py::"
+    "test_run_asks_for_the_length_if_the_last_two_differ as printed",
     "cairn run … --root … --start …": "tests/unit/test_plan_range.py::"
     "test_a_refusal_of_cairn_run_ends_with_the_command_that_repairs_it as printed",
     "cairn run --from --to": "tests/integration/test_run_intervals.py::test_the_command_line_runs_a_range",
@@ -411,8 +413,9 @@ def test_a_person_s_data_is_deleted_as_the_page_shows(root: Path, tmp_path: Path
     assert said(copied, "cairn verify") and "N24211" not in said(copied, "cairn show")
 
 
-def test_a_sweep_takes_what_its_dry_run_names(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without --min-age: what a lost try left three days ago."""
+def test_a_sweep_takes_what_its_dry_run_names(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without --min-age: what a lost try left three days ago. On a copy, since the sweep takes an id of the log."""
+    root = Path(shutil.copytree(root, tmp_path / "state"))
     left = root / "aircraft" / paths.shared("lost", 0, 0, 0, "sst")
     left.parent.mkdir(parents=True)
     left.write_bytes(b"x" * 1000)

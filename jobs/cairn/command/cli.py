@@ -26,6 +26,7 @@ from cairn.command import new_pipeline, state_commands, trial_commands
 from cairn.command.backfill import backfill
 from cairn.command.estimate import estimate_
 from cairn.command.forget import forget
+from cairn.command.heal import heal
 from cairn.command.run import run
 from cairn.command.spark_server import spark
 from cairn.operations.export_state import export_state
@@ -532,6 +533,7 @@ def sweep_(
 
 app.command("estimate")(_exit_codes(estimate_))
 app.command()(_exit_codes(backfill))
+app.command()(_exit_codes(heal))
 app.command()(_exit_codes(spark))
 app.command()(_exit_codes(state_commands.savepoint))
 app.command()(_exit_codes(state_commands.restore))
