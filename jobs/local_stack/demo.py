@@ -8,7 +8,6 @@ Airflow's database in the repository, so that the UI shows them afterwards. A se
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import shutil
 import signal
@@ -24,6 +23,7 @@ from typing import Any
 from cairn.command.airflow_rest import ADMIN
 from local_stack.airflow_server import AirflowClient, AirflowServer, RestError, parse_time, task_log
 from local_stack.demo_report import DayResult, sums_of, table_of, verdict_of
+from local_stack.host_check import problems
 from local_stack.owned_process import OwnedProcesses, command_line
 from local_stack.patience import Patience
 from local_stack.progress_lines import ProgressLines, fold
@@ -59,8 +59,8 @@ def main() -> int:
         print(f"DAYS={days} is out of range: the flights are of 2013, so set DAYS to 1 to 365")
         return 1
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    if problem := no_semaphores():
-        print(problem)
+    if found := problems():
+        print("\n".join(map(fold, [*found, "Then run the demo again"])))
         return 1
     try:
         with _lines:
@@ -71,21 +71,6 @@ def main() -> int:
     except (RuntimeError, OSError) as error:
         say(f"failed: {error}; logs: {_short(DATA / 'logs')}")
         return 1
-
-
-def no_semaphores() -> str | None:
-    """Return advice for the user if the system provides no semaphores, else None.
-
-    Airflow's LocalExecutor needs semaphores.
-    """
-    try:
-        multiprocessing.get_context("fork").Semaphore()
-    except OSError as error:
-        return (
-            f"Airflow's LocalExecutor can't run here: it needs semaphores, which need a writable /dev/shm ({error})\nMount one "
-            "(mount -t tmpfs tmpfs /dev/shm; docker run --shm-size=64m), then run the demo again"
-        )
-    return None
 
 
 def run_demo(days: int) -> int:

@@ -79,6 +79,8 @@ class Measured:
 
 
 MEASURED = Measured()
+# Spark's least `spark.executor.memoryOverhead`, which the JVM itself uses.
+JVM_OVERHEAD_MIB = 384
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -455,6 +457,18 @@ def estimate(usage: Usage, prices: Prices = Prices()) -> Estimate:
         dollars={**dollars, "all": sum(dollars.values())},
         stops=tuple(_stops(usage, held, requests, seconds)),
     )
+
+
+def memory_overhead_mib(worker_mib: int, cores: int) -> int:
+    """Return the memory of an executor outside its JVM, in MiB: Spark's `spark.executor.memoryOverhead`.
+
+    YARN and Kubernetes kill an executor that needs more. The Python worker of each running task lies in this memory.
+
+    Args:
+        worker_mib: Memory of a Python worker, in MiB.
+        cores: The number of tasks that an executor runs at once.
+    """
+    return JVM_OVERHEAD_MIB + worker_mib * cores
 
 
 def savepoint_requests(usage: Usage) -> Requests:

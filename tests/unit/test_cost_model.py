@@ -27,6 +27,7 @@ from state_backend.inspection.cost_model import (
     estimate,
     in_bytes,
     interval_requests,
+    memory_overhead_mib,
     plan_held,
     usage_of,
 )
@@ -93,6 +94,7 @@ def test_bytes_objects_and_seconds_follow_what_they_are_made_of() -> None:
     assert found.month == pytest.approx(730.5) and found.stops == ()
     # Longer values need more memory.
     assert (found.worker_mib, estimate(replace(MILLION, bytes_per_key=570)).worker_mib) == (529, 892)
+    assert [memory_overhead_mib(529, cores) for cores in (1, 4)] == [913, 2_500]
     # A retained checkpoint has no more files of its own than a whole state, however long ago it was.
     days = estimate(replace(MILLION, changed=1, retention=KeepPerDay(10)))
     assert days.stored_bytes == pytest.approx(10 * state) and days.uploaded_bytes == pytest.approx(2 * state)

@@ -13,7 +13,18 @@ import typer
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.inspection.checkpoint_names import parse_duration
-from state_backend.inspection.cost_model import Estimate, History, Prices, Requests, Usage, estimate, in_bytes, usage_of
+from state_backend.inspection.cost_model import (
+    JVM_OVERHEAD_MIB,
+    Estimate,
+    History,
+    Prices,
+    Requests,
+    Usage,
+    estimate,
+    in_bytes,
+    memory_overhead_mib,
+    usage_of,
+)
 from state_backend.values.errors import UsageError
 from state_backend.values.records import Record
 from state_backend.values.retention import KeepLast
@@ -205,6 +216,10 @@ def _lines(found: Estimate, history: History | None, prices: Prices) -> Iterator
     yield f"uploads {in_bytes(found.uploaded_bytes)} of state and downloads {in_bytes(found.downloaded_bytes)}"
     yield (
         f"takes {found.seconds:.1f} s in a warm session; each shard needs {found.worker_mib} MiB of memory and {in_bytes(found.disk_bytes)} of disk"
+    )
+    yield (
+        "an executor of 4 cores on YARN or Kubernetes needs spark.executor.memoryOverhead="
+        f"{memory_overhead_mib(found.worker_mib, 4)}m: {JVM_OVERHEAD_MIB} MiB, and {found.worker_mib} MiB for each core"
     )
     yield ""
     yield f"{'per month':<12}{'':>30}{'US dollars':>15}"
