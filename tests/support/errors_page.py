@@ -15,7 +15,7 @@ from pathlib import Path
 
 from airflow.sdk.exceptions import AirflowFailException
 
-from cairn.command.cli import FINDINGS, STORAGE, USAGE, _code_of
+from cairn.command.exit_codes import FINDINGS, STORAGE, USAGE, code_of
 from cairn_operators.failures import UserCodeFailed, failure
 from cairn_operators.retries import _SECONDS, RETRIES, USER_CODE_RETRIES
 from state_backend.values import errors
@@ -118,7 +118,7 @@ def page() -> str:
         parts.append(f"## {group.title}\n" + (f"{_filled(group.about)}.\n" if group.about else ""))
         for error in group.classes:
             cause, what = sections(error)
-            code = str(_code_of(error("")))
+            code = str(code_of(error("")))
             codes[code].append(f"`{error.__name__}`")
             parts.append(f"### `{error.__name__}`\n{_paragraphs(cause)}\n")
             lines = [

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cairn.command.options import Code, Dag, DryRun, Json, Root, Spark
 from cairn.command.stop_dag import AirflowCli, commit_prepared, stopped
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
@@ -32,13 +33,6 @@ from state_backend.values.records import Permissions, Record, RunRef, Savepoint
 if TYPE_CHECKING:
     from cairn.pipeline import Pipeline
 
-Root = Annotated[str, typer.Option(envvar="CAIRN_ROOT", help="URL of the folder that holds all pipelines.")]
-Name = Annotated[str, typer.Option("--pipeline", envvar="CAIRN_PIPELINE", help="Name of the pipeline.")]
-Code = Annotated[str, typer.Option(envvar="CAIRN_CODE", help="module:NAME of the Pipeline, as in its DAG.")]
-Spark = Annotated[str, typer.Option(envvar="CAIRN_SPARK", help="URL of Spark: sc://host:port, local[2], spark://...")]
-Dag = Annotated[str | None, typer.Option(help="Id of the pipeline's DAG; left out: the pipeline's name.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done; do nothing.")]
 AllowStale = Annotated[bool, typer.Option("--allow-stale", help="Accept a stale checkpoint.")]
 AllowQuarantined = Annotated[
     bool, typer.Option("--allow-quarantined", help="Accept a quarantined checkpoint, which validation refused.")
