@@ -6,8 +6,6 @@ import importlib
 import json
 import shlex
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -329,13 +327,6 @@ def test_help_names_what_there_is() -> None:
         "estimate",
         "trials",
     }
-
-
-@pytest.mark.long("seconds", runs_in="ci")
-def test_it_needs_neither_spark_nor_airflow() -> None:
-    probe = "import sys, cairn.command.cli; print([m for m in ('pyspark', 'airflow', 'great_expectations') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", probe], check=True, capture_output=True, text=True)
-    assert done.stdout.strip() == "[]"
 
 
 # --- verify -------------------------------------------------------------------------------------------------------------------------
