@@ -477,7 +477,7 @@ class Pipelines(RuleBasedStateMachine):
         begun = self.happens(
             expected if isinstance(expected, str) else "",
             lambda: house.coordinator().begin(
-                interval, run=_run(run), permissions=permissions, pipeline_start_ms=start_ms(), attempt=name
+                interval, permissions=permissions, pipeline_start_ms=start_ms(), attempt=name
             ),
         )
         if begun is None:
