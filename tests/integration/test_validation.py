@@ -142,8 +142,9 @@ def test_pairs_are_what_became_of_each_row(spark: SparkSession, three_days: tupl
     assert found.expectations == 4
 
 
-class Shrinking(StatefulProcessor):
-    """Each row adds to every kind of state. A row with the amount 0 takes one element, one pair and one timer away from its user."""
+class Losing(StatefulProcessor):
+    """Each row adds to every kind of state. On a row with the item "lose", the user loses that many rows of each kind. On a row with
+    the item "wrong", one row of each kind becomes wrong: negative, or another time."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._handle = handle
@@ -153,62 +154,107 @@ class Shrinking(StatefulProcessor):
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
         for row in rows:
-            if row.amount:
+            if row.item not in ("lose", "wrong"):
                 self._total.update((row.amount,))
                 self._amounts.appendValue((row.amount,))
                 self._items.updateValue((row.item,), (1,))
                 self._handle.registerTimer((row.amount + 1) * 86_400_000 + int(START.timestamp() * 1000))
+                continue
+            wrong, last = row.item == "wrong", slice(-row.amount, None)
+            amounts = list(self._amounts.get())
+            kept = [*amounts[: -row.amount], *([(-1,)] if wrong else [])]
+            self._amounts.put(kept) if kept else self._amounts.clear()
+            items = sorted(item for (item,) in self._items.keys())[last]  # noqa: SIM118  # A map state is no mapping.
+            for timer in sorted(self._handle.listTimers())[last]:
+                self._handle.deleteTimer(timer)
+                if wrong:
+                    self._handle.registerTimer(timer + 3_600_000)
+            if wrong:
+                self._total.update((-1,))
+                self._items.updateValue((items[0],), (-1,))
             else:
                 self._total.clear()
-                self._amounts.put(list(self._amounts.get())[:-1])
-                self._items.removeKey((row.item,))
-                self._handle.deleteTimer(max(self._handle.listTimers()))
+                for item in items:
+                    self._items.removeKey((item,))
         yield Row(user=key[0])
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
         yield from ()
 
 
-# The state, its rows of the base, and the row that day 1 takes from it.
-LOST_OF_ANN = [
-    ("total", 2, '{"key_user":"ann"}'),
-    ("amounts", 5, '{"key_user":"ann","pos":2}'),
-    ("items", 5, '{"key_user":"ann","user_key_item":"kiwi"}'),
-    ("$timers", 5, '{"key_user":"ann","expires_at":"2024-01-05T00:00:00.000Z"}'),
-]
+EIGHT = [f"user-{n}" for n in range(8)]
+# What day 1 takes from which users. Each user has 1 value, and 10 elements, pairs and timers. One timer of each user fires on day 1.
+LOSSES = {
+    "one row": [(EIGHT[0], "lose", 1)],
+    "all but one": [(EIGHT[0], "lose", 9)],
+    "half": [(user, "lose", 10) for user in EIGHT[:4]],
+    "all": [(user, "lose", 10) for user in EIGHT],
+    "wrong value": [(EIGHT[0], "wrong", 1)],
+}
+OF_USER = {
+    "total": lambda n: {'{"key_user":"user-0"}'},
+    "amounts": lambda n: {f'{{"key_user":"user-0","pos":{pos}}}' for pos in range(10 - n, 10)},
+    "items": lambda n: {f'{{"key_user":"user-0","user_key_item":"item-{item}"}}' for item in range(10 - n, 10)},
+    # The timer of 3 January has fired, so it is not lost.
+    "$timers": lambda n: {
+        f'{{"key_user":"user-0","expires_at":"2024-01-{day:02}T00:00:00.000Z"}}' for day in range(max(13 - n, 4), 13)
+    },
+}
 
 
 @pytest.fixture(scope="module")
-def two_days(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Record]:
-    """On day 0 ann has three elements, pairs and timers and bob has two; on day 1 ann loses the last of each, and one timer fires."""
-    root = str(tmp_path_factory.mktemp("two-days"))
-    DAYS[day(0).start] = [("ann", item, n + 1) for n, item in enumerate(["fig", "lime", "kiwi"])]
-    DAYS[day(0).start] += [("bob", "fig", 1), ("bob", "lime", 2)]
-    DAYS[day(1).start] = [("ann", "kiwi", 0)]
-    records = [run_interval(spark, forgetful({}, processor=Shrinking), day(n), root) for n in range(2)]
+def losses(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Record]]:
+    """On day 0 eight users have ten rows of each kind. Day 1 runs once for each loss, always from the checkpoint of day 0."""
+    root, pipeline, records = str(tmp_path_factory.mktemp("losses")), forgetful({}, processor=Losing), {}
+    DAYS[day(0).start] = [(user, f"item-{n}", n + 1) for user in EIGHT for n in range(10)]
+    run_interval(spark, pipeline, day(0), root)
+    for loss, rows in LOSSES.items():
+        DAYS[day(1).start] = rows
+        records[loss] = run_interval(spark, pipeline, day(1), root)
     DAYS.clear()
-    return root, records[1]
+    return root, records
 
 
-@pytest.mark.parametrize(("state", "rows", "lost"), LOST_OF_ANN, ids=[state for state, _, _ in LOST_OF_ANN])
-def test_a_lost_row_of_each_kind_of_state_is_named(
-    spark: SparkSession, two_days: tuple[str, Record], state: str, rows: int, lost: str
+@pytest.mark.parametrize("loss", LOSSES)
+def test_planted_losses_of_each_kind_of_state_are_found(
+    spark: SparkSession, losses: tuple[str, dict[str, Record]], loss: str
 ) -> None:
-    """Elements are joined by position, pairs by user key and timers by time: each row of the base has one row beside it."""
+    """Elements are joined by position, pairs by user key and timers by time: each row of the base has one row beside it. A wrong time of
+    a timer is the loss of the right one; other wrong values keep their rows, and break a rule about the value."""
     import great_expectations.expectations as gxe
 
-    root, record = two_days
-    one_beside_each = gxe.ExpectTableRowCountToEqual(value=rows)
-    fates = gxe.ExpectColumnDistinctValuesToBeInSet(column="fate", value_set=["kept", "lost", "expired"])
-    over_time = OverTime(no_row_lost=True, pairs=[one_beside_each, fates])
-    found = validate_checkpoint(
-        spark, forgetful({state: over_time}, processor=Shrinking), root, record, quarantine=False
-    )
-    (finding,) = found.findings
-    assert finding.startswith(f"state '{state} over time': expect_column_values_to_be_null lost_row")
-    assert lost in finding and "'unexpected_count': 1" in finding
-    kept = OverTime(no_row_lost=True, removable="key.user = 'ann'")
-    assert validate_checkpoint(spark, forgetful({state: kept}, processor=Shrinking), root, record).success
+    root, records = losses
+    record = records[loss]
+    assert record.content.base_id == 1
+    rows = {"total": 8, "amounts": 80, "items": 80, "$timers": 80 + (loss == "wrong value")}
+
+    def no_loss(state: str, removable: str | None = None) -> OverTime:
+        one_beside_each = gxe.ExpectTableRowCountToEqual(value=rows[state])
+        return OverTime(no_row_lost=True, removable=removable, pairs=[one_beside_each])
+
+    def values() -> dict[str, list[Any]]:
+        columns = {"total": "sum", "amounts": "amount", "items": "seen"}
+        return {state: [gxe.ExpectColumnValuesToBeBetween(column=c, min_value=1)] for state, c in columns.items()}
+
+    def found(removable: str | None = None) -> dict[str, str]:
+        over_time = {state: no_loss(state, removable) for state in rows}
+        pipeline = forgetful(over_time, processor=Losing, expectations=values)
+        findings = validate_checkpoint(spark, pipeline, root, record, quarantine=False).findings
+        return {finding.split("'")[1]: finding for finding in findings}
+
+    by_state = found()
+    if loss == "wrong value":
+        assert sorted(by_state) == ["$timers over time", "amounts", "items", "total"]
+        assert all("'unexpected_count': 1" in finding for finding in by_state.values())
+        return
+    assert sorted(by_state) == sorted(f"{state} over time" for state in rows)
+    users, lost = len(LOSSES[loss]), LOSSES[loss][0][2]
+    for state, named in OF_USER.items():
+        finding = by_state[f"{state} over time"]
+        assert f"'unexpected_count': {users * len(named(lost))}," in finding
+        if users == 1:
+            assert {*re.findall(r"{[^{}]*}", finding.partition("partial_unexpected_list")[2])} == named(lost)
+    assert found(removable="key.user like 'user-_'") == {}
 
 
 IN_EVERY_TABLE = ["expires_at", "key_group", "shard"]
@@ -228,12 +274,12 @@ COLUMNS = {
 
 @pytest.mark.parametrize("state", COLUMNS)
 def test_tables_of_expectations_have_the_columns_of_the_docs(
-    spark: SparkSession, two_days: tuple[str, Record], state: str
+    spark: SparkSession, losses: tuple[str, dict[str, Record]], state: str
 ) -> None:
     """docs/validation.md lists them; so does the message about an expectation of another column."""
     import great_expectations.expectations as gxe
 
-    root, record = two_days
+    root, record = losses[0], losses[1]["one row"]
 
     def wrong() -> list[Any]:  # Great Expectations takes each expectation once.
         return [gxe.ExpectColumnValuesToBeNull(column="nothing")]
@@ -243,7 +289,7 @@ def test_tables_of_expectations_have_the_columns_of_the_docs(
         ([*own, *IN_EVERY_TABLE], {"expectations": lambda: {state: wrong()}, "expectations_over_time": None}),
         ([*beside, "fate", "lost_row"], {"expectations_over_time": lambda: {state: OverTime(pairs=wrong())}}),
     ):
-        pipeline = forgetful({}, processor=Shrinking, **more)
+        pipeline = forgetful({}, processor=Losing, **more)
         with pytest.raises(errors.UsageError, match=re.escape(f"The columns of the table are {', '.join(columns)}\n")):
             validate_checkpoint(spark, pipeline, root, record, quarantine=False)
 
@@ -274,14 +320,14 @@ def test_timers_of_event_time_expire_by_the_watermark(spark: SparkSession, tmp_p
     """A timer behind the watermark can't have fired, though the interval ended later. bob's timer fired on day 1, ann's is lost."""
     pipeline = forgetful(
         {"$timers": OverTime(no_row_lost=True)},
-        processor=Shrinking,
+        processor=Losing,
         source=read_days_at_one,
         time_mode="event",
         event_time="at",
         watermark_delay=timedelta(0),
     )
     DAYS[day(0).start] = [("ann", "fig", 1), ("ann", "lime", 1), ("bob", "fig", -1)]
-    DAYS[day(1).start] = [("ann", "fig", 0)]
+    DAYS[day(1).start] = [("ann", "lose", 1)]
     _, record = (run_interval(spark, pipeline, day(n), str(tmp_path)) for n in range(2))
     (lost,) = validate_checkpoint(spark, pipeline, str(tmp_path), record, quarantine=False).findings
     assert '{"key_user":"ann","expires_at":"2024-01-03T00:00:00.000Z"}' in lost and "'unexpected_count': 1" in lost

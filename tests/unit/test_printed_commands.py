@@ -410,8 +410,9 @@ def test_a_person_s_data_is_deleted_as_the_page_shows(root: Path, tmp_path: Path
     assert said(copied, "cairn verify") and "N24211" not in said(copied, "cairn show")
 
 
-def test_a_sweep_takes_what_its_dry_run_names(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without --min-age: what a lost try left three days ago."""
+def test_a_sweep_takes_what_its_dry_run_names(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without --min-age: what a lost try left three days ago. On a copy, since the sweep takes an id of the log."""
+    root = Path(shutil.copytree(root, tmp_path / "state"))
     left = root / "aircraft" / paths.shared("lost", 0, 0, 0, "sst")
     left.parent.mkdir(parents=True)
     left.write_bytes(b"x" * 1000)

@@ -65,6 +65,12 @@ COMMANDS = (
         "Call the sink for output that it has not accepted yet, or mark output as published without the sink.",
     ),
     Row(
+        "heal",
+        "heal:heal",
+        REPAIR,
+        "Run every stale, failed, quarantined and missing interval up to a date, in order.",
+    ),
+    Row(
         "restore",
         "state_commands:restore",
         REPAIR,
