@@ -29,6 +29,7 @@ COMMANDS = (
         LOOK,
         "Show the next interval, all stale, quarantined and unpublished intervals, and the command that repairs them.",
     ),
+    Row("pipelines", "pipelines:pipelines", LOOK, "List the pipelines of a root, those with problems first."),
     Row("list", "list_checkpoints:list_", LOOK, "List the checkpoints, newest first."),
     Row("show", "show:show", LOOK, "Show everything that Cairn has recorded about one checkpoint."),
     Row(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Annotated, Any
 
@@ -11,7 +11,7 @@ import typer
 
 from cairn.command.exit_codes import FINDINGS
 from cairn.command.options import PUT_BACK, AnyPipeline, AnyRoot, Json, States
-from cairn.command.printing import cell, print_json, print_text, table_of
+from cairn.command.printing import measure, print_json, print_text, table_of
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.work_folders import work_folder
 from state_backend.inspection.checkpoint_names import find_state
@@ -19,6 +19,7 @@ from state_backend.inspection.describe import describe_difference
 from state_backend.inspection.state_diff import describe_change, diff_states, manifests_of
 from state_backend.inspection.state_table import StateSource
 from state_backend.values.errors import CorruptFile, NotFound
+from state_backend.values.human_units import size
 from state_backend.values.records import Record
 
 
@@ -89,6 +90,10 @@ def _entry_diff(
     return counts, listed
 
 
+def _growth(name: str, growth: int) -> str:
+    return "" if not growth else f"{'+' if growth > 0 else '-'}{measure(name, abs(growth))}"
+
+
 def _print_diff(found: dict[str, Any]) -> None:
     state, code = ("the same" if found[name] else "another" for name in ("same_state", "same_code"))
     names = "" if found["same_code"] else f" ({found['code'][0]}, then {found['code'][1]})"
@@ -98,13 +103,13 @@ def _print_diff(found: dict[str, Any]) -> None:
     )
     table = table_of("", str(found["first"]), str(found["second"]), "change")
     for name, (before, after) in found["totals"].items():
-        table.add_row(name, cell(before), cell(after), f"{after - before:+,}" if after != before else "")
+        table.add_row(name, measure(name, before), measure(name, after), _growth(name, after - before))
     print_text(table)
     for what, names in found["states"].items():
         if names:
             print_text(f"states {what}: {', '.join(names)}")
     for what, sizes in found["files"].items():
-        print_text(f"files {what.replace('_', ' ')}: {sizes['files']} with {sizes['bytes']:,} bytes")
+        print_text(f"files {what.replace('_', ' ')}: {sizes['files']} with {size(sizes['bytes'])}")
     groups, sizes = found["key_groups"], found["max_parallelism"]
     if groups is not None:
         print_text(f"key groups that differ: {len(groups)} of {sizes[0]}")
@@ -113,10 +118,55 @@ def _print_diff(found: dict[str, Any]) -> None:
     for name, counts in found.get("entries", {}).items():
         print_text(f"{name}: " + ", ".join(f"{count:,} {what}" for what, count in counts.items() if count))
     for change in found.get("changes", ()):
-        place = [change["state"], *(json.dumps(change[n]) for n in ("key", "user_key", "pos") if n in change)]
-        values = [json.dumps(change[n]) for n in ("before", "after") if n in change]
-        sign = {"added": "+", "removed": "-", "changed": "~"}[change["change"]]
-        print_text(f"{sign} {' '.join(place)}: {' -> '.join(values)}")
+        print_text(line_of(change))
     hidden = sum(sum(c.values()) for c in found.get("entries", {}).values()) - len(found.get("changes", ()))
     if hidden:
         print_text(f"not listed: {hidden:,} more; a larger --limit lists them")
+
+
+def line_of(change: dict[str, Any]) -> str:
+    """Return a changed entry as one line: its sign, state and key, and the fields that differ.
+
+    Args:
+        change: An entry as `describe_change` returns it.
+    """
+    place = [change["state"], *(_fields(change[name]) for name in ("key", "user_key") if name in change)]
+    if "pos" in change:
+        place.append(f"[{change['pos']}]")
+    if change["change"] == "changed":
+        differing = changed_fields(change["before"], change["after"])
+        fields = ", ".join(f"{name} {before} -> {after}".strip() for name, before, after in differing)
+    else:
+        fields = (
+            _fields(change["after" if "after" in change else "before"]) if {"before", "after"} & change.keys() else ""
+        )
+    sign = {"added": "+", "removed": "-", "changed": "~"}[change["change"]]
+    return f"{sign} {' '.join(place)}{': ' if fields else ''}{fields}"
+
+
+def changed_fields(before: Any, after: Any) -> list[tuple[str, str, str]]:
+    """Return the fields that differ between two values: path, old value and new value.
+
+    A path has a `.` before a field of a struct, and the position of an element in brackets: `address.city`, `tags[2]`.
+    A field that one of the values lacks has the value `-`.
+    """
+    sides = [dict(_leaves(value, "")) for value in (before, after)]
+    names = dict.fromkeys([*sides[0], *sides[1]])
+    values = [(name, sides[0].get(name, "-"), sides[1].get(name, "-")) for name in names]
+    return [value for value in values if value[1] != value[2]]
+
+
+def _fields(value: Any) -> str:
+    return ", ".join(f"{name}={leaf}" if name else leaf for name, leaf in _leaves(value, ""))
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    inner: list[tuple[str, Any]] = []
+    if isinstance(value, dict):
+        inner = [(f"{path}.{name}" if path else name, each) for name, each in value.items()]
+    elif isinstance(value, list):
+        inner = [(f"{path}[{n}]", each) for n, each in enumerate(value)]
+    if not inner:  # A scalar, or an empty struct or list.
+        yield path, json.dumps(value, ensure_ascii=False)
+    for name, each in inner:
+        yield from _leaves(each, name)

@@ -10,6 +10,7 @@ from cairn.command.options import AnyPipeline, AnyRoot, Json, States
 from cairn.command.printing import print_json, print_text
 from cairn.operations.export_state import export_state
 from state_backend.inspection.checkpoint_names import find_state
+from state_backend.values.human_units import plural, size
 
 
 def export(
@@ -31,6 +32,6 @@ def export(
     for state in dict.fromkeys(f.state for f in files):
         of_state = [f for f in files if f.state == state]
         rows, size_bytes = sum(f.rows for f in of_state), sum(f.size_bytes for f in of_state)
-        print_text(f"{state}: {rows:,} rows in {len(of_state)} files with {size_bytes:,} bytes")
+        print_text(f"{state}: {rows:,} rows in {plural(len(of_state), 'file')} with {size(size_bytes)}")
     print_text(f"exported {source} to {to}")
     return 0

@@ -9,10 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from cairn.command.options import Json, Pipeline, Root, open_log
-from cairn.command.printing import cell, print_json, print_text, table_of
+from cairn.command.printing import age_of, cell, print_json, print_text, style_of, table_of
 from state_backend.checkpoint.parallel import at_once
 from state_backend.formats import paths
 from state_backend.inspection.describe import describe_log
+from state_backend.values.human_units import size
 
 
 def list_(
@@ -34,7 +35,7 @@ def list_(
         return print_json(shown)
     table = table_of("id", "interval", "kind", "base", "state", "keys", "bytes", "files", "code", "age")
     for row in shown:
-        table.add_row(*_cells(row))
+        table.add_row(*_cells(row), style=style_of(row["state"] or ""))
     print_text(table)
     if any(row["code_changed"] for row in shown):
         print_text("* code differs from that of the checkpoint before")
@@ -49,18 +50,12 @@ def list_(
 
 def _cells(row: dict[str, Any]) -> Iterable[str]:
     interval = f"{_short(row['start'])} to {_short(row['end'])}" if row["start"] is not None else ""
-    age = "" if row["age_s"] is None else _age(row["age_s"])
+    age = "" if row["age_s"] is None else age_of(row["age_s"])
     code = row["code"] if not row["code_changed"] else f"{row['code']} *"
-    values: Sequence[Any] = (row["base"], row["state"], row["keys"], row["bytes"], row["files"], code)
-    return str(row["id"]), interval, row["kind"], *map(cell, values), age
+    values: Sequence[Any] = (row["base"], row["state"], row["keys"])
+    bytes_ = "" if row["bytes"] is None else size(row["bytes"])
+    return str(row["id"]), interval, row["kind"], *map(cell, values), bytes_, cell(row["files"]), cell(code), age
 
 
 def _short(instant: str) -> str:
     return instant.removesuffix("T00:00:00Z")
-
-
-def _age(seconds: int) -> str:
-    for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60)):
-        if seconds >= length:
-            return f"{seconds // length}{unit}"
-    return f"{max(seconds, 0)}s"

@@ -50,11 +50,16 @@ def open_log(root: str, pipeline: str) -> tuple[Storage, Log]:
     storage = open_storage(join_url(root, pipeline))
     log = Coordinator(storage, pipeline).log()
     if not log.head_id:
-        refuse_nothing(storage)
+        refuse_nothing(storage, root, pipeline)
     return storage, log
 
 
-def refuse_nothing(storage: Storage) -> None:
-    """Raise `UsageError` if a pipeline's folder has no files."""
+def refuse_nothing(storage: Storage, root: str, pipeline: str) -> None:
+    """Raise `UsageError` if a pipeline's folder has no files. The message names similar pipelines of the root."""
+    from state_backend.inspection.find_pipelines import other_pipelines
+
     if next(iter(storage.list("")), None) is None:
-        raise UsageError(f"no pipeline at {storage.url}: the folder has no files; check --root and --pipeline")
+        raise UsageError(
+            f"no pipeline at {storage.url}: the folder has no files; check --root and --pipeline"
+            f"{other_pipelines(root, pipeline)}"
+        )

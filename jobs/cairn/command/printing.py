@@ -8,10 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from state_backend.values.human_units import size, span
+from state_backend.values.intervals import Interval, format_instant
+
 if TYPE_CHECKING:
     from rich.table import Table
 
-_LEFT = ("", "interval", "kind", "state", "code")
+_LEFT = ("", "interval", "kind", "state", "code", "pipeline", "last interval", "problems")
+_RED = ("quarantined", "descends from quarantined", "blocked", "unreadable")
+_YELLOW = ("stale", "unpublished")
 
 
 def print_json(value: Any) -> int:
@@ -24,17 +29,28 @@ def print_json(value: Any) -> int:
     return 0
 
 
-def print_text(what: str | Table) -> None:
+def print_text(what: str | Table, style: str = "") -> None:
     """Print plain text or a table.
 
     Brackets in a text are not markup. A table is as wide as its content, because a truncated path or instant is
-    useless.
+    useless. Colours appear on a terminal only, and not if the variable NO_COLOR is set.
+
+    Args:
+        what: The text or the table.
+        style: Colour of a text, as Rich names it; empty for none.
     """
     from rich.console import Console
     from rich.text import Text
 
     console = Console(highlight=False, width=1000)
-    console.print(Text(what) if isinstance(what, str) else what, soft_wrap=isinstance(what, str))
+    console.print(Text(what, style) if isinstance(what, str) else what, soft_wrap=isinstance(what, str))
+
+
+def style_of(state: str) -> str:
+    """Return the colour of a row with a state as `cairn list` and `cairn pipelines` name it; an empty text for none."""
+    if state.startswith(_RED):
+        return "red"
+    return "yellow" if state.startswith(_YELLOW) else ""
 
 
 def table_of(*columns: str) -> Table:
@@ -45,6 +61,25 @@ def table_of(*columns: str) -> Table:
     for name in columns:
         table.add_column(name, justify="left" if name in _LEFT else "right", no_wrap=True)
     return table
+
+
+def age_of(seconds: float) -> str:
+    """Return an age in its largest unit: 40 s, 13 min, 2 h, 3 d."""
+    number, unit, *_ = span(max(float(int(seconds)), 1)).split()
+    return f"{float(number):.0f} {unit}"
+
+
+def span_of(interval: Interval) -> str:
+    """Return start and end of an interval, without the time of day if it is midnight in UTC."""
+    start, end = (format_instant(at).removesuffix("T00:00:00Z") for at in (interval.start, interval.end))
+    return f"{start} to {end}"
+
+
+def measure(name: str, value: Any) -> str:
+    """Return a figure of a record as text with its unit: a size if its name contains `bytes`, else a number."""
+    if isinstance(value, int) and "bytes" in name:
+        return size(value)
+    return cell(value)
 
 
 def cell(value: Any) -> str:

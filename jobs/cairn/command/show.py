@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from cairn.command.options import PUT_BACK, Json, Pipeline, Root, open_log
-from cairn.command.printing import cell, print_json, print_text, table_of
+from cairn.command.printing import cell, measure, print_json, print_text, table_of
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.dropped_checkpoint import telling_drops
 from state_backend.inspection.checkpoint_names import parse_checkpoint
@@ -15,6 +15,7 @@ from state_backend.inspection.describe import describe_checkpoint
 from state_backend.ports.storage import Storage
 from state_backend.shard.manifest import manifest_of
 from state_backend.values.errors import CorruptFile, NotFound
+from state_backend.values.human_units import size, span
 from state_backend.values.records import Record, ShardManifest
 
 
@@ -36,24 +37,28 @@ def show(
     for name, value in shown.items():
         if name not in ("shards", "outputs", "totals", "durations_us", "states"):
             print_text(f"{name:<16} {cell(value)}")
-    for name in ("totals", "durations_us"):
-        print_text(f"\n{name}")
+    for title, name, words in (("totals", "totals", measure), ("durations", "durations_us", _duration)):
+        print_text(f"\n{title}")
         for key, value in shown[name].items():
-            print_text(f"  {key:<16} {cell(value):>16}")
+            print_text(f"  {key:<16} {words(key, value):>16}")
     print_text("\nstates")
     for state in shown["states"]:
         print_text(f"  {state['name']} ({state['kind']}), schema version {state['versions'][-1]['version']}")
     table = table_of("shard", "key groups", "entries", "bytes", "files", "digest")
     for s in shown["shards"]:
         first, last = s["key_groups"]
-        cells = (s["shard"], f"{first} to {last}", s["entries"], s["bytes"], len(s["files"]), s["digest"])
+        cells = (s["shard"], f"{first} to {last}", s["entries"], size(s["bytes"]), len(s["files"]), s["digest"])
         table.add_row(*map(cell, cells))
     print_text(table)
     for output in shown["outputs"]:
         print_text(f"{'late output' if output['late'] else 'output'} {output['path']}: {output['rows']} rows")
     for file in (f for s in shown["shards"] for f in s["files"]) if files else ():
-        print_text(f"{file['crc32c']} {file['bytes']:>12} {file['path']}")
+        print_text(f"{file['crc32c']} {size(file['bytes']):>10} {file['path']}")
     return 0
+
+
+def _duration(_: str, microseconds: int) -> str:
+    return span(microseconds / 1_000_000)
 
 
 def _manifests(record: Record, storage: Storage) -> list[ShardManifest]:

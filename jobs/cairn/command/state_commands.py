@@ -27,6 +27,7 @@ from state_backend.checkpoint.trials import check_no_trial
 from state_backend.inspection.checkpoint_names import parse_checkpoint, parse_duration
 from state_backend.values.airflow_commands import backfill_command, with_command
 from state_backend.values.errors import UsageError
+from state_backend.values.human_units import size
 from state_backend.values.intervals import format_instant, to_ms
 from state_backend.values.records import Permissions, Record, RunRef, Savepoint
 
@@ -131,7 +132,7 @@ def savepoint(
             record = consolidate_checkpoint(session, owner, root, record)
         taken = take_savepoint(session, owner, folder, record, to, format_.value)
     said = describe_savepoint(taken, to) | {"paused": (dag or owner.name) if stop else None, "committed": committed}
-    text = f"{format_} savepoint of checkpoint {record.id}: {said['files']} files, {said['bytes']:,} bytes in {to}"
+    text = f"{format_} savepoint of checkpoint {record.id}: {said['files']} files, {size(said['bytes'])} in {to}"
     return _say(said, text + (f"\nDAG {said['paused']} is paused" if stop else ""), as_json)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from cairn.command.exit_codes import FINDINGS
 from cairn.command.options import Dag, Json, Pipeline, Root, open_log
-from cairn.command.printing import print_json, print_text
+from cairn.command.printing import print_json, print_text, style_of
 from state_backend.checkpoint.lineage import lines_of
 from state_backend.inspection.status import Status, status_of
 from state_backend.values.airflow_commands import backfill_command
@@ -34,14 +34,14 @@ def status(
     elif found.problem is None:
         print_text(f"next: {found.next}, from checkpoint {found.base}")
     else:
-        print_text(f"next: {found.next}, which can't start\n{found.problem}")
+        print_text(f"next: {found.next}, which can't start\n{found.problem}", style_of("blocked"))
     for title, lines in (
         ("stale", [f"checkpoint {n}: checkpoint {by} changed an earlier interval" for n, by in found.stale]),
         ("quarantined", [f"checkpoint {n}: {reason}" for n, reason in found.quarantined]),
         ("unpublished", [f"{interval} (checkpoint {n})" for interval, n in found.unpublished]),
     ):
         if lines:
-            print_text(f"{title}:{lines_of(lines)}")
+            print_text(f"{title}:{lines_of(lines)}", style_of(title))
     if command is not None:
         print_text(f"to repair this, run:\n{command}")
     elif found.unpublished:

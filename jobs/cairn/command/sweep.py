@@ -12,6 +12,7 @@ from state_backend.checkpoint.sweep import MIN_AGE
 from state_backend.checkpoint.sweep import sweep as sweep_pipeline
 from state_backend.checkpoint.trials import sweep_trials
 from state_backend.inspection.checkpoint_names import parse_duration
+from state_backend.values.human_units import plural, size
 
 
 def sweep(
@@ -45,7 +46,7 @@ def sweep(
             }
         )
     for file in plan.delete if dry_run else ():
-        print_text(f"{file.size_bytes:>12} {file.path}")
+        print_text(f"{size(file.size_bytes):>10} {file.path}")
     for attempt in abandoned:
         print_text(f"{'would abandon' if dry_run else 'abandoned'} attempt {attempt}")
     for path in result.rebuilt:
@@ -58,9 +59,9 @@ def sweep(
             f"would write {len(result.rebuilt)} lost files again; a dry run can list the files to delete only after a sweep has written them"
         )
     elif dry_run:
-        print_text(f"would delete {len(plan.delete)} files with {plan.delete_bytes:,} bytes")
+        print_text(f"would delete {plural(len(plan.delete), 'file')} with {size(plan.delete_bytes)}")
     else:
         print_text(
-            f"deleted {result.deleted_files} files; {result.deleted_bytes:,} bytes were in files that no record names"
+            f"deleted {plural(result.deleted_files, 'file')}; {size(result.deleted_bytes)} were in files that no record names"
         )
     return 0

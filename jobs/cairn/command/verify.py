@@ -30,7 +30,7 @@ def verify(
     The state is restored shard by shard into a temporary folder.
     """
     storage = open_storage(join_url(root, pipeline))
-    refuse_nothing(storage)
+    refuse_nothing(storage, root, pipeline)
     which = None if checkpoint is None else {Coordinator(storage, pipeline).record(parse_checkpoint(checkpoint)).id}
     with work_folder("verify") as work:
         found = verify_pipeline(storage, which=which, work=None if fast else work)
