@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from cairn.command.lazy_group import LazyGroup, Row
+from cairn.command.progress import CHANGED_NOTHING, REMOVE_FIRST
 
 HELP = """
 Show and check the state of a pipeline, run intervals, and take, restore and fork state.
@@ -28,22 +29,37 @@ COMMANDS = (
         "status:status",
         LOOK,
         "Show the next interval, all stale, quarantined and unpublished intervals, and the command that repairs them.",
+        CHANGED_NOTHING,
     ),
-    Row("pipelines", "pipelines:pipelines", LOOK, "List the pipelines of a root, those with problems first."),
-    Row("list", "list_checkpoints:list_", LOOK, "List the checkpoints, newest first."),
-    Row("show", "show:show", LOOK, "Show everything that Cairn has recorded about one checkpoint."),
+    Row(
+        "pipelines",
+        "pipelines:pipelines",
+        LOOK,
+        "List the pipelines of a root, those with problems first.",
+        CHANGED_NOTHING,
+    ),
+    Row("list", "list_checkpoints:list_", LOOK, "List the checkpoints, newest first.", CHANGED_NOTHING),
+    Row("show", "show:show", LOOK, "Show everything that Cairn has recorded about one checkpoint.", CHANGED_NOTHING),
     Row(
         "diff",
         "diff:diff",
         LOOK,
         "Show what changed from one checkpoint to another: totals, states, key groups, files, and keys.",
+        CHANGED_NOTHING,
     ),
-    Row("verify", "verify:verify", LOOK, "Check the log, every file that it names, and the state itself."),
+    Row(
+        "verify",
+        "verify:verify",
+        LOOK,
+        "Check the log, every file that it names, and the state itself.",
+        CHANGED_NOTHING,
+    ),
     Row(
         "estimate",
         "estimate:estimate_",
         LOOK,
         "Estimate a pipeline's objects, requests, bytes, dollars on Google Cloud Storage, seconds and memory.",
+        CHANGED_NOTHING,
     ),
     Row(
         "new",
@@ -91,7 +107,7 @@ COMMANDS = (
         "Copy a checkpoint into a folder of its own, which needs no other file and which retention never deletes.",
     ),
     Row("fork", "state_commands:fork", COPY, "Give a checkpoint to a pipeline of another name."),
-    Row("export", "export:export", COPY, "Write state as Parquet files, one folder for each state."),
+    Row("export", "export:export", COPY, "Write state as Parquet files, one folder for each state.", REMOVE_FIRST),
     Row(
         "try",
         "trial_commands:try_",
@@ -103,6 +119,7 @@ COMMANDS = (
         "trial_commands:compare",
         TRY,
         "Show what a trial changes: output rows, late rows and states beside production's, interval by interval.",
+        CHANGED_NOTHING,
     ),
     Row(
         "deploy",
@@ -110,7 +127,7 @@ COMMANDS = (
         TRY,
         "Take over the code of a trial from the next interval on, or with --past also for the trial's intervals.",
     ),
-    Row("trials list", "trial_commands:list_", TRY, "List the trials of a pipeline."),
+    Row("trials list", "trial_commands:list_", TRY, "List the trials of a pipeline.", CHANGED_NOTHING),
     Row("trials remove", "trial_commands:remove", TRY, "Remove a trial with its state and output."),
 )
 

@@ -135,6 +135,8 @@ def line_of(change: dict[str, Any]) -> str:
         place.append(f"[{change['pos']}]")
     if change["change"] == "changed":
         differing = changed_fields(change["before"], change["after"])
+        expires = [change.get(f"{side}_expires_at", "never") for side in ("before", "after")]
+        differing += [("expires", *expires)] if expires[0] != expires[1] else []
         fields = ", ".join(f"{name} {before} -> {after}".strip() for name, before, after in differing)
     else:
         fields = (

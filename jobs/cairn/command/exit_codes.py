@@ -1,4 +1,4 @@
-"""Exit codes of `cairn`: 0 success, 1 findings, 2 a wrong call, 3 the storage failed or refused."""
+"""Exit codes of `cairn`: 0 success, 1 findings, 2 a wrong call, 3 the storage failed or refused, 130 Ctrl-C."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import ParamSpec
 
 import typer
 
+from cairn.command.progress import CONTINUES, INTERRUPTED, after_stop
 from state_backend.values.errors import (
     CairnError,
     NoSuchCheckpoint,
@@ -22,10 +23,14 @@ FINDINGS, USAGE, STORAGE = 1, 2, 3
 P = ParamSpec("P")
 
 
-def exit_codes(command: Callable[P, int]) -> Callable[P, None]:
+def exit_codes(command: Callable[P, int], leaves: str = CONTINUES) -> Callable[P, None]:
     """Wrap a command: make its return value the exit code, and print a `CairnError` on stderr with its own exit code.
 
-    Other exceptions pass through.
+    After Ctrl-C, print what is done and the command that continues. Other exceptions pass through.
+
+    Args:
+        command: The command's function.
+        leaves: What the command leaves if it is stopped: a text of `cairn.command.progress`.
     """
 
     @functools.wraps(command)
@@ -35,6 +40,9 @@ def exit_codes(command: Callable[P, int]) -> Callable[P, None]:
         except CairnError as error:
             _print_error(error, kwargs.get("dag") or kwargs.get("pipeline"))
             code = code_of(error)
+        except KeyboardInterrupt as stop:
+            typer.echo(after_stop(stop, leaves), err=True)
+            code = INTERRUPTED
         raise typer.Exit(code)
 
     return run

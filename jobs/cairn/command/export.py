@@ -8,6 +8,7 @@ import typer
 
 from cairn.command.options import AnyPipeline, AnyRoot, Json, States
 from cairn.command.printing import print_json, print_text
+from cairn.command.progress import progress
 from cairn.operations.export_state import export_state
 from state_backend.inspection.checkpoint_names import find_state
 from state_backend.values.human_units import plural, size
@@ -26,7 +27,9 @@ def export(
 ) -> int:
     """Write state as Parquet files, one folder for each state."""
     source = find_state(checkpoint, root=root, pipeline=pipeline)
-    files = export_state(source, to, states=states or None, jobs=jobs)
+    with progress("exporting", "shards") as on_progress:
+        on_progress(0, source.content.parallelism)
+        files = export_state(source, to, states=states or None, jobs=jobs, on_progress=on_progress)
     if as_json:
         return print_json([{"state": f.state, "path": f.path, "rows": f.rows, "bytes": f.size_bytes} for f in files])
     for state in dict.fromkeys(f.state for f in files):

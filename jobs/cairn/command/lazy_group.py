@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from cairn.command.exit_codes import exit_codes
+from cairn.command.progress import CONTINUES
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +26,14 @@ class Row:
         function: The command's function, as `module:name`. The module is in the package `cairn.command`.
         panel: Title of the command's group in `cairn --help`.
         help: First paragraph of the function's docstring.
+        leaves: What the command leaves if Ctrl-C stops it: a text of `cairn.command.progress`.
     """
 
     name: str
     function: str
     panel: str
     help: str
+    leaves: str = CONTINUES
 
     def load(self) -> Callable[..., int]:
         """Import the command's module and return the command's function."""
@@ -41,7 +44,7 @@ class Row:
     def command(self) -> Any:
         """Import the command's module and return the command with its options, for Click."""
         one = typer.Typer(add_completion=False)
-        one.command(self.name.rpartition(" ")[2])(exit_codes(self.load()))
+        one.command(self.name.rpartition(" ")[2])(exit_codes(self.load(), self.leaves))
         return typer.main.get_command(one)
 
 

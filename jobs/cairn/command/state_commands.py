@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cairn.command.options import Code, Dag, DryRun, Json, Root, Spark
+from cairn.command.progress import progress
 from cairn.command.stop_dag import AirflowCli, commit_prepared, stopped
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
@@ -113,6 +114,7 @@ def savepoint(
         take_savepoint,
     )
     from cairn.spark.session import connect
+    from cairn.spark.task_progress import task_progress
 
     folder = join_url(root, owner.name)
     coordinator = Coordinator(open_storage(folder), owner.name)
@@ -130,7 +132,8 @@ def savepoint(
         session = connect(spark, f"cairn {owner.name} savepoint", shared_as=f"{owner.name}/savepoint")
         if consolidate:
             record = consolidate_checkpoint(session, owner, root, record)
-        taken = take_savepoint(session, owner, folder, record, to, format_.value)
+        with progress("copying", "shards") as on_progress, task_progress(session, on_progress):
+            taken = take_savepoint(session, owner, folder, record, to, format_.value)
     said = describe_savepoint(taken, to) | {"paused": (dag or owner.name) if stop else None, "committed": committed}
     text = f"{format_} savepoint of checkpoint {record.id}: {said['files']} files, {size(said['bytes'])} in {to}"
     return _say(said, text + (f"\nDAG {said['paused']} is paused" if stop else ""), as_json)

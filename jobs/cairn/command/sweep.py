@@ -8,6 +8,7 @@ import typer
 
 from cairn.command.options import Json, Pipeline, Root, open_log
 from cairn.command.printing import print_json, print_text, print_unknown
+from cairn.command.progress import progress
 from state_backend.checkpoint.sweep import MIN_AGE
 from state_backend.checkpoint.sweep import sweep as sweep_pipeline
 from state_backend.checkpoint.trials import sweep_trials
@@ -27,7 +28,10 @@ def sweep(
     """Delete the files of attempts that died, and expired trials."""
     storage, _ = open_log(root, pipeline)
     trials = sweep_trials(root, pipeline, dry_run=dry_run)
-    result = sweep_pipeline(storage, pipeline, min_age=parse_duration(min_age), dry_run=dry_run)
+    with progress("deleting", "files") as on_progress:
+        result = sweep_pipeline(
+            storage, pipeline, min_age=parse_duration(min_age), dry_run=dry_run, on_progress=on_progress
+        )
     plan = result.plan
     abandoned = plan.abandon if dry_run else result.record.abandoned if result.record is not None else ()
     if as_json:

@@ -9,6 +9,7 @@ import typer
 from cairn.command.exit_codes import FINDINGS
 from cairn.command.options import Json, Pipeline, Root, refuse_nothing
 from cairn.command.printing import print_json, print_text, print_unknown
+from cairn.command.progress import progress
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.coordinator import Coordinator
@@ -32,8 +33,8 @@ def verify(
     storage = open_storage(join_url(root, pipeline))
     refuse_nothing(storage, root, pipeline)
     which = None if checkpoint is None else {Coordinator(storage, pipeline).record(parse_checkpoint(checkpoint)).id}
-    with work_folder("verify") as work:
-        found = verify_pipeline(storage, which=which, work=None if fast else work)
+    with work_folder("verify") as work, progress("verifying", "shards") as on_progress:
+        found = verify_pipeline(storage, which=which, work=None if fast else work, on_progress=on_progress)
     if as_json:
         print_json(_verification(found, fast))
         return 0 if found.success else FINDINGS
