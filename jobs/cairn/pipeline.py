@@ -54,7 +54,7 @@ class Pipeline:
             (`cairn.arrow_processor`: tables of many keys).
         time_mode: Clock of timers: "none", "processing" (the interval's end) or "event".
         schedule: Where intervals begin and end: a cron text or preset in the time zone of `start`, `Cron(text, zone)`, or a
-            timedelta. The operators refuse a DAG with another schedule. None: the schedule of the DAG; without Airflow,
+            timedelta. The `process` task refuses a DAG with another schedule. None: the schedule of the DAG; without Airflow,
             each interval is as long as the one before.
         event_time: Timestamp column, for `time_mode="event"`.
         watermark_delay: How far behind the newest event a row may be, for `time_mode="event"`.

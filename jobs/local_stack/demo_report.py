@@ -82,8 +82,8 @@ def verdict_of(results: Sequence[DayResult], killed_day: str | None) -> str:
         killed_day: The day whose driver was killed; None if no driver was killed.
     """
     parts = [_count(len(results), "day")]
-    recovered = any(r.day == killed_day and r.tries > 1 for r in results)
-    parts.append("1 driver killed and recovered" if recovered else "no driver killed")
+    recovered = " and recovered" if any(r.day == killed_day and r.tries > 1 for r in results) else ""
+    parts.append(f"1 driver killed{recovered}" if killed_day else "no driver killed")
     if checks := sum(r.expectations or 0 for r in results):
         parts.append(f"{_count(checks, 'check')} passed")
     new, full = sum(r.uploaded_bytes for r in results), sum(r.state_bytes for r in results)

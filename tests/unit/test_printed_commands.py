@@ -143,6 +143,8 @@ RUN = {
     "cairn run": "tests/integration/test_docs.py::test_every_block_of_the_page_runs as printed",
     "cairn run …": "not run: the name of the Spark application",
     "cairn run … --spark-log error": "tests/unit/test_spark.py::test_cairn_run_shows_what_spark_says_on_demand",
+    "cairn run … --root … --every …": "tests/unit/test_scheduled_intervals.py::"
+    "test_run_asks_for_the_length_if_the_last_two_differ as printed",
     "cairn run … --root … --start …": "tests/unit/test_plan_range.py::"
     "test_a_refusal_of_cairn_run_ends_with_the_command_that_repairs_it as printed",
     "cairn run --from --to": "tests/integration/test_run_intervals.py::test_the_command_line_runs_a_range",

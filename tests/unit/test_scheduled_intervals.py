@@ -5,20 +5,26 @@ Clocks go forward on Sunday, 31 March 2024.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
 from airflow.sdk import DAG, CronDataIntervalTimetable, CronTriggerTimetable, DeltaDataIntervalTimetable
 from dateutil.relativedelta import relativedelta
 from pendulum import timezone
+from typer.testing import CliRunner
 
 import cairn
+from cairn.command.cli import app
 from cairn.command.run import _Asked
 from cairn.driver.driver_protocol import Call, Process, parse_call, to_arguments
 from cairn.pipeline import Pipeline
+from cairn.testing import PipelineTester
 from cairn_operators.dag_schedule import schedule_of_dag
+from pipelines.aircraft import AIRCRAFT, READ_SCHEMA
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint.lineage import choose_base
 from state_backend.checkpoint.log import Log
@@ -207,3 +213,38 @@ def test_run_refuses_a_start_that_no_interval_has() -> None:
         asked(None, start="2024-03-30T05:00Z")
     with pytest.raises(UsageError, match="no interval of the schedule"):
         asked(None, from_="2024-03-30", to="2024-03-31")
+
+
+AS_PRINTED = ["run", "pipelines.aircraft:AIRCRAFT", "--root"]
+DRY = ["--dry-run", "--reprocess", "none"]
+
+
+def test_run_asks_for_the_length_if_the_last_two_differ(tmp_path: Path) -> None:
+    tester = PipelineTester(AIRCRAFT, input_schema=READ_SCHEMA, root=str(tmp_path))
+    for hours in (24, 71):
+        tester.every = timedelta(hours=hours)
+        tester.run()
+    refused = CliRunner().invoke(app, [*AS_PRINTED, str(tmp_path), *DRY])
+    assert refused.exit_code == 2 and "declares no schedule" in refused.stderr, refused.output
+    commands = [shlex.split(line)[1:] for line in refused.stderr.splitlines() if line.startswith("cairn run")]
+    assert len(commands) == 2
+    for command in commands:
+        result = CliRunner().invoke(app, [*command, *DRY])
+        assert "[2013-01-04T23:00:00Z, 2013-01-07T22:00:00Z): would be computed" in result.output, result.output
+
+
+def test_run_and_the_tester_follow_the_schedule_over_a_weekend(tmp_path: Path) -> None:
+    scheduled = replace(AIRCRAFT, schedule=Cron("0 0 * * 1-5"))
+    tester = PipelineTester(scheduled, input_schema=READ_SCHEMA, root=str(tmp_path))
+    lengths = [
+        done.interval.end - done.interval.start for done in (tester.run(), tester.run(), tester.run(), tester.run())
+    ]
+    assert lengths == [timedelta(days=n) for n in (1, 1, 1, 3)]
+    assert {c.content.schedule for c in tester.checkpoints} == {Cron("0 0 * * 1-5")}
+    # The code behind the command declares no schedule: the record's counts.
+    result = CliRunner().invoke(app, [*AS_PRINTED, str(tmp_path), "--count", "5", *DRY])
+    assert result.exit_code == 0, result.output
+    assert "[2013-01-11T00:00:00Z, 2013-01-14T00:00:00Z): would be computed" in result.output
+    tester.run([], Interval(datetime(2013, 1, 7, tzinfo=UTC), datetime(2013, 1, 7, 6, tzinfo=UTC)))
+    with pytest.raises(UsageError, match="no interval of the schedule"):
+        tester.run()
