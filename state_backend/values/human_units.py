@@ -6,7 +6,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _SPANS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
-def size(count: int | None) -> str:
+def size(count: float | None) -> str:
     """Format bytes in binary units: 1023 B, 1.5 KiB, 12 MiB. None is `–`."""
     if count is None:
         return "–"
@@ -14,7 +14,7 @@ def size(count: int | None) -> str:
     while value >= 1023.5 and unit < len(_UNITS) - 1:
         value, unit = value / 1024, unit + 1
     if unit == 0:
-        return f"{count} B"
+        return f"{count:.0f} B"
     return f"{value:.1f} {_UNITS[unit]}" if value < 9.95 else f"{value:.0f} {_UNITS[unit]}"
 
 

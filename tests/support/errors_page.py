@@ -51,7 +51,7 @@ _CODES = f"""## Exit codes of `cairn`
 | {FINDINGS} | The command found a problem, or can't use the state, the input or the pipeline's code. | {{{FINDINGS}}} |
 | {USAGE} | The call is wrong, or the checkpoint does not exist. | {{{USAGE}}} |
 | {STORAGE} | A server or a disk failed, or the storage refuses permission. | {{{STORAGE}}} |
-| 130 | Ctrl-C ended `cairn spark`. | |
+| 130 | Ctrl-C stopped the command. | |
 
 `cairn status` and `cairn verify` return {FINDINGS} if they find a problem. `cairn diff --exit-code` and `cairn compare --exit-code` return
 {FINDINGS} if the two compared sides differ.

@@ -421,8 +421,8 @@ def test_a_sweep_takes_what_its_dry_run_names(root: Path, tmp_path: Path, monkey
     assert "would delete 0 files" in said(root, "cairn sweep --dry-run")
     later_ms = (time.time_ns() + 4 * 86_400_000_000_000) // 1_000_000
     monkeypatch.setattr(sweep, "storage_now_ms", lambda storage, **_: later_ms)
-    assert "would delete 1 files with 1,000 bytes" in said(root, "cairn sweep --dry-run") and left.exists()
-    assert "deleted 1 files" in said(root, "cairn sweep") and not left.exists()
+    assert "would delete 1 file with 1000 B" in said(root, "cairn sweep --dry-run") and left.exists()
+    assert "deleted 1 file" in said(root, "cairn sweep") and not left.exists()
     assert said(root, "cairn verify")
 
 

@@ -53,8 +53,9 @@ def pipelines(root: Root, as_json: Json = False) -> int:
         last = "" if line.last is None else span_of(line.last)
         table.add_row(line.name, last, line.state, ", ".join(line.problems), age, style=style_of(line.state))
     print_text(table)
-    if any(line.state != "ok" for line in lines):
-        print_text(f"To see a pipeline's problems: cairn status --root {shlex.quote(root)} --pipeline NAME")
+    if lines[0].state != "ok":
+        command = shlex.join(["cairn", "status", "--root", root, "--pipeline", lines[0].name])
+        print_text(f"for the problems of {lines[0].name}, run:\n{command}")
     return 0
 
 
