@@ -327,7 +327,7 @@ class LocalStorage:
             try:
                 with self._folder(check_path(path) if path else "") as descriptor, os.scandir(descriptor) as entries:
                     return tuple(sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False)))
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):
                 return ()
 
     def list(self, prefix: str) -> Iterator[FileInfo]:
