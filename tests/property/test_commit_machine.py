@@ -477,7 +477,7 @@ class Pipelines(RuleBasedStateMachine):
         begun = self.happens(
             expected if isinstance(expected, str) else "",
             lambda: house.coordinator().begin(
-                interval, run=_run(run), permissions=permissions, pipeline_start_ms=start_ms(), attempt=name
+                interval, permissions=permissions, pipeline_start_ms=start_ms(), attempt=name
             ),
         )
         if begun is None:
@@ -1007,7 +1007,6 @@ class Pipelines(RuleBasedStateMachine):
                 try:
                     begun = house.coordinator().begin(
                         interval,
-                        run=_run(("looks", 0, 1)),
                         permissions=Permissions(),
                         pipeline_start_ms=start_ms(),
                         attempt="looks",

@@ -25,7 +25,6 @@ from state_backend.inspection.cost_model import (
     Requests,
     Usage,
     estimate,
-    in_bytes,
     interval_requests,
     memory_overhead_mib,
     plan_held,
@@ -203,12 +202,6 @@ def test_where_it_stops_is_said(changes: dict[str, Any], says: str) -> None:
 def test_what_makes_no_sense_is_refused(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         replace(MILLION, **changes)
-
-
-def test_numbers_in_words() -> None:
-    assert [in_bytes(n) for n in (0, 999, 1_500, 2.5e6, 999e9, 10e12, 12_345e12)] == [
-        "0 bytes", "999 bytes", "1.5 KB", "2.5 MB", "999 GB", "10 TB", "12,345 TB",
-    ]  # fmt: skip
 
 
 # --- the command -----------------------------------------------------------------------------------------------------------------

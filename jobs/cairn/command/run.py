@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cairn.command.backfill import day_or_instant
+from cairn.command.progress import Stopped
 from state_backend.checkpoint.trials import check_no_trial
 from state_backend.inspection.checkpoint_names import parse_duration
 from state_backend.values.errors import CairnError, Rerun, UsageError, UserCodeError
@@ -134,7 +135,7 @@ def run(
         with again.printed():
             planned = plan_intervals(session, pipeline, intervals, root, reprocess=how.value, permissions=permissions)
         return _say(planned, as_json)
-    lines = _Lines(sys.stderr.isatty() and not as_json)
+    lines = _Lines(terminal=sys.stderr.isatty() and not as_json, silent=as_json)
     try:
         with again.printed():
             outcomes = run_intervals(
@@ -144,13 +145,39 @@ def run(
                 root,
                 reprocess=how.value,
                 permissions=permissions,
-                on_outcome=None if as_json else lines.show,
+                on_outcome=lines.show,
             )
+    except KeyboardInterrupt as stop:
+        raise _stopped(intervals, lines.done, again, permissions, None if how is Redo.all else sys.argv[1:]) from stop
     except UserCodeError as error:
         if spark_log is SparkLog.OFF and not spark.startswith("sc://"):
             error.add_note("For Spark's own stack trace, run the same command with --spark-log error")
         raise
     return _say(outcomes, as_json) if as_json else 0
+
+
+def _stopped(
+    intervals: Sequence[Interval], done: int, again: _Again, permissions: Permissions, same: Sequence[str] | None
+) -> Stopped:
+    """Return the message after Ctrl-C.
+
+    Args:
+        intervals: All intervals of the call.
+        done: The number of intervals that the call has finished.
+        again: Builder of the command that runs the other intervals.
+        permissions: Permissions of the call.
+        same: Arguments of the call, if the same call continues; None if it would begin with the first interval again.
+    """
+    said = f"{done} of {len(intervals)} intervals are done; their commits stay"
+    if done == len(intervals):
+        return Stopped(said)
+    rerun = Rerun(
+        first=intervals[done].start,
+        last=intervals[-1].start,
+        replace_overlapping=permissions.replace_overlapping,
+    )
+    command = again.command(rerun) if same is None else shlex.join(["cairn", *same])
+    return Stopped(f"{said}\nTo continue, run:\n{command}")
 
 
 def _two_lengths(code: str, root: str, newest: Interval | None, lengths: list[timedelta]) -> UsageError:
@@ -313,11 +340,15 @@ class _Lines:
     On a terminal it also prints a line with the progress, which the next interval's line overwrites.
     """
 
-    def __init__(self, terminal: bool) -> None:
-        self._terminal = terminal
+    def __init__(self, *, terminal: bool, silent: bool) -> None:
+        self._terminal, self._silent = terminal, silent
+        self.done = 0
 
     def show(self, outcome: Outcome, progress: Progress) -> None:
-        """Print an outcome. `run_intervals` calls this as `on_outcome`."""
+        """Count an outcome, and print it unless `silent`. `run_intervals` calls this as `on_outcome`."""
+        self.done += 1
+        if self._silent:
+            return
         if self._terminal:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
