@@ -352,7 +352,10 @@ class DayWatcher:
         return bool(run["state"] == "failed")
 
     def _signs(self, runs: list[dict[str, Any]]) -> Hashable:
-        """Return values that change if, and only if, a day makes progress. Note the present activity on the way."""
+        """Return values that change when Airflow makes progress: finished days, newest checkpoint, task states, size of logs.
+
+        Also tell the demo's output which task runs now.
+        """
         tasks: list[tuple[str, str, str | None, int]] = []
         running = [run for run in runs if run["state"] == "running" and run["dag_run_id"] not in self._finished]
         for run in running:
@@ -370,7 +373,7 @@ class DayWatcher:
 
 
 def activity_of(tasks: Sequence[tuple[str, str, str | None]]) -> str:
-    """Return the present activity of the demo's Airflow.
+    """Return a line that names the task at which Airflow works now.
 
     Args:
         tasks: Day, name and state of each task of the running days, the first day first.

@@ -150,8 +150,8 @@ class _Clock:
         return at - (local - tick) if self._matches_every_hour else self._instant(tick)
 
     def _instant(self, local: datetime) -> datetime:
-        # The smaller offset from UTC gives the second of two equal local times, and moves a skipped local time behind
-        # the skip.
+        # When a clock is set back, a local time comes twice: the smaller offset from UTC names the second. When a clock is
+        # set forward, a local time is skipped: the smaller offset names the time that much later, 03:30 for 02:30.
         offsets = (local.replace(tzinfo=self._rules, fold=fold).utcoffset() for fold in (0, 1))
         return (local - min(offset for offset in offsets if offset is not None)).replace(tzinfo=UTC)
 

@@ -117,7 +117,7 @@ def test_it_runs_what_is_stale_and_missing_and_then_has_nothing_to_do(airflow: F
     again = type_heal("--json")
     assert (again.exit_code, airflow.changes) == (0, changes)
     assert json.loads(again.stdout) | {"verdict": ""} == {
-        "healthy": True, "ran": 0, "verdict": "", "command": None, "sick": [], "steps": []
+        "healthy": True, "ran": 0, "verdict": "", "command": None, "to_run": [], "steps": []
     }  # fmt: skip
 
 

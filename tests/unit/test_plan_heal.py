@@ -221,7 +221,7 @@ END = f"none of its runs is for {days(2)}, which comes first"
             {"queued_for": MINUTE},
             ["mark run day2 as failed: it is queued, and the backfill that it belongs to has ended"],
         ),
-        # It was queued before the open backfill was made, so it belongs to another one.
+        # The run was queued before the open backfill was created, so the run belongs to another backfill.
         (
             MISSING_2,
             2,
@@ -267,11 +267,11 @@ def test_a_failed_run_whose_base_is_dropped_is_left_alone() -> None:
     """Its interval has a valid result, and a repeat would compute weeks from an earlier checkpoint."""
     log = log_of(*healthy(3), record(4, day(4), 3, {3: None, 4: None}))
     found = plan(log, 4, run(2, "failed"))
-    assert found.steps == () and [run.run_id for run in found.unrepeatable] == ["day2"]
+    assert found.steps == () and [run.run_id for run in found.not_repeatable] == ["day2"]
 
 
 def test_a_result_of_another_schedule_is_named() -> None:
     log = log_of(*re_run(3, 2))
     halves = [replace(i, end=i.start + DAY / 2) for i in (day(1), day(2))]
     found = plan_heal(health_of(log), [*halves, replace(day(3), start=day(3).start + DAY / 2)], None)
-    assert [i.start for i in found.misfits] == [day(3).start]
+    assert [i.start for i in found.off_schedule] == [day(3).start]

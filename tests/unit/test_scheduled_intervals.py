@@ -5,6 +5,7 @@ Clocks go forward on Sunday, 31 March 2024.
 
 from __future__ import annotations
 
+import json
 import shlex
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -245,6 +246,11 @@ def test_run_and_the_tester_follow_the_schedule_over_a_weekend(tmp_path: Path) -
     result = CliRunner().invoke(app, [*AS_PRINTED, str(tmp_path), "--count", "5", *DRY])
     assert result.exit_code == 0, result.output
     assert "[2013-01-11T00:00:00Z, 2013-01-14T00:00:00Z): would be computed" in result.output
+    heal = ["heal", "--local", "--code", AS_PRINTED[1], "--root", str(tmp_path), "--pipeline", "aircraft"]
+    result = CliRunner().invoke(app, [*heal, "--to", "2013-01-13", "--dry-run", "--json"])
+    assert result.exit_code == 1, result.output
+    to_run = [one["start"] for one in json.loads(result.stdout)["to_run"]]
+    assert to_run == [f"2013-01-{day:02}T00:00:00Z" for day in (7, 8, 9, 10, 11)]
     tester.run([], Interval(datetime(2013, 1, 7, tzinfo=UTC), datetime(2013, 1, 7, 6, tzinfo=UTC)))
     with pytest.raises(UsageError, match="no interval of the schedule"):
         tester.run()

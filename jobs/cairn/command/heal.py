@@ -34,6 +34,7 @@ from state_backend.values.airflow_commands import DEFAULT_AIRFLOW, backfill_comm
 from state_backend.values.errors import CairnError, Rerun, UsageError
 from state_backend.values.intervals import Interval, format_instant
 from state_backend.values.records import Permissions
+from state_backend.values.schedule import Schedule, first_interval, schedule_of
 
 _POLL_S = 3.0
 _QUIET_S = 60.0
@@ -68,7 +69,10 @@ def heal(
         str | None, typer.Option(envvar="CAIRN_CODE", help="With --local: module:NAME of the Pipeline.")
     ] = None,
     every: Annotated[
-        str | None, typer.Option(help="With --local: length of an interval; left out: that of the newest interval.")
+        str | None,
+        typer.Option(
+            help="With --local: length of an interval; left out: the schedule, or the length of the newest interval."
+        ),
     ] = None,
     spark: Annotated[
         str,
@@ -98,6 +102,7 @@ def heal(
         place: _Place = _Here(code, pipeline, root, storage, last, every=every, spark=spark)
         words = ["cairn", "heal", "--local", "--code", code, "--root", root, "--pipeline", pipeline]
         words += ["--to", to, *(["--every", every] if every is not None else [])]
+        words += ["--spark", spark] if spark != LOCAL_SPARK else []
         command = shlex.join(words)
     else:
         place = InAirflow(AirflowRest(airflow), dag or pipeline, storage, last, lines.say)
@@ -204,8 +209,8 @@ class _Healing:
             self.lines.say(text)
 
     def _tell_progress(self, before: HealPlan, after: HealPlan) -> bool:
-        left = {interval.start for interval in after.open}
-        done = [interval for interval in before.open if interval.start not in left]
+        left = {interval.start for interval in after.unfinished}
+        done = [interval for interval in before.unfinished if interval.start not in left]
         for interval in done:
             self.healed += 1
             self.lines.say(f"{interval}: done, {self.healed} of {self.healed + len(left)}")
@@ -214,18 +219,18 @@ class _Healing:
     def _announce(self, plan: HealPlan) -> None:
         say = self.lines.say
         if plan.steps:
-            working = f", {plan.working} queued or running" if plan.working else ""
-            say(f"{self.pipeline}: {_count(len(plan.sick))} to run{working}, up to {self.to}")
+            working = f", {plan.running} queued or running" if plan.running else ""
+            say(f"{self.pipeline}: {_count(len(plan.to_run))} to run{working}, up to {self.to}")
         for step in plan.steps:
             say(f"  {step}")
-        if plan.left_out:
-            first, last = plan.left_out[0], plan.left_out[-1]
-            say(f"left out with allow_gap, and left out again: {Interval(first.start, last.end)}")
-        for run in plan.unrepeatable:
+        if plan.skipped:
+            first, last = plan.skipped[0], plan.skipped[-1]
+            say(f"skipped by a run with allow_gap, and skipped again: {Interval(first.start, last.end)}")
+        for run in plan.not_repeatable:
             say(f"run {run.run_id} failed, but its interval has a result and its base is dropped: it is not run again")
 
     def _end(self, plan: HealPlan, health: Health, what: str, *, healthy: bool) -> int:
-        """Print the verdict with the next command, and return the exit code."""
+        """Print whether the pipeline is healthy and, if it is not, the command to type next. Return the exit code."""
         verdict, command = f"{self.pipeline} is healthy up to {self.to}; {what}", None
         given_up = next((step for step in plan.steps if isinstance(step, GiveUp)), None)
         later = [start for start in health.spoilt if start > self.last]
@@ -236,29 +241,29 @@ class _Healing:
         elif not healthy:
             verdict = f"{self.pipeline} is not healthy up to {self.to}; {what}\nTo heal it:"
             command = self.command
-        elif plan.misfits:
-            healthy, misfit = False, plan.misfits[0]
+        elif plan.off_schedule:
+            healthy, other = False, plan.off_schedule[0]
             verdict = (
-                f"{misfit} has a result that is {health.spoilt[misfit.start]}, but is no interval of the schedule any more; {what}\n"
+                f"{other} has a result that is {health.spoilt[other.start]}, but is no interval of the schedule any more; {what}\n"
                 "Replace its output by intervals of the schedule, with --replace-overlapping"
             )
-            command = self._replacing(plan.misfits)
+            command = self._replacing(plan.off_schedule)
         elif later:
             verdict += f"\n{_count(len(later))} after it {'is' if len(later) == 1 else 'are'} stale or quarantined. To heal them, give --to {format_instant(max(later))}"
         if self.as_json:
             shown: dict[str, Any] = {"healthy": healthy, "ran": self.healed, "verdict": verdict, "command": command}
-            sick = [{"start": format_instant(s.interval.start), "reason": s.reason} for s in plan.sick]
+            to_run = [{"start": format_instant(s.interval.start), "reason": s.reason} for s in plan.to_run]
             steps = self.steps or [str(step) for step in plan.steps]
-            typer.echo(json.dumps({**shown, "sick": sick, "steps": steps}, indent=2))
+            typer.echo(json.dumps({**shown, "to_run": to_run, "steps": steps}, indent=2))
         else:
             typer.echo(verdict if command is None else f"{verdict}\n{command}")
         return 0 if healthy else 1
 
-    def _replacing(self, misfits: tuple[Interval, ...]) -> str | None:
+    def _replacing(self, off_schedule: tuple[Interval, ...]) -> str | None:
         if not isinstance(self.place, InAirflow):
             return None
-        last = max(misfits[0].start, misfits[-1].end - timedelta(seconds=1))
-        again = Rerun(first=misfits[0].start, last=last, replace_overlapping=True)
+        last = max(off_schedule[0].start, off_schedule[-1].end - timedelta(seconds=1))
+        again = Rerun(first=off_schedule[0].start, last=last, replace_overlapping=True)
         return backfill_command(self.place.dag_id, again, self.place.rest.url)
 
 
@@ -295,11 +300,13 @@ class _Here:
         log = read_log(self.storage)
         health = health_of(log)
         newest = max((kept.interval for kept in log.kept), key=lambda i: i.end, default=None)
-        length = interval_length(self.pipeline.name, newest, self.every)
+        schedule = None if self.every is not None else self.pipeline.declared_schedule or log.schedule
+        if schedule is None:
+            schedule = schedule_of(interval_length(self.pipeline.name, newest, self.every), "UTC")
         begin = self.pipeline.start if health.good_until is None else health.base_before(health.good_until)
         calendar: list[Interval] = []
         while begin <= self.last:
-            following = following_interval(health, begin, length)
+            following = following_interval(health, begin, schedule)
             if following.end > now:
                 break
             calendar.append(following)
@@ -315,16 +322,16 @@ class _Here:
             run_intervals(
                 connect(self.spark, f"cairn heal {self.pipeline.name}"),
                 self.pipeline,
-                [sick.interval for sick in step.sick],
+                [to_run.interval for to_run in step.to_run],
                 self.root,
                 reprocess="all",
                 permissions=Permissions(allow_gap=step.allow_gap),
             )
 
 
-def following_interval(health: Health, start: datetime, length: timedelta) -> Interval:
-    """Return the interval that begins at `start`: the recorded one, else one of the given length."""
-    return health.results.get(start, Interval(start, start + length))
+def following_interval(health: Health, start: datetime, schedule: Schedule) -> Interval:
+    """Return the recorded interval that begins at `start`, else the first interval of the schedule from there."""
+    return health.results.get(start) or first_interval(schedule, start)
 
 
 def last_start(to: str) -> datetime:

@@ -65,7 +65,7 @@ class Health:
         """Return True if a checkpoint exists that the interval with this start may start from."""
         return not self.points or start in self.points or start in self.jumps
 
-    def is_left_out(self, start: datetime) -> bool:
+    def is_skipped(self, start: datetime) -> bool:
         """Return True if a person allowed a gap over the interval with this start."""
         return any(base_end <= start < first for first, base_end in self.jumps.items())
 
@@ -211,7 +211,7 @@ class AirflowView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sick:
+class ToRun:
     """An interval that must run.
 
     Attributes:
@@ -283,45 +283,45 @@ class RunIntervals:
     """Step: run intervals, one after the other.
 
     Attributes:
-        sick: The intervals with their reasons.
+        to_run: The intervals with their reasons.
         allow_gap: True if the first interval started after a gap before, so that it may do so again.
     """
 
-    sick: tuple[Sick, ...]
+    to_run: tuple[ToRun, ...]
     allow_gap: bool = False
 
     @property
     def first(self) -> datetime:
         """The start of the first interval."""
-        return self.sick[0].interval.start
+        return self.to_run[0].interval.start
 
     @property
     def last(self) -> datetime:
         """The start of the last interval."""
-        return self.sick[-1].interval.start
+        return self.to_run[-1].interval.start
 
     def __str__(self) -> str:
-        counts = Counter(sick.reason for sick in self.sick)
+        counts = Counter(to_run.reason for to_run in self.to_run)
         reasons = ", ".join(f"{n} {reason}" for reason, n in counts.items())
-        if len(self.sick) == 1:
-            return f"run the interval that starts at {format_instant(self.first)}: {self.sick[0].reason}"
-        return f"run {len(self.sick)} intervals from {format_instant(self.first)} to {format_instant(self.last)}: {reasons}"
+        if len(self.to_run) == 1:
+            return f"run the interval that starts at {format_instant(self.first)}: {self.to_run[0].reason}"
+        return f"run {len(self.to_run)} intervals from {format_instant(self.first)} to {format_instant(self.last)}: {reasons}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GiveUp:
     """Step: stop, because a run of this `cairn heal` did not repair the next interval."""
 
-    sick: Sick
+    to_run: ToRun
     run: AirflowRun
 
     def __str__(self) -> str:
-        start = format_instant(self.sick.interval.start)
+        start = format_instant(self.to_run.interval.start)
         if self.run.state == "failed":
             return f"stop: run {self.run.run_id} of the interval that starts at {start} failed"
         return (
             f"stop: run {self.run.run_id} of the interval that starts at {start} succeeded, but the interval is still "
-            f"{self.sick.reason} in the log"
+            f"{self.to_run.reason} in the log"
         )
 
 
@@ -330,26 +330,27 @@ Step = UnpauseDag | Adopt | EndBackfill | EndRun | WaitFor | RunIntervals | Give
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealPlan:
-    """The next steps of `cairn heal`.
+    """The next steps of `cairn heal --to DATE`. Intervals are in the order of time.
 
     Attributes:
-        steps: The steps in order; empty if the pipeline is healthy up to the date.
-        sick: The intervals that must run, in order.
-        open: The intervals that must run, and those whose run is queued or running, in order.
-        working: Number of intervals whose run is queued or running.
-        left_out: The intervals without a result that a person left out with `allow_gap`.
-        unrepeatable: The runs that failed while their interval has a valid result and retention has dropped its base.
-        misfits: The intervals with a stale or quarantined result that are no intervals of the calendar: their output was
-            made by another schedule.
+        steps: The steps in order; empty if every interval up to `DATE` has a valid result.
+        to_run: The intervals that `cairn heal` must run.
+        unfinished: The intervals of `to_run`, and the intervals that a queued or running run of Airflow computes.
+        running: Number of intervals that a queued or running run computes.
+        skipped: The intervals without a result over which somebody allowed a gap with `allow_gap`.
+        not_repeatable: The failed runs that `cairn heal` does not repeat: their intervals have a valid result, and
+            retention has dropped the checkpoint from which the intervals would start.
+        off_schedule: The intervals with a stale or quarantined result that the present schedule does not have. They ran
+            before the schedule changed.
     """
 
     steps: tuple[Step, ...]
-    sick: tuple[Sick, ...]
-    open: tuple[Interval, ...]
-    working: int
-    left_out: tuple[Interval, ...]
-    unrepeatable: tuple[AirflowRun, ...]
-    misfits: tuple[Interval, ...]
+    to_run: tuple[ToRun, ...]
+    unfinished: tuple[Interval, ...]
+    running: int
+    skipped: tuple[Interval, ...]
+    not_repeatable: tuple[AirflowRun, ...]
+    off_schedule: tuple[Interval, ...]
 
 
 def plan_heal(
@@ -372,65 +373,65 @@ def plan_heal(
     """
     latest = airflow.latest() if airflow is not None else {}
     runs = [latest.get(interval.start) for interval in calendar]
-    sick, unrepeatable = _sick(health, calendar, runs)
+    to_run, not_repeatable = _to_run(health, calendar, runs)
     working = {i: run for i, run in enumerate(runs) if run is not None and run.at_work}
     steps: list[Step] = []
-    if airflow is not None and (sick or working):
-        steps += _steps_in_airflow(calendar, runs, airflow, sick, working, first_seen or {}, queued_for)
+    if airflow is not None and (to_run or working):
+        steps += _steps_in_airflow(calendar, runs, airflow, to_run, working, first_seen or {}, queued_for)
     if not any(isinstance(step, GiveUp) for step in steps):
-        steps += _blocks(health, calendar, sick, working)
+        steps += _blocks(health, calendar, to_run, working)
     fitting = {interval.start for interval in calendar}
     spoilt = [health.results[start] for start in sorted(health.spoilt)]
     return HealPlan(
         steps=tuple(steps),
-        sick=tuple(Sick(interval=calendar[i], reason=sick[i]) for i in sorted(sick)),
-        open=tuple(calendar[i] for i in sorted({*sick, *working})),
-        working=len(working),
-        left_out=tuple(i for i in calendar if i.start not in health.results and health.is_left_out(i.start)),
-        unrepeatable=unrepeatable,
-        misfits=tuple(i for i in spoilt if calendar and i.start <= calendar[-1].start and i.start not in fitting),
+        to_run=tuple(ToRun(interval=calendar[i], reason=to_run[i]) for i in sorted(to_run)),
+        unfinished=tuple(calendar[i] for i in sorted({*to_run, *working})),
+        running=len(working),
+        skipped=tuple(i for i in calendar if i.start not in health.results and health.is_skipped(i.start)),
+        not_repeatable=not_repeatable,
+        off_schedule=tuple(i for i in spoilt if calendar and i.start <= calendar[-1].start and i.start not in fitting),
     )
 
 
-def _sick(
+def _to_run(
     health: Health, calendar: Sequence[Interval], runs: Sequence[AirflowRun | None]
 ) -> tuple[dict[int, Reason], tuple[AirflowRun, ...]]:
-    """Return the reason of each interval that must run, by index in the calendar, and the runs that can't be repeated."""
-    sick: dict[int, Reason] = {}
-    unrepeatable = []
+    """Return why each interval must run, by index in the calendar, and the failed runs that are not repeated."""
+    to_run: dict[int, Reason] = {}
+    not_repeatable = []
     newest = max(health.points, default=None)
     for i, run in enumerate(runs):
         start = calendar[i].start
         failed = run is not None and run.state == "failed"
         if start in health.spoilt:
-            sick[i] = health.spoilt[start]
+            to_run[i] = health.spoilt[start]
         elif start in health.results:
             if run is not None and failed and not run.committed:
                 if health.can_start_at(start):
-                    sick[i] = "failed"
+                    to_run[i] = "failed"
                 else:
-                    unrepeatable.append(run)
-        elif (newest is None or start >= newest) and not health.is_left_out(start):
-            sick[i] = "failed" if failed else "missing"
-    for i in sorted(sick):
+                    not_repeatable.append(run)
+        elif (newest is None or start >= newest) and not health.is_skipped(start):
+            to_run[i] = "failed" if failed else "missing"
+    for i in sorted(to_run):
         at = i
-        while at > 0 and at - 1 not in sick and not health.can_start_at(calendar[at].start):
+        while at > 0 and at - 1 not in to_run and not health.can_start_at(calendar[at].start):
             at -= 1
-            sick[at] = "base dropped"
-    return sick, tuple(unrepeatable)
+            to_run[at] = "base dropped"
+    return to_run, tuple(not_repeatable)
 
 
 def _steps_in_airflow(
     calendar: Sequence[Interval],
     runs: Sequence[AirflowRun | None],
     airflow: AirflowView,
-    sick: Mapping[int, Reason],
+    to_run: Mapping[int, Reason],
     working: Mapping[int, AirflowRun],
     first_seen: Mapping[str, datetime | None],
     queued_for: timedelta,
 ) -> list[Step]:
     """Return the steps before the first backfill can be created: about open backfills, and about runs at work."""
-    head = min([*sick, *working])
+    head = min([*to_run, *working])
     steps: list[Step] = [UnpauseDag(dag_id=airflow.dag_id)] if airflow.paused else []
     if head in working:
         run = working[head]
@@ -451,7 +452,7 @@ def _steps_in_airflow(
         if backfill.at_work
     ]
     if stuck and ended is not None:
-        steps.append(GiveUp(sick=Sick(interval=calendar[head], reason=sick[head]), run=ended))
+        steps.append(GiveUp(to_run=ToRun(interval=calendar[head], reason=to_run[head]), run=ended))
     return steps
 
 
@@ -463,12 +464,12 @@ def _has_had_its_chance(run: AirflowRun, before: AirflowRun | None, first_seen: 
 
 
 def _blocks(
-    health: Health, calendar: Sequence[Interval], sick: Mapping[int, Reason], working: Mapping[int, AirflowRun]
+    health: Health, calendar: Sequence[Interval], to_run: Mapping[int, Reason], working: Mapping[int, AirflowRun]
 ) -> list[Step]:
     """Return one `RunIntervals` for each row of neighbours that must run. Runs at work between them are passed by."""
     blocks: list[list[int]] = []
     alone = -1
-    for i in sorted(i for i in sick if i not in working):
+    for i in sorted(i for i in to_run if i not in working):
         jumped = calendar[i].start in health.jumps and calendar[i].start not in health.points
         joined = bool(blocks) and not jumped and all(j in working for j in range(blocks[-1][-1] + 1, i))
         if joined and blocks[-1][0] != alone:
@@ -478,7 +479,7 @@ def _blocks(
         alone = i if jumped else alone
     return [
         RunIntervals(
-            sick=tuple(Sick(interval=calendar[i], reason=sick[i]) for i in block),
+            to_run=tuple(ToRun(interval=calendar[i], reason=to_run[i]) for i in block),
             # The permission counts for every run of a backfill, so an interval behind a gap gets a backfill of its own.
             allow_gap=calendar[block[0]].start in health.jumps and calendar[block[0]].start not in health.points,
         )
