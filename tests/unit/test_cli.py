@@ -113,7 +113,7 @@ def test_status_names_what_is_wrong_and_its_command_repairs_it(root: Path) -> No
 
 
 def test_list_says_where_every_checkpoint_stands(root: Path) -> None:
-    rows = answer(root, "list")
+    rows = json.loads(cairn(root, "list", "--json").stdout)
     assert [(r["id"], r["base"], r["state"], r["keys"]) for r in rows] == [
         (7, 2, "completed", 8), (5, 4, "quarantined", 8), (4, 3, "stale by 7", 8), (3, 2, "replaced by 7", 8)
     ]  # fmt: skip
