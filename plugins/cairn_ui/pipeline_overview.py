@@ -48,7 +48,7 @@ class Chip:
     Attributes:
         tone: What the label's colour means: good, info, warn or bad.
         text: Text of the label.
-        title: Explanation, shown as a tooltip; empty for no tooltip.
+        title: Explanation, shown beside the label; empty for none.
     """
 
     tone: Tone
@@ -169,6 +169,11 @@ class Overview:
     unpublished: tuple[tuple[Interval, int], ...]
     quarantined: tuple[Refusal, ...]
     more_quarantined: int
+
+    @property
+    def chips(self) -> tuple[Chip, ...]:
+        """All labels of the overview: the problems, then the lateness."""
+        return (*self.health, *(() if self.due is None else (self.due,)))
 
 
 def lateness(furthest: datetime | None, schedule: Schedule | None, now: datetime) -> Chip | None:
