@@ -62,7 +62,7 @@ class ProgressLines:
             self._write(f"{self._said_s - self._began_s:6.1f} s  {fold(text, indent=_INDENT)}")
 
     def do(self, activity: str) -> None:
-        """Note the present activity. It is printed only after a silence.
+        """Set the text that names the running task. It is printed only after a silence.
 
         Args:
             activity: The actor and the action, as in "Airflow starts". An equal text continues the present activity.
@@ -71,7 +71,7 @@ class ProgressLines:
             self._activity, self._activity_s = activity, self._clock()
 
     def fill_silence(self) -> None:
-        """Print the present activity and its duration, if no line was printed for `silence_s` seconds."""
+        """Print the running task and its duration so far, if no line was printed for `silence_s` seconds."""
         now_s = self._clock()
         if self._activity and now_s - self._said_s >= self._silence_s:
             self.say(f"… {self._activity}: {now_s - self._activity_s:.0f} s so far")

@@ -55,7 +55,8 @@ class InAirflow:
         self.say = say
         self._path = f"/api/v2/dags/{urllib.parse.quote(dag_id, safe='')}"
         self._log: Log | None = None
-        # Starts of the schedule's intervals: a dry run names all but those whose run is at work, and runs name those.
+        # Starts of the schedule's intervals. Airflow's dry run of a backfill leaves out intervals whose run is queued or
+        # running, so the starts of these intervals come from their runs.
         self._starts: set[datetime] = set()
         self._from: datetime | None = None
         self._first_seen: dict[str, datetime | None] = {}
@@ -125,16 +126,16 @@ class InAirflow:
         """Return the address of a run's page in Airflow's UI."""
         return f"{self.rest.url}/dags/{self.dag_id}/runs/{urllib.parse.quote(run.run_id, safe='')}"
 
-    # --- what is asked ------------------------------------------------------------------------------------------------
+    # --- requests to Airflow ------------------------------------------------------------------------------------------------
 
     def _health(self) -> Health:
         self._log = read_log(self.storage, self._log)
         return health_of(self._log)
 
     def _begin(self, health: Health, dag: Mapping[str, Any]) -> datetime:
-        """Return where the planned time begins: at the first interval that is not healthy, or whose run is not done.
+        """Return the start of the first interval that is not healthy, or whose run is not done.
 
-        If retention has dropped the base of the first interval, the time begins at an earlier checkpoint.
+        If retention has dropped the base of the first interval, the result is the end of an earlier checkpoint.
         """
         if health.start is None or health.good_until is None:
             if dag["start_date"] is None:
@@ -183,7 +184,7 @@ class InAirflow:
         return tuple(health.results.get(start, Interval(start, end)) for start, end in zip(starts, ends, strict=True))
 
     def _length(self) -> timedelta:
-        """Return the length of the last interval as far as it is known: only the schedule knows the end of an interval."""
+        """Return the assumed length of the last interval, since Airflow names only its start: the time between the last two starts."""
         last_two = sorted(self._starts)[-2:]
         return last_two[1] - last_two[0] if len(last_two) > 1 else timedelta(days=1)
 

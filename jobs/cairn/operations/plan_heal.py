@@ -26,7 +26,7 @@ Reason = Literal["missing", "failed", "stale", "quarantined", "base dropped"]
 QUEUED_PATIENCE = timedelta(seconds=30)
 
 
-# --- what the log says ------------------------------------------------------------------------------------------------
+# --- state in the log ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class Health:
         return None if self.start is None else min([max(self.points), *self.spoilt])
 
     def base_before(self, start: datetime) -> datetime:
-        """Return the latest point, not after `start`, from which intervals may run; `start` itself without a point."""
+        """Return the latest end of a checkpoint, up to `start`, from which intervals may run; `start` if there is none."""
         return max((point for point in self.points if point <= start), default=start)
 
     def can_start_at(self, start: datetime) -> bool:
@@ -123,7 +123,7 @@ def _jumps(log: Log, outputs: Sequence[tuple[Interval, int]]) -> dict[datetime, 
     return found
 
 
-# --- what Airflow says ------------------------------------------------------------------------------------------------
+# --- state in Airflow ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -457,7 +457,10 @@ def _steps_in_airflow(
 
 
 def _has_had_its_chance(run: AirflowRun, before: AirflowRun | None, first_seen: Mapping[str, datetime | None]) -> bool:
-    """Return True if a run has started during this `cairn heal`, and not before the run of the interval before ended."""
+    """Return True if a run started after `cairn heal` and after the run of the interval before had ended.
+
+    If such a run did not repair its interval, another run would not either.
+    """
     if run.started is None or first_seen.get(run.run_id, run.started) == run.started:
         return False
     return before is None or before.ended is None or before.ended <= run.started
@@ -466,7 +469,10 @@ def _has_had_its_chance(run: AirflowRun, before: AirflowRun | None, first_seen: 
 def _blocks(
     health: Health, calendar: Sequence[Interval], to_run: Mapping[int, Reason], working: Mapping[int, AirflowRun]
 ) -> list[Step]:
-    """Return one `RunIntervals` for each row of neighbours that must run. Runs at work between them are passed by."""
+    """Return one `RunIntervals` for each group of intervals that one backfill can run.
+
+    The backfill skips intervals whose run is queued or running.
+    """
     blocks: list[list[int]] = []
     alone = -1
     for i in sorted(i for i in to_run if i not in working):
