@@ -230,12 +230,10 @@ def next_interval(schedule: Schedule, last: Interval) -> Interval:
 
 def starting_between(schedule: Schedule, first: datetime, last: datetime) -> Iterator[Interval]:
     """Yield the intervals that begin at or between two instants, as Airflow's backfill does. Both instants are included."""
-    after, _ = schedule.boundaries()
-    start = first_interval(schedule, first).start
-    while start <= last:
-        end = after(start)
-        yield Interval(start, end)
-        start = end
+    one = first_interval(schedule, first)
+    while one.start <= last:
+        yield one
+        one = next_interval(schedule, one)
 
 
 def interval_from(schedule: Schedule, start: datetime) -> Interval | None:
