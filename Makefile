@@ -18,7 +18,7 @@ endif
 endif
 endif
 
-.PHONY: help setup java demo bench soak test-fast test test-all lint docs docs-serve ui spark wheel clean clean-all
+.PHONY: help setup host java demo bench soak test-fast test test-all lint docs docs-serve ui spark wheel clean clean-all
 
 # A user's state, and Airflow's runs and connections: nothing can make these again.
 KEPT_BY_CLEAN := data airflow.db* airflow.postgres* .airflow-database .jwt-secret .fernet-key simple_auth_manager_passwords.json.generated
@@ -26,7 +26,7 @@ KEPT_BY_CLEAN := data airflow.db* airflow.postgres* .airflow-database .jwt-secre
 help:  ## what can be typed here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
-setup: java $(VENV)/.ready  ## the Python environment and a Java runtime, if they are missing
+setup: host java $(VENV)/.ready  ## the Python environment and a Java runtime, if they are missing
 
 $(VENV)/.ready: requirements.lock requirements-bootstrap.lock pyproject.toml
 	@"$(BASE_PYTHON)" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null || { \
@@ -34,19 +34,23 @@ $(VENV)/.ready: requirements.lock requirements-bootstrap.lock pyproject.toml
 	@# --clear follows a link, and would empty the environment of another checkout.
 	@test ! -L $(VENV) || { echo "$(VENV) is a link to $$(readlink $(VENV)); set that one up where it is, or remove the link"; exit 1; }
 	@echo "setting up $(VENV): a minute or two the first time"
-	@"$(BASE_PYTHON)" -m venv --clear $(VENV)
-	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-bootstrap.lock
+	@.ci/with-progress "Python makes the environment" "$(BASE_PYTHON)" -m venv --clear $(VENV)
+	@.ci/with-progress "pip installs uv" $(PYTHON) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-bootstrap.lock
 	@# uv trusts its own list of authorities. The second try trusts the machine's, for a network with a proxy that opens TLS.
-	@install="$(VENV)/bin/uv pip sync --quiet --python $(PYTHON) --require-hashes --no-build-isolation --compile-bytecode requirements.lock"; \
-	$$install || UV_SYSTEM_CERTS=true $$install \
+	@install() { .ci/with-progress "uv installs the packages" $(VENV)/bin/uv pip sync --quiet --python $(PYTHON) --require-hashes --no-build-isolation --compile-bytecode requirements.lock; }; \
+	install || UV_SYSTEM_CERTS=true install \
 	  || { echo "uv could not install the packages; trying pip (slower)"; \
-	       $(PYTHON) -m pip install --quiet --require-hashes --no-build-isolation -r requirements.lock; }
-	@$(VENV)/bin/uv pip install --quiet --offline --python $(PYTHON) --no-deps --no-build-isolation -e .
+	       .ci/with-progress "pip installs the packages" $(PYTHON) -m pip install --quiet --require-hashes --no-build-isolation -r requirements.lock; }
+	@.ci/with-progress "uv installs Cairn" $(VENV)/bin/uv pip install --quiet --offline --python $(PYTHON) --no-deps --no-build-isolation -e .
 	@# What the build leaves names the package a second time wherever this folder is on the path, and Airflow would load its plugins twice.
 	@rm -rf *.egg-info
 	@# The pipelines in jobs/pipelines belong to this folder and not to the package, so that a wheel does not bring them.
 	@echo "$(CURDIR)/jobs" > "$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/cairn-pipelines.pth"
 	@touch $@
+
+# Before anything is downloaded. A base Python that is missing is reported below.
+host:
+	@test "$(HOST_CHECK)" = no || ! "$(BASE_PYTHON)" -c '' 2>/dev/null || "$(BASE_PYTHON)" jobs/local_stack/host_check.py
 
 java:
 	@.ci/java

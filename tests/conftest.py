@@ -24,6 +24,7 @@ from tests.support.messages import (
     sites,
     write_made,
 )
+from tests.support.random_order import SEED, shuffle_tests
 from tests.support.tiers import ALL, TIER, at_tier, choose_tests, missing_software, remember_errors, remember_passed
 
 if TYPE_CHECKING:
@@ -49,9 +50,16 @@ def pytest_testnodedown(node: Any) -> None:
     OF_WORKERS.extend(from_plain(getattr(node, "workeroutput", {}).get("errors_made", [])))
 
 
+def pytest_report_header() -> str | None:
+    return f"order of tests: by chance, CAIRN_ORDER={SEED}" if SEED else None
+
+
+# First: pytest then brings tests together that share a parameter of a module's fixture.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what the tier leaves out, and in `make test-all` what passed before on this commit."""
     choose_tests(config, items)
+    shuffle_tests(items)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

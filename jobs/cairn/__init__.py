@@ -26,11 +26,13 @@ if TYPE_CHECKING:
     from state_backend.adapters.rocks import EngineOptions
     from state_backend.shard.changelog import ChangelogOptions
     from state_backend.values.retention import AllOf, AnyOf, KeepLast, KeepPerDay, KeepYounger
+    from state_backend.values.schedule import Cron
 
 __all__ = [
     "AllOf",
     "AnyOf",
     "ChangelogOptions",
+    "Cron",
     "EngineOptions",
     "Interval",
     "KeepLast",
@@ -55,6 +57,7 @@ __all__ = [
 
 _MODULES = {
     "ChangelogOptions": "state_backend.shard.changelog",
+    "Cron": "state_backend.values.schedule",
     "EngineOptions": "state_backend.adapters.rocks",
     "Interval": "cairn.pipeline",
     "OverTime": "cairn.change_expectations",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -17,6 +17,7 @@ from state_backend.values.intervals import Interval, to_ms
 from state_backend.values.key_groups import check_parallelism
 from state_backend.values.records import Record
 from state_backend.values.retention import RetentionPolicy, check_retention, default_retention
+from state_backend.values.schedule import Cron, Every, Schedule, are_same, schedule_of
 from state_backend.values.zones import zone_of
 
 if TYPE_CHECKING:
@@ -52,6 +53,9 @@ class Pipeline:
         api: Interface of the processor: "row" (PySpark rows), "pandas" (DataFrames), or "arrow"
             (`cairn.arrow_processor`: tables of many keys).
         time_mode: Clock of timers: "none", "processing" (the interval's end) or "event".
+        schedule: Where intervals begin and end: a cron text or preset in the time zone of `start`, `Cron(text, zone)`, or a
+            timedelta. The `process` task refuses a DAG with another schedule. None: the schedule of the DAG; without Airflow,
+            each interval is as long as the one before.
         event_time: Timestamp column, for `time_mode="event"`.
         watermark_delay: How far behind the newest event a row may be, for `time_mode="event"`.
         watermark: "observed": the watermark follows the events seen, as in Spark. "interval": it follows the interval's
@@ -102,6 +106,7 @@ class Pipeline:
     output_schema: str | StructType
     api: Literal["row", "pandas", "arrow"] = "row"
     time_mode: Literal["none", "processing", "event"] = "processing"
+    schedule: str | timedelta | Schedule | None = None
     event_time: str | None = None
     watermark_delay: timedelta | None = None
     watermark: Literal["observed", "interval"] = "observed"
@@ -123,6 +128,7 @@ class Pipeline:
     def __post_init__(self) -> None:
         check_name(self.name)
         self._check_start()
+        self._check_schedule()
         check_parallelism(self.parallelism, self.max_parallelism)
         if isinstance(self.key, str):
             raise UsageError(f"pipeline {self.name!r}: key must be a list of columns, as in key=[{self.key!r}]")
@@ -163,6 +169,16 @@ class Pipeline:
                 f"pipeline {self.name!r}: start: {error}, as in start=datetime(2024, 1, 1, tzinfo=UTC)"
             ) from None
 
+    def _check_schedule(self) -> None:
+        if self.schedule is None:
+            return
+        # A datetime's zone is a region only if it has a name, as `ZoneInfo` and pendulum have. An offset names no region.
+        zone = getattr(self.start.tzinfo, "key", None) or str(self.start.tzinfo)
+        try:
+            object.__setattr__(self, "schedule", schedule_of(self.schedule, zone))
+        except UsageError as error:
+            raise UsageError(f"pipeline {self.name!r}: schedule: {error}") from None
+
     def _check_event_time(self) -> None:
         given = {"event_time": self.event_time, "watermark_delay": self.watermark_delay}
         if self.time_mode != "event":
@@ -182,6 +198,29 @@ class Pipeline:
             raise UsageError(
                 f"pipeline {self.name!r}: watermark_delay is {self.watermark_delay}, which is negative; give 0 or more"
             )
+
+    @property
+    def declared_schedule(self) -> Schedule | None:
+        """The declared schedule as a value; None if the pipeline declares none."""
+        return self.schedule if isinstance(self.schedule, Cron | Every) else None
+
+    def scheduled_by(self, schedule: Schedule, who: str) -> Pipeline:
+        """Return the pipeline with the schedule of the scheduler that runs it.
+
+        Args:
+            schedule: The schedule of the scheduler.
+            who: Name of the scheduler, for the message.
+
+        Raises:
+            UsageError: The pipeline declares another schedule.
+        """
+        own = self.declared_schedule
+        if own is not None and not are_same(own, schedule):
+            raise UsageError(
+                f"pipeline {self.name!r} declares the schedule {own}, but the schedule of {who} is {schedule}\n"
+                "Make them the same, or declare no schedule: the pipeline then takes that of its DAG"
+            )
+        return self if own is not None else replace(self, schedule=schedule)
 
     def retention_of(self, interval: Interval) -> RetentionPolicy:
         """Return the retention policy that the commit of an interval records.

@@ -48,6 +48,7 @@ from state_backend.state.layout import TIMERS_NAME
 from state_backend.values.errors import StateUnusable, UsageError
 from state_backend.values.intervals import from_ms
 from state_backend.values.records import NO_PERMISSIONS, Permissions, Record, RunRef
+from state_backend.values.schedule import interval_from, no_boundary
 from state_backend.values.zones import zone_of
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class PipelineTester:
     Args:
         pipeline: The pipeline under test.
         input_schema: Schema of the rows that `run` gets instead of the source's rows: DDL or a `StructType`.
-        every: Length of the next interval, if `run` gets no interval.
+        every: Length of the next interval, if `run` gets no interval. None: the pipeline's schedule, else an hour.
         initial_state: Rows that replace those of `Pipeline.initial_state`.
         initial_schema: Schema of `initial_state`. Give both or neither.
         root: Root for the state, as for `run_interval`. A second tester on this root continues from the first tester's
@@ -127,7 +128,7 @@ class PipelineTester:
         pipeline: Pipeline,
         *,
         input_schema: str | StructType,
-        every: timedelta = timedelta(hours=1),
+        every: timedelta | None = None,
         initial_state: Any = None,
         initial_schema: str | StructType | None = None,
         root: str | None = None,
@@ -256,12 +257,21 @@ class PipelineTester:
     def next_interval(self) -> Interval:
         """The interval that `run` processes by default.
 
-        It starts at the newest end of a committed interval, or at the pipeline's start.
+        It starts at the newest end of a committed interval, or at the pipeline's start. It is as long as `every` says, or
+        as the pipeline's schedule says.
+
+        Raises:
+            UsageError: The schedule has no interval that starts there.
         """
         # No other process writes to a tester's own memory. So the tester knows the newest end without reading the log.
         start = self._ended if self._alone else self._newest_end()
         start = start or self.pipeline.start
-        return Interval(start, start + self.every)
+        schedule = self.pipeline.declared_schedule
+        if self.every is not None or schedule is None:
+            return Interval(start, start + (self.every or timedelta(hours=1)))
+        if (found := interval_from(schedule, start)) is None:
+            raise UsageError(f"{self._where}: {no_boundary(schedule, start)}\nPass the interval to run, or give every=")
+        return found
 
     @property
     def checkpoints(self) -> list[Record]:

@@ -19,11 +19,15 @@ from typing import Any
 from cairn.command.airflow_rest import ADMIN, AirflowRest, Backfill, RestError
 from cairn.spark.local_server_secret import kept_secret, new_secret
 from local_stack.owned_process import OwnedProcesses, Server, claim_port
+from local_stack.patience import Patience
 from local_stack.postgres import Postgres, PostgresUnavailable
+from local_stack.progress_lines import fold
 
 __all__ = ["AirflowClient", "AirflowServer", "RestError", "parse_time"]
 
 _ENDED = ("success", "failed")
+# The parts whose health Airflow's API server reports.
+_PARTS = frozenset({"metadatabase", "scheduler", "dag_processor", "triggerer"})
 _DATABASE = "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"
 # Airflow's own name for the file that holds the password.
 _PASSWORDS = "simple_auth_manager_passwords.json.generated"
@@ -42,12 +46,15 @@ class AirflowClient(AirflowRest):
 
     def healthy(self) -> bool:
         """Return True if API server, scheduler, DAG processor, triggerer and database are healthy."""
+        return self.healthy_parts() == _PARTS
+
+    def healthy_parts(self) -> frozenset[str]:
+        """Return the healthy parts of Airflow; none if the API server does not answer."""
         try:
             health = self.call("GET", "/api/v2/monitor/health")
         except (OSError, RestError):
-            return False
-        parts = ("metadatabase", "scheduler", "dag_processor", "triggerer")
-        return all(health[part]["status"] == "healthy" for part in parts)
+            return frozenset()
+        return frozenset(part for part in _PARTS if health[part]["status"] == "healthy")
 
     def has_dag(self, dag_id: str) -> bool:
         """Return True if Airflow knows the DAG.
@@ -305,15 +312,21 @@ class AirflowServer(Server):
     def wait_until_ready(self, timeout_s: float = 180) -> None:
         """Wait until Airflow is healthy.
 
+        Args:
+            timeout_s: The longest time without a further healthy part, in seconds. It grows on a slow machine.
+
         Raises:
-            TimeoutError: Airflow is not healthy within the timeout.
+            TimeoutError: No further part of Airflow became healthy within the timeout.
             RuntimeError: A process of Airflow has ended.
         """
-        deadline_s = time.monotonic() + timeout_s
-        while not self.client.healthy():
+        patience = Patience(time.monotonic(), least_s=timeout_s)
+        while (healthy := self.client.healthy_parts()) != _PARTS:
             self.processes.check_alive()
-            if time.monotonic() > deadline_s:
-                raise TimeoutError(f"Airflow is not healthy after {timeout_s} s; logs: {self.processes.log_dir}")
+            if patience.is_over(healthy, time.monotonic()):
+                raise TimeoutError(
+                    f"Airflow's {', '.join(sorted(_PARTS - healthy))} did not become healthy within {patience.limit_s:.0f} s; "
+                    f"logs: {self.processes.log_dir}"
+                )
             time.sleep(0.5)
 
     def wait_for_dag(self, dag_id: str, timeout_s: float = 60) -> None:
@@ -362,10 +375,8 @@ class AirflowServer(Server):
             url, self.database = self._postgres.url, "PostgreSQL in this folder"
         except PostgresUnavailable as error:
             url, self.database = f"sqlite:///{self.home}/airflow.db", "SQLite"
-            print(
-                f"Airflow uses SQLite, and may refuse a backfill while the scheduler runs: PostgreSQL can't run here ({error})",
-                flush=True,
-            )
+            refused = "Airflow uses SQLite, and may refuse a backfill while the scheduler runs"
+            print(fold(f"{refused}: PostgreSQL can't run here ({error})"), flush=True)
         (self.home / ".airflow-database").write_text(url + "\n")
 
 

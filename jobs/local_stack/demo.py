@@ -8,14 +8,13 @@ Airflow's database in the repository, so that the UI shows them afterwards. A se
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,8 +22,15 @@ from typing import Any
 
 from cairn.command.airflow_rest import ADMIN
 from local_stack.airflow_server import AirflowClient, AirflowServer, RestError, parse_time, task_log
+from local_stack.demo_report import DayResult, sums_of, table_of, verdict_of
+from local_stack.host_check import problems
 from local_stack.owned_process import OwnedProcesses, command_line
+from local_stack.patience import Patience
+from local_stack.progress_lines import ProgressLines, fold
 from local_stack.spark_server import SparkConnectServer
+from state_backend.adapters.open_storage import open_storage
+from state_backend.checkpoint.log import read_log
+from state_backend.values.records import Record
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "data" / "demo"
@@ -35,12 +41,11 @@ DAG = "aircraft"
 FIRST_DAY = datetime(2013, 1, 1, tzinfo=UTC)
 _ENDED = ("success", "failed")
 
-_start_s = time.monotonic()
+# A day that takes longer without any sign of progress ends the demo. On a slow machine the limit grows.
+_LEAST_PATIENCE_S = 300
 
-
-def say(text: str = "") -> None:
-    """Print a line with the seconds since the program's start."""
-    print(f"{time.monotonic() - _start_s:6.1f} s  {text}" if text else "", flush=True)
+_lines = ProgressLines()
+say = _lines.say
 
 
 def main() -> int:
@@ -54,11 +59,12 @@ def main() -> int:
         print(f"DAYS={days} is out of range: the flights are of 2013, so set DAYS to 1 to 365")
         return 1
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    if problem := no_semaphores():
-        print(problem)
+    if found := problems():
+        print("\n".join(map(fold, [*found, "Then run the demo again"])))
         return 1
     try:
-        return run_demo(days)
+        with _lines:
+            return run_demo(days)
     except KeyboardInterrupt:
         say("interrupted; all processes that the demo started have stopped")
         return 130
@@ -67,24 +73,9 @@ def main() -> int:
         return 1
 
 
-def no_semaphores() -> str | None:
-    """Return advice for the user if the system provides no semaphores, else None.
-
-    Airflow's LocalExecutor needs semaphores.
-    """
-    try:
-        multiprocessing.get_context("fork").Semaphore()
-    except OSError as error:
-        return (
-            f"Airflow's LocalExecutor can't run here: it needs semaphores, which need a writable /dev/shm ({error})\nMount one "
-            "(mount -t tmpfs tmpfs /dev/shm; docker run --shm-size=64m), then run the demo again"
-        )
-    return None
-
-
 def run_demo(days: int) -> int:
     """Run the demo over a number of days, and return the exit code: 0 if every day was processed."""
-    say(f"Cairn demo: {days} days of flights from New York, the history of every aircraft as keyed state")
+    say(f"Cairn demo: {days} days of flights from New York")
     for name in ("state", "savepoints", "docs", "logs"):
         shutil.rmtree(DATA / name, ignore_errors=True)
     with ExitStack() as stack:
@@ -97,20 +88,22 @@ def run_demo(days: int) -> int:
         airflow = AirflowServer(ROOT, home=ROOT, port=8080, log_dir=DATA / "logs", env=env)
         stack.callback(airflow.stop)
         try:
-            code = show(days, spark, airflow, env, stack)
+            verdict = show(days, spark, airflow, env, stack)
         finally:
             # A second Ctrl-C during the stop would leave processes running.
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_IGN)
-    if code:
-        return code
+            _lines.do("Airflow and Spark stop")
+    if verdict is None:
+        return 1
     say("Airflow and Spark are stopped")
-    runs = f"the runs in Airflow, at http://127.0.0.1:8080/dags/{DAG}"
-    print(f"  {runs:<64} CAIRN_DATA=$PWD/{_short(DATA)} make ui")
+    print("\n" + fold(f"Verdict: {verdict}"), flush=True)
     return 0
 
 
-def show(days: int, spark: SparkConnectServer, airflow: AirflowServer, env: dict[str, str], stack: ExitStack) -> int:
+def show(
+    days: int, spark: SparkConnectServer, airflow: AirflowServer, env: dict[str, str], stack: ExitStack
+) -> str | None:
     """Start Spark and Airflow, run the days and report the results.
 
     Args:
@@ -121,37 +114,48 @@ def show(days: int, spark: SparkConnectServer, airflow: AirflowServer, env: dict
         stack: The stack that receives the callback which ends unfinished runs.
 
     Returns:
-        The exit code: 0 if every day was processed.
+        The verdict; None if a day failed.
     """
-    # Start both servers without waiting, so that they start up while the flights are written. Start them from this
-    # thread, because the kernel ends a child process when the thread that started it ends.
-    say(f"starting Spark Connect ({spark.url}) and Airflow ({airflow.client.url}); logs: {_short(DATA / 'logs')}")
-    spark.start()
-    airflow.start()
-    land_flights(env)
-    spark.wait_until_ready()
-    say("Spark Connect is ready")
-    airflow.wait_until_ready()
-    airflow.wait_for_dag(DAG)
-    say(f"Airflow is ready; log in as {ADMIN} with the password {airflow.password}")
-
+    start(spark, airflow, env)
     client = airflow.client
     last_day = FIRST_DAY + timedelta(days=days - 1)
     prepare(client, last_day)
     began = datetime.now(tz=UTC)
     stack.callback(settle, client, last_day)
     client.backfill(DAG, FIRST_DAY.isoformat(), last_day.isoformat())
-    say(f"backfill of {FIRST_DAY.date()} to {last_day.date()} created; Airflow runs one day after the other")
+    say(f"Airflow runs {FIRST_DAY.date()} to {last_day.date()}, one day after the other")
     killer = DriverKiller(airflow.processes, FIRST_DAY + timedelta(days=min(5, days) - 1))
-    failed = watch(airflow, killer, last_day, began)
-    say()
+    failed = DayWatcher(airflow, killer, last_day, began).watch()
     if failed is not None:
         report_failure(client, airflow.task_logs, failed)
-        return 1
-    report(client, last_day, began)
+        return None
+    _lines.do("the demo reads the results from Airflow")
+    results = results_of(client, last_day, began)
+    report(results)
     if not killer.done:
         say("no driver was killed: each driver ended before the demo could kill it")
-    return 0
+    return verdict_of(results, str(killer.day.date()) if killer.done else None)
+
+
+def start(spark: SparkConnectServer, airflow: AirflowServer, env: dict[str, str]) -> None:
+    """Start Spark and Airflow, write the flights, and wait until Airflow knows the DAG."""
+    # Start both servers without waiting, so that they start up while the flights are written. Start them from this
+    # thread, because the kernel ends a child process when the thread that started it ends.
+    say(f"starting Spark Connect ({spark.url}) and Airflow ({airflow.client.url}); logs: {_short(DATA / 'logs')}")
+    spark.start()
+    _lines.do("Airflow sets up its database")
+    airflow.start()
+    _lines.do(f"the flights are written to {_short(FLIGHTS)}")
+    land_flights(env)
+    _lines.do("Spark Connect starts")
+    spark.wait_until_ready()
+    say("Spark Connect is ready")
+    _lines.do("Airflow starts")
+    airflow.wait_until_ready()
+    _lines.do(f"Airflow parses the DAG {DAG}")
+    airflow.wait_for_dag(DAG, timeout_s=_LEAST_PATIENCE_S)
+    say(f"Airflow is ready, with {airflow.client.url}\nlog in as {ADMIN}, password {airflow.password}")
+    _lines.do("Airflow creates a backfill")
 
 
 def pipeline_env(data: Path, flights: Path, spark: SparkConnectServer) -> dict[str, str]:
@@ -183,7 +187,7 @@ def land_flights(env: dict[str, str]) -> None:
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, **env}, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"the flights could not be written:\n{done.stdout}{done.stderr}")
-    say(f"the flights of 2013, a file for each day, are in {_short(FLIGHTS)}")
+    say(f"the flights of 2013 are in {_short(FLIGHTS)}, a file for each day")
 
 
 def prepare(client: AirflowClient, last_day: datetime) -> None:
@@ -269,9 +273,7 @@ class DriverKiller:
                         return
                     signal.pidfd_send_signal(handle, signal.SIGKILL)
                     self.done = True
-                    say(
-                        f"{self.day.date()}  kill -9 of the Spark driver (pid {pid}), {self.after_s:.1f} s after it started"
-                    )
+                    say(f"{self.day.date()}  kill -9 of the Spark driver, {self.after_s:.1f} s after it started")
             finally:
                 os.close(handle)
 
@@ -280,49 +282,108 @@ class DriverKiller:
         return options.startswith("-m cairn.driver.driver process ") and f" --start {self.day.isoformat()} " in options
 
 
-def watch(airflow: AirflowServer, killer: DriverKiller, last_day: datetime, began: datetime) -> dict[str, Any] | None:
-    """Print the progress until all days have ended.
+class DayWatcher:
+    """Watcher of the demo's days, which prints their progress.
 
     Args:
         airflow: The Airflow server that runs the days.
-        killer: The killer of one Spark driver, which is called several times a second.
+        killer: The killer of one Spark driver.
         last_day: The last day of the demo.
         began: The time at which the demo began. Tries of tasks that started earlier belong to an earlier demo.
-
-    Returns:
-        The first run that failed, or the first unfinished run if no run ended for 300 s; None if all days succeeded.
     """
-    client, finished, retried = airflow.client, set[str](), set[tuple[str, int]]()
-    total, ended_s = (last_day - FIRST_DAY).days + 1, time.monotonic()
-    next_poll_s = 0.0
-    while len(finished) < total:
-        killer.look()
-        time.sleep(0.2)
-        if time.monotonic() < next_poll_s:
-            continue
-        next_poll_s = time.monotonic() + 1
-        airflow.processes.check_alive()
-        runs = demo_runs(client, last_day)
-        for run in runs:
+
+    def __init__(self, airflow: AirflowServer, killer: DriverKiller, last_day: datetime, began: datetime) -> None:
+        self._airflow = airflow
+        self._client = airflow.client
+        self._killer = killer
+        self._last_day = last_day
+        self._began = began
+        self._finished: set[str] = set()
+        self._retried: set[tuple[str, int]] = set()
+        self._log = read_log(open_storage(f"file://{DATA}/state/{DAG}"))
+        self._ended_s = time.monotonic()
+        self._patience = Patience(self._ended_s, least_s=_LEAST_PATIENCE_S)
+
+    def watch(self) -> dict[str, Any] | None:
+        """Print the progress until all days have ended.
+
+        Returns:
+            The first run that failed, or the first unfinished run if nothing made progress for long; None if all days
+            succeeded.
+        """
+        total, next_poll_s = (self._last_day - FIRST_DAY).days + 1, 0.0
+        while len(self._finished) < total:
+            self._killer.look()
+            time.sleep(0.2)
+            if time.monotonic() < next_poll_s:
+                continue
+            next_poll_s = time.monotonic() + 1
+            self._airflow.processes.check_alive()
+            self._tell_commits()
+            runs = demo_runs(self._client, self._last_day)
+            for run in runs:
+                if run["dag_run_id"] not in self._finished and self._tell_end(run):
+                    return run
+            if self._patience.is_over(self._signs(runs), time.monotonic()):
+                say(f"nothing has made progress for {self._patience.limit_s:.0f} s")
+                return next(run for run in runs if run["dag_run_id"] not in self._finished)
+        return None
+
+    def _tell_commits(self) -> None:
+        """Print the checkpoints that were committed since the last call. The pipeline's log shows a commit first."""
+        before = self._log.head_id
+        self._log = read_log(open_storage(f"file://{DATA}/state/{DAG}"), self._log)
+        for checkpoint_id in range(before + 1, self._log.head_id + 1):
+            record = self._log.entry(checkpoint_id)
+            if isinstance(record, Record):
+                totals = record.content.totals
+                say(
+                    f"{record.interval.start.date()}  committed: checkpoint {checkpoint_id}, {totals.input_rows:,} flights, "
+                    f"{totals.keys:,} aircraft"
+                )
+
+    def _tell_end(self, run: dict[str, Any]) -> bool:
+        """Print that a run has succeeded, and return True if the run has failed."""
+        if run["state"] == "success":
+            self._finished.add(run["dag_run_id"])
+            took_s, self._ended_s = time.monotonic() - self._ended_s, time.monotonic()
+            validated = "validated; " if self._client.xcom(DAG, run["dag_run_id"], "validate") else ""
+            say(f"{run['logical_date'][:10]}  {validated}the day took {took_s:.1f} s")
+        return bool(run["state"] == "failed")
+
+    def _signs(self, runs: list[dict[str, Any]]) -> Hashable:
+        """Return values that change when Airflow makes progress: finished days, newest checkpoint, task states, size of logs.
+
+        Also tell the demo's output which task runs now.
+        """
+        tasks: list[tuple[str, str, str | None, int]] = []
+        running = [run for run in runs if run["state"] == "running" and run["dag_run_id"] not in self._finished]
+        for run in running:
             run_id, day = run["dag_run_id"], run["logical_date"][:10]
-            if run_id in finished or run["state"] == "queued":
-                continue
-            if run["state"] == "running":
-                for number, task in enumerate(tries(client, run_id, "process", began), 1):
-                    if number > 1 and task["state"] == "running" and (day, number) not in retried:
-                        retried.add((day, number))
-                        say(f"{day}  process: try {number} started, from the checkpoint of the day before")
-                continue
-            finished.add(run_id)
-            if run["state"] == "failed":
-                return run
-            done = client.xcom(DAG, run_id, "checkpoint") or {}
-            took_s, ended_s = time.monotonic() - ended_s, time.monotonic()
-            say(f"{day}  checkpoint {done.get('checkpoint')}, {done.get('input_rows')} flights, {took_s:.1f} s")
-        if time.monotonic() - ended_s > 300:
-            say("no day has ended for 300 s")
-            return next(run for run in runs if run["dag_run_id"] not in finished)
-    return None
+            found = self._client.task_instances(DAG, run_id)
+            tasks += [(day, task["task_id"], task["state"], task["try_number"]) for task in found]
+            for number, task in enumerate(tries(self._client, run_id, "process", self._began), 1):
+                if number > 1 and task["state"] == "running" and (day, number) not in self._retried:
+                    self._retried.add((day, number))
+                    say(f"{day}  process: try {number} started, from the checkpoint of the day before")
+        _lines.do(activity_of([task[:3] for task in tasks]))
+        folders = [self._airflow.task_logs / f"dag_id={DAG}" / f"run_id={run['dag_run_id']}" for run in running]
+        written = sum(file.stat().st_size for folder in folders for file in folder.rglob("*.log"))
+        return (len(self._finished), self._log.head_id, *sorted(map(str, tasks)), written)
+
+
+def activity_of(tasks: Sequence[tuple[str, str, str | None]]) -> str:
+    """Return a line that names the task at which Airflow works now.
+
+    Args:
+        tasks: Day, name and state of each task of the running days, the first day first.
+    """
+    active = [(day, name, state) for day, name, state in tasks if state not in (None, "success", "skipped")]
+    if not active:
+        return f"{tasks[0][0]}: Airflow schedules the next task" if tasks else "Airflow starts the next day"
+    # If several tasks are active, a running task says most.
+    day, name, state = min(active, key=lambda task: task[2] != "running")
+    return f"{day}: {name} runs" if state == "running" else f"{day}: {name} is {str(state).replace('_', ' ')}"
 
 
 def demo_runs(client: AirflowClient, last_day: datetime) -> list[dict[str, Any]]:
@@ -343,11 +404,9 @@ def tries(client: AirflowClient, run_id: str, task_id: str, began: datetime) -> 
 
 # --- after ------------------------------------------------------------------------------------------------------------------
 
-_COLUMNS = "{:10}  {:>10}  {:>4}  {:>11}  {:>11}  {:>13}  {:>5}  {:>6}  {:>7}  {:>5}"
 
-
-def report(client: AirflowClient, last_day: datetime, began: datetime) -> None:
-    """Print the sizes of each day's checkpoint and the locations of the results.
+def results_of(client: AirflowClient, last_day: datetime, began: datetime) -> list[DayResult]:
+    """Return the results of the demo's days, ascending by day.
 
     Args:
         client: The client of Airflow's REST API.
@@ -355,53 +414,40 @@ def report(client: AirflowClient, last_day: datetime, began: datetime) -> None:
         began: The time at which the demo began. Tries of tasks that started earlier belong to an earlier demo and are
             not counted.
     """
-    print(
-        _COLUMNS.format(
-            "day", "checkpoint", "base", "new bytes", "full bytes", "changed bytes", "files", "keys", "seconds", "tries"
-        )
-    )
-    runs = demo_runs(client, last_day)
-    new = full = 0
-    checked: list[dict[str, Any]] = []
-    savepoints: list[str] = []
-    for run in runs:
+    results = []
+    for run in demo_runs(client, last_day):
         run_id = run["dag_run_id"]
         done = client.xcom(DAG, run_id, "checkpoint")
-        sizes = [
-            f"{done[name]:,}" for name in ("uploaded_bytes", "state_bytes", "changed_bytes", "state_files", "keys")
-        ]
-        seconds = (datetime.fromisoformat(run["end_date"]) - datetime.fromisoformat(run["start_date"])).total_seconds()
-        base = "-" if done["base"] is None else done["base"]
-        count = len(tries(client, run_id, "process", began))
-        print(_COLUMNS.format(run["logical_date"][:10], done["checkpoint"], base, *sizes, f"{seconds:.1f}", count))
-        new += done["uploaded_bytes"]
-        full += done["state_bytes"]
-        # Airflow has deleted the results of an earlier demo, because the backfill cleared its tasks. A skipped task has
-        # no result.
-        if validation := client.xcom(DAG, run_id, "validate"):
-            checked.append(validation)
-        if savepoint := client.xcom(DAG, run_id, "savepoint"):
-            savepoints.append(savepoint["savepoint"])
-    print(
-        f"\nuploaded in total: {new:,} bytes; full checkpoints would have been {full:,} bytes ({new / max(full, 1):.0%})"
-    )
-    if checked:
-        last = checked[-1]
-        print(
-            f"validated: {len(checked)} checkpoints, each restored from storage into an empty folder; the last one has "
-            f"{last['entries']:,} entries of {last['keys']:,} keys, as recorded. {sum(v['expectations'] for v in checked)} "
-            f"data checks passed, in {sum(v['expectations'] > 0 for v in checked)} of these checkpoints"
+        # Airflow has deleted the results of an earlier demo, because the backfill cleared its tasks.
+        validation = client.xcom(DAG, run_id, "validate") or {}
+        took = datetime.fromisoformat(run["end_date"]) - datetime.fromisoformat(run["start_date"])
+        results.append(
+            DayResult(
+                day=run["logical_date"][:10],
+                **{n: done[n] for n in ("checkpoint", "input_rows", "keys", "uploaded_bytes", "state_bytes")},
+                seconds=took.total_seconds(),
+                tries=len(tries(client, run_id, "process", began)),
+                expectations=validation.get("expectations"),
+                entries=validation.get("entries"),
+            )
         )
-    print("\nwhere to look now:")
-    if checked:
-        _point("the validation report of each checkpoint", DATA / "docs" / "index.html")
-    _point("the features of each flight, as Parquet", DATA / "state" / DAG / "output")
-    if savepoints:
-        _point(f"{len(savepoints)} savepoint(s), copies of the state that retention never deletes", DATA / "savepoints")
+    return results
+
+
+def report(results: Sequence[DayResult]) -> None:
+    """Print the table of the days and the locations of the results."""
+    print("\n".join(["", *table_of(results), "", *map(fold, sums_of(results)), "", "where to look now:"]))
+    if any(r.expectations is not None for r in results):
+        _point("validation report of each checkpoint", DATA / "docs" / "index.html")
+    _point("features of each flight, as Parquet", DATA / "state" / DAG / "output")
+    # The task `savepoint` creates the folder with its first savepoint.
+    if (DATA / "savepoints").exists():
+        _point("savepoints, which retention keeps", DATA / "savepoints")
+    print(f"  {'runs of the days, in Airflow':<38}  CAIRN_DATA=$PWD/{_short(DATA)} make ui", flush=True)
 
 
 def _point(meaning: str, path: Path) -> None:
-    print(f"  {meaning:<64} {_short(path)}")
+    print(f"  {meaning:<38}  {_short(path)}", flush=True)
 
 
 def report_failure(client: AirflowClient, task_logs: Path, run: dict[str, Any]) -> None:

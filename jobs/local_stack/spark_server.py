@@ -16,6 +16,7 @@ from pathlib import Path
 from cairn.command.spark_server import answers, server_command, server_environment
 from cairn.spark.local_server_secret import kept_secret, new_secret
 from local_stack.owned_process import OwnedProcesses, Server, claim_port
+from local_stack.patience import Patience
 
 _NAME = "spark-connect"
 
@@ -90,18 +91,23 @@ class SparkConnectServer(Server):
     def wait_until_ready(self, timeout_s: float = 120) -> None:
         """Wait until the server answers.
 
+        Args:
+            timeout_s: The longest time without a further line in the server's log, in seconds. It grows on a slow
+                machine.
+
         Raises:
-            TimeoutError: The server does not answer within the timeout.
+            TimeoutError: The server does not answer, and its log did not grow within the timeout.
             RuntimeError: The server's process has ended.
         """
-        deadline_s = time.monotonic() + timeout_s
+        patience = Patience(time.monotonic(), least_s=timeout_s)
         while True:
             self._processes.check_alive()
             if answers(self.port):
                 return
-            if time.monotonic() > deadline_s:
+            log = self._processes.log_path(_NAME)
+            if patience.is_over(log.stat().st_size, time.monotonic()):
                 raise TimeoutError(
-                    f"the Spark Connect server does not answer after {timeout_s} s; its log: {self._processes.log_path(_NAME)}"
+                    f"the Spark Connect server does not answer, and its log did not grow for {patience.limit_s:.0f} s: {log}"
                 )
             time.sleep(0.3)
 

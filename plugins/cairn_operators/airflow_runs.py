@@ -59,6 +59,17 @@ def is_earlier_running(context: Any, start: datetime) -> bool:
     return _previous(context["dag_run"].dag_id, start, "running") is not None
 
 
+def is_earlier_blocked(context: Any, start: datetime) -> bool:
+    """Return True if the last queued run before `start` may start only after the task's own run has ended.
+
+    Airflow counts the active runs of a backfill apart from all others. So a queued run of a backfill waits only for runs
+    of backfills, and any other run waits only for runs of no backfill.
+    """
+    run = _previous(context["dag_run"].dag_id, start, "queued")
+    own = getattr(context["dag_run"], "run_type", None)
+    return run is not None and (run.run_type.value == "backfill") == (str(getattr(own, "value", own)) == "backfill")
+
+
 def _runs_before(dag_id: str, logical_date: datetime) -> Iterator[Any]:
     for _ in range(_LOOK_BACK):
         run = _previous(dag_id, logical_date, None)

@@ -7,12 +7,14 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from airflow.sdk.exceptions import AirflowFailException
 from airflow.sdk.observability import stats
 
 from cairn_operators.checkpoint_operator import CheckpointOperator, again_command
+from cairn_operators.dag_schedule import schedule_of_dag
 from cairn_operators.data_interval import data_interval
 from cairn_operators.driver_operator import DriverOperator
 from cairn_operators.failures import failure, failure_of
@@ -35,6 +37,8 @@ _LOOK_S = 0.05
 # Seconds between two requests to Airflow, while a task waits in its worker slot for another run's commit. Only Airflow
 # shows that the other run ended without a commit: that run failed, or its interval already had the same result.
 _ASK_AIRFLOW_S = 1.0
+# How long a task that can't see commits waits for a stale interval before it looks again.
+_LOOK_FOR_COMMIT = timedelta(minutes=5)
 
 
 MODES = ("incremental", "full", "changelog")
@@ -46,10 +50,10 @@ processes the interval's rows, and uploads the changes. The next task commits th
 * **Retry**: the task takes what an earlier try prepared if base, code, options and input are unchanged. Otherwise it begins
   again from the last checkpoint. The log says which, and why.
 * **Clear** (with downstream): the interval is computed again from the checkpoint before it. If the result differs, checkpoints of
-  later intervals are stale. Their next interval is refused; the message has the command that runs them again.
+  later intervals are stale. Their next interval waits; its log has the command that runs them again.
 * **The schedule changed**: output of intervals with other boundaries is only replaced if you set the run's parameter
   `replace_overlapping`.
-* **Gap or stale base**: no retry helps. The last lines of the log have the command that does.
+* **Gap**: no retry helps. The last lines of the log have the command that does.
 """
 
 
@@ -136,7 +140,7 @@ class StatefulMicroBatchOperator(DriverOperator):
         Raises:
             TaskDeferred: The task gives its worker slot back and waits in the triggerer.
             AirflowException: Storage, Spark or user code failed, and a retry may help.
-            AirflowFailException: A retry can't help, as with a gap or a stale base, or the longest wait is over.
+            AirflowFailException: A retry can't help, as with a gap, or the longest wait is over.
         """
         before = before_us(context["dag_run"], context["ti"], datetime.now(tz=UTC))
         return self._in_order(context, before, since_ms=_now_ms(), alone_since_ms=None)
@@ -162,7 +166,7 @@ class StatefulMicroBatchOperator(DriverOperator):
         Raises:
             TaskDeferred: The task gives its worker slot back and waits in the triggerer again.
             AirflowException: Storage, Spark or user code failed, and a retry may help.
-            AirflowFailException: A retry can't help, as with a gap or a stale base, or the longest wait is over.
+            AirflowFailException: A retry can't help, as with a gap, or the longest wait is over.
         """
         waited_ms = max(0, _now_ms() - since_ms)
         self.log.info(
@@ -240,8 +244,8 @@ class StatefulMicroBatchOperator(DriverOperator):
             AirflowException: The storage failed, and a retry may help.
             AirflowFailException: The interval is refused.
         """
-        from cairn_operators.airflow_runs import is_earlier_running, predecessor_runs
-        from cairn_operators.predecessor import Refuse, plan_start
+        from cairn_operators.airflow_runs import is_earlier_blocked, is_earlier_running, predecessor_runs
+        from cairn_operators.predecessor import Refuse, Wait, plan_start
         from state_backend.adapters.open_storage import open_storage
         from state_backend.checkpoint.log import read_newest
         from state_backend.values.airflow_commands import with_command
@@ -256,16 +260,19 @@ class StatefulMicroBatchOperator(DriverOperator):
             # succeeded.
             with as_google_identity(self.gcp_conn_id):
                 log = read_newest(open_storage(self._url()))
-            decision = plan_start(
+            decide = partial(
+                plan_start,
                 log,
                 self.pipeline_name,
                 Interval(start, end),
                 permissions,
                 runs,
-                earlier_running=queued and is_earlier_running(context, start),
                 alone_for=timedelta(milliseconds=0 if alone_since_ms is None else _now_ms() - alone_since_ms),
                 patience=self.start_patience,
             )
+            decision = decide(earlier_running=queued and is_earlier_running(context, start))
+            if isinstance(decision, Wait) and decision.heal_to is not None and is_earlier_blocked(context, start):
+                decision = decide(earlier_running=is_earlier_running(context, start), earlier_queued=True)
         except CairnError as error:
             raise failure_of(error, context["dag_run"].dag_id) from error
         if isinstance(decision, Refuse):
@@ -322,16 +329,24 @@ class StatefulMicroBatchOperator(DriverOperator):
         alone_since_ms: int | None,
     ) -> NoReturn:
         now_ms, deadline_ms = _now_ms(), since_ms + _ms(self.wait_timeout)
+        heal = self._heal_text(context, wait.heal_to) if wait.heal_to is not None else None
         if now_ms >= deadline_ms:
+            repair = "Find out why that run is not done." if heal is None else heal
             raise AirflowFailException(
                 f"waited {self.wait_timeout} for the checkpoint of the interval before, from {wait.reason}\n"
-                f"Find out why that run is not done. Then run this interval again:\n{again_command(context, self)}"
+                f"{repair}\nThen run this interval again:\n{again_command(context, self)}"
             )
         alone_since_ms = (alone_since_ms or now_ms) if wait.alone else None
         until_ms = deadline_ms
         if alone_since_ms is not None:
             until_ms = min(deadline_ms, alone_since_ms + _ms(self.start_patience))
-        self.log.info("waiting, without a worker slot, for the checkpoint of the interval before: %s", wait.reason)
+        if heal is not None:
+            # A trigger without a URL does not see commits, so the task itself looks now and then.
+            until_ms = until_ms if self.gcp_conn_id is None else min(until_ms, now_ms + _ms(_LOOK_FOR_COMMIT))
+            self.log.warning("waiting, without a worker slot, until a stale interval was run again: %s", wait.reason)
+            self.log.warning("%s", heal)
+        else:
+            self.log.info("waiting, without a worker slot, for the checkpoint of the interval before: %s", wait.reason)
         self.defer(
             trigger=self._trigger(context, log, start, wait, until_ms=until_ms),
             method_name="after_wait",
@@ -341,6 +356,13 @@ class StatefulMicroBatchOperator(DriverOperator):
             timeout=timedelta(milliseconds=deadline_ms - now_ms) + timedelta(minutes=10),
         )
         raise AssertionError("deferring raises")
+
+    def _heal_text(self, context: Any, heal_to: datetime) -> str:
+        from state_backend.values.airflow_commands import heal_command
+        from state_backend.values.intervals import format_instant
+
+        command = heal_command(self.root, self.pipeline_name, format_instant(heal_to), context["dag_run"].dag_id)
+        return f"To run every interval again that is not healthy, in order:\n{command}"
 
     def _trigger(
         self, context: Any, log: Log, start: datetime, wait: Wait, *, until_ms: int
@@ -356,7 +378,7 @@ class StatefulMicroBatchOperator(DriverOperator):
             end_ms=to_ms(start),
             dag_id=context["dag_run"].dag_id,
             clear_numbers={run.run_id: run.clear_number for run in wait.runs},
-            task_ids=list(wait.runs[0].wanted),
+            task_ids=self._checkpoint_tasks(context),
             queued=[run.run_id for run in wait.runs if run.state == "queued"],
             until_ms=until_ms,
             poll_s=self.poll.total_seconds(),
@@ -391,6 +413,7 @@ class StatefulMicroBatchOperator(DriverOperator):
             attempt=attempt,
             permissions=granted(self.permissions),
             committed=there,
+            schedule=schedule_of_dag(context.get("dag")),
             earlier=(store.get(_ATTEMPT_KEY) or None) if known else None,
         )
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from state_backend.checkpoint.interval_results import Result, results_of
 from state_backend.checkpoint.lineage import choose_base
 from state_backend.checkpoint.log import Log, interval_of, run_of
-from state_backend.values.errors import CairnError, Rerun, StateGapError
+from state_backend.values.errors import CairnError, Rerun, StaleStateError, StateGapError
 from state_backend.values.intervals import Interval, from_ms
 from state_backend.values.records import Permissions
 
@@ -69,21 +69,23 @@ class Go:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """The decision to wait until one of the runs of the interval before has committed or ended.
+    """The decision to wait until a run of the interval before has committed or ended, or its stale result is replaced.
 
     Attributes:
         reason: The runs and the states of their tasks, for the task log.
-        runs: The runs that may still commit the checkpoint before the interval.
+        runs: The runs that may still commit the checkpoint before the interval; empty if no such run is at work.
         alone: True if all `runs` are queued and no run with an earlier logical date is running. Then the waiting run
-            itself may be the only thing that keeps `runs` from starting.
+            itself may be the only thing that keeps `runs` from starting. Without `runs`, an earlier run counts.
         soon: True if each of `runs` is computing its interval or has computed it. The task then waits in its worker
             slot, since the wait will probably be short.
+        heal_to: Start of the last stale interval, which must be run again; None if the task waits for `runs`.
     """
 
     reason: str
     runs: tuple[PredecessorRun, ...]
     alone: bool
     soon: bool
+    heal_to: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +113,7 @@ def plan_start(
     runs: Sequence[PredecessorRun],
     *,
     earlier_running: bool = False,
+    earlier_queued: bool = False,
     alone_for: timedelta = timedelta(0),
     patience: timedelta = timedelta(minutes=2),
 ) -> Go | Wait | Refuse:
@@ -121,6 +124,10 @@ def plan_start(
     `max_active_runs`, Airflow may not start the queued runs before the task's own run has ended. If a queued run later
     commits another state, the task's checkpoint becomes stale.
 
+    If the base is stale and none of `runs` is about to replace it, the task waits too. If it failed, Airflow would start
+    the runs of later intervals, and they would fail one by one. The exception is the same: an earlier run that is
+    queued for `patience` may wait for the task's own run to end.
+
     Args:
         log: The pipeline's log, read after Airflow was asked for `runs`.
         pipeline: Name of the pipeline.
@@ -128,6 +135,8 @@ def plan_start(
         permissions: Permissions of the run, such as to start after a gap.
         runs: The runs whose data interval ends where `interval` starts.
         earlier_running: True if a run with a logical date before the interval's start is running.
+        earlier_queued: True if an earlier run is queued that Airflow may start only after the task's own run has ended.
+            It counts only if the base is stale.
         alone_for: How long the task has been waiting for runs that are all queued, while no earlier run is running.
         patience: The value of `alone_for` at which the task no longer waits for these runs.
 
@@ -160,6 +169,10 @@ def plan_start(
                 reason="retention has dropped this interval's base and its checkpoint. If code and input are the same, the result stays",
                 there=True,
             )
+        alone = earlier_queued and not earlier_running
+        if isinstance(error, StaleStateError) and not left_alone and not (alone and alone_for >= patience):
+            heal_to = error.rerun.last if error.rerun is not None else interval.start
+            return Wait(reason=str(error), runs=(), alone=alone, soon=False, heal_to=heal_to)
         text = f"{error}\n{left_alone}" if left_alone else str(error)
         failed = [str(run) for run in runs if run.state == "failed"]
         if failed:

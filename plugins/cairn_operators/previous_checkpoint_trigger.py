@@ -41,9 +41,11 @@ class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow i
     The trigger fires `{"why": text}` in one of these cases; the text says for the task log which case. The task then
     asks Airflow and reads the log again, and processes its interval, waits again or fails.
 
-    1. One of the awaited runs has committed the checkpoint that ends at `end_ms`.
+    1. One of the awaited runs has committed the checkpoint that ends at `end_ms`. If no run is awaited, any run counts.
     2. An awaited run ended without this checkpoint or was deleted, or a queued run started.
-    3. The time `until_ms` has come.
+    3. No run is awaited, since the checkpoint is stale, and a run of the DAG was queued: it may wait for the task's own
+       run to end.
+    4. The time `until_ms` has come.
 
     The trigger asks a local storage for the next record every `poll_s` seconds, and an object store less and less often
     (`pause_s`). It asks Airflow every five seconds for the states of the runs' tasks. If the storage does not answer,
@@ -56,7 +58,7 @@ class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow i
         dag_id: The DAG of the runs.
         clear_numbers: By id of an awaited run, how often a person had cleared the run when the wait began. Each record
             keeps its run's number of clears. A record with another number does not end the wait: the run made it before
-            the last clear.
+            the last clear. Empty: the checkpoint is stale, and no run is about to replace it.
         task_ids: Ids of the runs' `process` task and `checkpoint` task.
         queued: Ids of the awaited runs that were queued when the wait began.
         until_ms: When to end the wait in any case, in ms since the epoch.
@@ -86,6 +88,7 @@ class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow i
         self.queued = list(queued)
         self.until_ms = until_ms
         self.poll_s = poll_s
+        self._fewest_queued: int | None = None
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the path of this class and the arguments with which Airflow creates the trigger in the triggerer."""
@@ -143,7 +146,7 @@ class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow i
                 run = run_of(entry)
                 if interval_of(entry).end_ms != self.end_ms:
                     continue
-                if self.clear_numbers.get(run.run_id) == run.clear_number:
+                if not self.clear_numbers or self.clear_numbers.get(run.run_id) == run.clear_number:
                     return self.head_id
         except NotFound:
             return None
@@ -162,6 +165,11 @@ class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow i
         from cairn_operators.predecessor import is_unfinished
 
         runs = list(self.clear_numbers)
+        if not runs:
+            queued = await sync_to_async(RuntimeTaskInstance.get_dr_count)(dag_id=self.dag_id, states=["queued"])
+            fewest = queued if self._fewest_queued is None else self._fewest_queued
+            self._fewest_queued = min(queued, fewest)
+            return "another run was queued" if queued > fewest else None
         states = await sync_to_async(RuntimeTaskInstance.get_task_states)(
             dag_id=self.dag_id, run_ids=runs, task_ids=self.task_ids
         )

@@ -25,11 +25,13 @@ class Phase:
         name: Name of the phase.
         seconds: Duration in the slowest shard.
         share: Duration divided by the sum of all phases' durations, 0 to 1.
+        colour: Number of the phase's colour, 0 to 9: the same on all pages.
     """
 
     name: str
     seconds: float
     share: float
+    colour: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +106,12 @@ class Page:
     head: int
     newer: int | None
     older: int | None
+
+    @property
+    def phases(self) -> tuple[tuple[str, int], ...]:
+        """Name and colour of each phase that a row has, in the order in which phases happen."""
+        found = {(p.colour, p.name) for row in self.rows for p in row.phases}
+        return tuple((name, colour) for colour, name in sorted(found))
 
 
 def ids_of_page(head: int, before: int | None, size: int = PAGE) -> list[int]:
@@ -206,7 +214,13 @@ def phases_of(durations_us: Mapping[str, int]) -> tuple[Phase, ...]:
     whole = sum(durations_us.values())
     names = sorted(durations_us, key=lambda n: (_ORDER.index(n) if n in _ORDER else len(_ORDER), n))
     return tuple(
-        Phase(name=n, seconds=durations_us[n] / 1e6, share=durations_us[n] / whole if whole else 0.0) for n in names
+        Phase(
+            name=n,
+            seconds=durations_us[n] / 1e6,
+            share=durations_us[n] / whole if whole else 0.0,
+            colour=_ORDER.index(n) if n in _ORDER else 7,
+        )
+        for n in names
     )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 _OF_CHECKPOINT = re.compile(r"checkpoint (\d+) ")
@@ -19,7 +21,7 @@ class DocsPage:
         pipeline: Name of the pipeline.
         of: What was validated, in words: such as `checkpoint 3`, an attempt or a savepoint.
         table: The state or output that the expectations are about.
-        at: Time of the validation, as Great Expectations writes it.
+        at: Time of the validation; None if the name of its folder is no time.
         checkpoint: Id of the validated checkpoint; None if an attempt or a savepoint was validated.
     """
 
@@ -27,7 +29,7 @@ class DocsPage:
     pipeline: str
     of: str
     table: str
-    at: str
+    at: datetime | None
     checkpoint: int | None
 
 
@@ -83,6 +85,14 @@ def _page(inside: Path) -> DocsPage | None:
         pipeline=parts[0],
         of=words,
         table=parts[3],
-        at=parts[5],
+        at=_time(parts[5]),
         checkpoint=int(match[1]) if match else None,
     )
+
+
+def _time(folder: str) -> datetime | None:
+    # Great Expectations writes times in UTC, such as 20240109T010000.000000Z.
+    for form in ("%Y%m%dT%H%M%S.%fZ", "%Y%m%dT%H%M%SZ"):
+        with suppress(ValueError):
+            return datetime.strptime(folder, form).replace(tzinfo=UTC)
+    return None

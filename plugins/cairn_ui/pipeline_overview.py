@@ -13,8 +13,8 @@ from cairn_ui.human_units import plural, span
 from cairn_ui.values import Look, Reading, Stored
 from state_backend.checkpoint.log import Log, base_of, interval_of, kind_of
 from state_backend.inspection.describe import state_of
-from state_backend.values.airflow_commands import backfill_command
-from state_backend.values.intervals import Interval
+from state_backend.values.airflow_commands import backfill_command, heal_command
+from state_backend.values.intervals import Interval, format_instant
 from state_backend.values.records import Record, SweepRecord
 
 Tone = Literal["good", "info", "warn", "bad"]
@@ -48,7 +48,7 @@ class Chip:
     Attributes:
         tone: What the label's colour means: good, info, warn or bad.
         text: Text of the label.
-        title: Explanation, shown as a tooltip; empty for no tooltip.
+        title: Explanation, shown beside the label; empty for none.
     """
 
     tone: Tone
@@ -169,6 +169,11 @@ class Overview:
     unpublished: tuple[tuple[Interval, int], ...]
     quarantined: tuple[Refusal, ...]
     more_quarantined: int
+
+    @property
+    def chips(self) -> tuple[Chip, ...]:
+        """All labels of the overview: the problems, then the lateness."""
+        return (*self.health, *(() if self.due is None else (self.due,)))
 
 
 def lateness(furthest: datetime | None, schedule: Schedule | None, now: datetime) -> Chip | None:
@@ -341,7 +346,14 @@ def next_of(ref: PipelineRef, reading: Reading, airflow: str | None = None) -> N
     headline, _, rest = (status.problem or "").partition("\n")
     command = None
     if status.rerun is not None and ref.dag_id is not None:
-        command = backfill_command(ref.dag_id, status.rerun, airflow)
+        last = format_instant(status.rerun.last)
+        # `cairn heal` replaces no output of intervals with other boundaries.
+        replaces = status.rerun.replace_overlapping
+        command = (
+            backfill_command(ref.dag_id, status.rerun, airflow)
+            if replaces
+            else heal_command(ref.root, ref.name, last, ref.dag_id, airflow)
+        )
     return Next(interval=status.next, base=status.base, headline=headline or None, rest=rest, command=command)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -10,9 +11,12 @@ from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from cairn_ui import human_units as words
 
+_INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|\+00:00)")
+_OPTION = re.compile(r"(?:^|\s)--?[A-Za-z][\w-]*[ =]$")
 _HERE = Path(__file__).resolve().parent
 STATIC = _HERE / "static"
 CONTENT_TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
@@ -45,6 +49,7 @@ def environment() -> Environment:
         "segment": lambda text: quote(str(text), safe=""),
         "iso": _iso,
         "utc": _utc,
+        "instants": instants,
     }
     found.filters |= filters
     found.globals["version"] = _version()
@@ -59,6 +64,29 @@ def render(template: str, **values: Any) -> str:
         **values: The names that the template uses.
     """
     return environment().get_template(template).render(**values)
+
+
+def instants(text: object) -> Markup:
+    """Escape a text, and mark up its times in UTC. The page's script then shows them in the page's time zone.
+
+    A time that is the value of an option, such as in `cairn backfill --from 2024-01-01T00:00:00Z`, stays as it is,
+    since commands take times in UTC. A time inside of a longer word, such as a run id, stays too.
+    """
+    words, parts, done = str(text), list[Markup](), 0
+    for found in _INSTANT.finditer(words):
+        before, after = words[: found.start()], words[found.end() :]
+        if _OPTION.search(before) or re.search(r"[\w/+%-]$", before) or re.match(r"[\w/+%-]", after):
+            continue
+        try:
+            at = datetime.fromisoformat(found[0])
+        except ValueError:
+            continue
+        markup = Markup('<time datetime="{}" data-instant{}>{}</time>').format(
+            _iso(at), Markup(" data-seconds") if at.second else "", _utc(at)
+        )
+        parts += [escape(words[done : found.start()]), markup]
+        done = found.end()
+    return Markup("").join([*parts, escape(words[done:])])
 
 
 def _iso(instant: datetime) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Literal
 
 from cairn_ui.checkpoint_list import phases_of
@@ -95,8 +96,8 @@ class Chart:
         spots: A strip for each checkpoint, which shows a tooltip.
         legend: Name and newest value of each series, as text.
         logarithmic: The vertical axis is logarithmic.
-        first: Label at the left end of the horizontal axis.
-        last: Label at the right end of the horizontal axis.
+        first: Time at the left end of the horizontal axis: the start of the first interval. None without values.
+        last: Time at the right end: the start of the last interval. None without values.
     """
 
     key: str
@@ -106,8 +107,8 @@ class Chart:
     spots: tuple[Spot, ...]
     legend: tuple[tuple[str, str], ...]
     logarithmic: bool
-    first: str
-    last: str
+    first: datetime | None
+    last: datetime | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,8 +258,8 @@ def chart_of(
         spots=tuple(spots),
         legend=legend,
         logarithmic=scale == "log",
-        first=_when(records[0]) if records else "",
-        last=_when(records[-1]) if records else "",
+        first=records[0].content.interval.start if records else None,
+        last=records[-1].content.interval.start if records else None,
     )
 
 
@@ -309,10 +310,6 @@ def _linear_ticks(values: Sequence[float]) -> list[float]:
     magnitude = 10 ** math.floor(math.log10(most / 4))
     step = next(m * magnitude for m in (1, 2, 2.5, 5, 10) if m * magnitude * 5 >= most)
     return [n * step for n in range(math.ceil(most / step - 1e-9) + 1)]
-
-
-def _when(record: Record) -> str:
-    return f"{record.content.interval.start:%Y-%m-%d %H:%M} UTC"
 
 
 def _whole(value: float) -> str:

@@ -77,6 +77,7 @@ _MAX_NAME_BYTES = 1024
 _SCOPES = ["https://www.googleapis.com/auth/devstorage.read_write"]
 _OVERLOAD = ("rateLimitExceeded", "userRateLimitExceeded", "quotaExceeded")
 _TRANSIENT = (408, 429, 500, 502, 503, 504)
+_FOLDERS = "prefixes,nextPageToken"
 _LISTED = "items(name,size,generation,timeCreated,crc32c),nextPageToken"
 
 R = TypeVar("R")
@@ -354,6 +355,29 @@ class GcsStorage:
         Objects whose names end in `/` are left out: Google's console creates them as folders.
         """
         return self._walk(self._root + check_prefix(prefix), f"list {prefix!r} of {self.url}")
+
+    def folders(self, path: str) -> tuple[str, ...]:
+        """Return the sorted names of the folders in a folder. The path "" is the storage itself.
+
+        The server answers with one name for all files of a folder, so the cost does not grow with these files.
+        """
+        start = self._root + (f"{check_path(path)}/" if path else "")
+        found, token = set[str](), None
+        while True:
+
+            def page(timeout_s: float, token: str | None = token) -> tuple[set[str], str | None]:
+                listed = google.client.list_blobs(
+                    self._bucket_of(google), prefix=start, delimiter="/", page_token=token, fields=_FOLDERS,
+                    timeout=timeout_s, retry=None,
+                )  # fmt: skip
+                next(listed.pages, None)
+                return set(listed.prefixes), listed.next_page_token
+
+            with self._connections.lent() as google:
+                prefixes, token = self._send(f"list the folders in {path!r} of {self.url}", page)
+            found |= prefixes
+            if not token:
+                return tuple(sorted(name.removeprefix(start).rstrip("/") for name in found))
 
     def _walk(self, start: str, doing: str) -> Iterator[FileInfo]:
         token: str | None = None

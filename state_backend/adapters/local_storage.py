@@ -318,16 +318,16 @@ class LocalStorage:
         return _info(path, found) if S_ISREG(found.st_mode) else None
 
     def folders(self, path: str) -> tuple[str, ...]:
-        """Return the sorted names of the folders in a folder, without symbolic links.
+        """Return the sorted names of the folders in a folder, without symbolic links. The path "" is the storage itself.
 
         Returns:
             The names; an empty tuple if the folder does not exist.
         """
         with os_errors(self._doing("list", path)):
             try:
-                with self._folder(check_path(path)) as descriptor, os.scandir(descriptor) as entries:
+                with self._folder(check_path(path) if path else "") as descriptor, os.scandir(descriptor) as entries:
                     return tuple(sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False)))
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):
                 return ()
 
     def list(self, prefix: str) -> Iterator[FileInfo]:

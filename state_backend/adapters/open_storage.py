@@ -87,12 +87,14 @@ def folders_in(url: str, path: str) -> list[str]:
 
     Args:
         url: URL of the storage.
-        path: Path of the folder, relative to the URL.
+        path: Path of the folder, relative to the URL; "" for the URL itself.
     """
     storage = open_storage(url)
-    if isinstance(storage, LocalStorage):
+    if hasattr(storage, "folders"):  # An adapter has this method if it can list folders without their files.
         return list(storage.folders(path))
-    return sorted({f.path.removeprefix(f"{path}/").partition("/")[0] for f in storage.list(f"{path}/")})
+    prefix = f"{path}/" if path else ""
+    inner = [f.path.removeprefix(prefix).partition("/") for f in storage.list(prefix)]
+    return sorted({name for name, slash, _ in inner if slash})
 
 
 def _own_files(storage: Storage) -> list[FileInfo]:

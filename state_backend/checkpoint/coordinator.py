@@ -81,7 +81,6 @@ from state_backend.values.records import (
     Record,
     Refused,
     Released,
-    RunRef,
     SweepRecord,
     Tombstone,
     Validated,
@@ -206,14 +205,11 @@ class Coordinator:
             self._last = log
         return log
 
-    def begin(
-        self, interval: Interval, *, run: RunRef, permissions: Permissions, pipeline_start_ms: int, attempt: str
-    ) -> Begun:
+    def begin(self, interval: Interval, *, permissions: Permissions, pipeline_start_ms: int, attempt: str) -> Begun:
         """Choose the checkpoint that an interval starts from. The method writes nothing.
 
         Args:
             interval: The interval to process.
-            run: The Airflow run and try, which do not influence the choice.
             permissions: Permissions of the run.
             pipeline_start_ms: Start of the pipeline, in milliseconds since the epoch.
             attempt: Uuid of the attempt.

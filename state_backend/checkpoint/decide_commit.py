@@ -27,9 +27,18 @@ from state_backend.checkpoint.forgotten_keys import check_commit
 from state_backend.checkpoint.lineage import choose_base, is_forgiven, overlapping_outputs, reproduces, stale_marks
 from state_backend.checkpoint.log import Log, attempt_of, base_of, interval_of, kind_of, run_of
 from state_backend.checkpoint.output_schemas import next_schemas
-from state_backend.checkpoint.retention import DEFAULT_POLICY, plan_retention, with_retention
+from state_backend.checkpoint.retention import DEFAULT_POLICY, plan_retention, with_retention, with_schedule
 from state_backend.formats import paths
-from state_backend.values.errors import BaseMoved, CairnError, CorruptRecord, Fenced, Swept, UsageError
+from state_backend.values.errors import (
+    BaseMoved,
+    CairnError,
+    CorruptFile,
+    CorruptRecord,
+    Fenced,
+    RetryableError,
+    Swept,
+    UsageError,
+)
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Content, Kept, Prepared, Record, RunRef, Tombstone
 from state_backend.values.retention import RetentionPolicy
@@ -116,7 +125,7 @@ def plan_commit(
             id=new_id,
             retained=(),
             reproduces=reproduced,
-            content=with_retention(log, content),
+            content=with_schedule(log, with_retention(log, content)),
             replaced=_replaced(log, content),
         ),
     )
@@ -218,6 +227,8 @@ def _check_base(log: Log, prepared: Prepared) -> None:
         base: Kept | Record | None = choose_base(
             log, content.pipeline, content.interval, content.permissions, content.pipeline_start_ms, as_of=prepared.h0
         )
+    except (RetryableError, CorruptFile):  # The log could not be read. The same commit may succeed later.
+        raise
     except CairnError as error:
         raise BaseMoved(
             f"{_who(content)}: the interval can no longer start from its base: {error}", rerun=error.rerun

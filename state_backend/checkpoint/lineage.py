@@ -11,6 +11,7 @@ from state_backend.checkpoint.log import Log, interval_of, kind_of, left_same_st
 from state_backend.values.errors import Rerun, StaleStateError, StateGapError, StateUnusable, UsageError
 from state_backend.values.intervals import Interval, format_instant, from_ms
 from state_backend.values.records import Content, Kept, Permissions, Record, Tombstone
+from state_backend.values.schedule import interval_before
 
 
 def plan_base(
@@ -123,7 +124,7 @@ def _check_start_and_output(
         if not permissions.replace_overlapping or (as_of is not None and n > as_of)
     ]
     if kept:
-        text, again = _overlapping(pipeline, interval, kept)
+        text, again = _overlapping(log, pipeline, interval, kept)
         raise UsageError(text, rerun=again)
 
 
@@ -255,11 +256,17 @@ def lines_of(what: Iterable[object], most: int = 10) -> str:
     return "".join(listed if more <= 0 else [*listed[:most], f"\n  and {more} more"])
 
 
-def _overlapping(pipeline: str, interval: Interval, others: list[tuple[Interval, int]]) -> tuple[str, Rerun]:
+def _start_before(log: Log, end: datetime, length: timedelta) -> datetime:
+    """Return the start of the interval that ends at `end`: by the recorded schedule, else `length` before."""
+    found = interval_before(log.schedule, end) if log.schedule is not None else None
+    return end - length if found is None else found.start
+
+
+def _overlapping(log: Log, pipeline: str, interval: Interval, others: list[tuple[Interval, int]]) -> tuple[str, Rerun]:
     length = interval.end - interval.start
     start = min(interval.start, *(other.start for other, _ in others))
     end = max(interval.end, *(other.end for other, _ in others))
-    again = Rerun(first=start, last=max(start, end - length), replace_overlapping=True)
+    again = Rerun(first=start, last=max(start, _start_before(log, end, length)), replace_overlapping=True)
     shown = lines_of((f"{other} (checkpoint {n})" for other, n in others), 3)
     text = (
         f"{pipeline} {interval}: output of intervals with other boundaries overlaps this interval:{shown}\n"
@@ -288,7 +295,7 @@ def _gap(
     text = f"{pipeline} {interval}: no checkpoint ends where the interval starts."
     if not points:
         there = "All checkpoints are quarantined or stale" if log.kept else "The pipeline has no checkpoint"
-        again = Rerun(first=start, last=max(start, interval.start - (interval.end - interval.start)))
+        again = Rerun(first=start, last=max(start, _start_before(log, interval.start, interval.end - interval.start)))
         return (
             f"{text}\n{there}. Begin at the pipeline's start, {format_instant(start)}.\n"
             f"To fill the gap, run {intervals_of(again)}.",
@@ -304,6 +311,10 @@ def _gap(
         text += f" The earliest ends at {format_instant(points[0])}. Restore an older savepoint, or begin at the pipeline's start."
         return text, None
     length, gap = interval.end - interval.start, interval.start - before[-1]
+    scheduled = interval_before(log.schedule, interval.start) if log.schedule is not None else None
+    if scheduled is not None and scheduled.start >= before[-1]:
+        again = Rerun(first=before[-1], last=scheduled.start)
+        return f"{text}\nTo fill the gap, run {intervals_of(again)}.", again
     if gap < length:
         text += (
             f" The time from {format_instant(before[-1])} to the interval's start is shorter than the interval ({length}): its "
@@ -336,7 +347,7 @@ def _stale(log: Log, pipeline: str, interval: Interval, base: Kept) -> tuple[str
         # `changed` is the interval that was run again, and `whole` is the base's interval. If `changed` is a part of
         # `whole`, the intervals from the end of `changed` to the end of `whole` must be run again.
         if changed.overlaps(whole):
-            last_start = max(first.start, whole.end - length)
+            last_start = max(first.start, _start_before(log, whole.end, length))
     again = Rerun(first=first.start, last=last_start)
     return f"{text}\nRun again {intervals_of(again)}.", again
 

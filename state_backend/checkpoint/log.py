@@ -39,6 +39,7 @@ from state_backend.values.records import (
     SweepRecord,
     Tombstone,
 )
+from state_backend.values.schedule import Schedule
 
 __all__ = ["Entry", "Fact", "Log", "read_log", "read_on"]
 
@@ -107,6 +108,11 @@ class Log:
         """The retained checkpoint with the highest id: the newest record, or the last record before a sweep record."""
         entry = self.entry(max(self.retained, default=0))
         return entry if isinstance(entry, Record) else None
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """The schedule in the newest record; None if no commit has recorded one."""
+        return self.newest.content.schedule if self.newest is not None else None
 
     def entry(self, checkpoint_id: int) -> Entry | None:
         """Return the record or tombstone of an id, or None if the log has no such id."""
@@ -254,6 +260,13 @@ class Log:
         """
         told = [f for f in self._facts(None) if f.kind in ("interval", "replaced")]
         return [(f.interval, f.id) for f in sorted(told, key=lambda f: (f.id, f.kind == "interval", f.interval))]
+
+    def all_facts(self) -> list[Fact]:
+        """Return a `Fact` for each commit and its interval, and for each interval whose output a commit replaced.
+
+        The facts come from a listing of `settled/commits/`; no record is read.
+        """
+        return self._facts(None)
 
     def _facts(self, interval: Interval | None) -> list[Fact]:
         """Return the facts about the intervals that overlap `interval`; None: about all intervals.

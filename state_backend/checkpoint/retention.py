@@ -31,6 +31,17 @@ def with_retention(log: Log, content: Content) -> Content:
     return replace(content, retention=chosen or default_retention(length))
 
 
+def with_schedule(log: Log, content: Content) -> Content:
+    """Return the content with the schedule that applies from its commit on, chosen as in `with_retention`.
+
+    An interval brings the schedule of its code or DAG. Without one, and at any other commit, the newest record's schedule
+    stays.
+    """
+    own = content.schedule
+    chosen = own or log.schedule if content.kind == "interval" else log.schedule or own
+    return content if chosen == own else replace(content, schedule=chosen)
+
+
 def plan_retention(
     log: Log, new: Record, marks: Mapping[int, int], policy: RetentionPolicy, protected: frozenset[int] = frozenset()
 ) -> tuple[Retained, ...]:

@@ -26,9 +26,10 @@ of the log: then the newest record is missing, and its files look like orphans. 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from itertools import count
 from uuid import uuid4
 
 from state_backend.checkpoint.append_record import append
@@ -165,7 +166,13 @@ def plan_sweep(
 
 
 def sweep(
-    storage: Storage, pipeline: str, *, now_ms: int | None = None, min_age: timedelta = MIN_AGE, dry_run: bool = False
+    storage: Storage,
+    pipeline: str,
+    *,
+    now_ms: int | None = None,
+    min_age: timedelta = MIN_AGE,
+    dry_run: bool = False,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> SweepResult:
     """Finish earlier clean-ups, then plan and carry out a sweep of the pipeline's folder.
 
@@ -176,6 +183,7 @@ def sweep(
             an hour fast, and files in use would then seem old.
         min_age: A file stays if it is younger than this, or if its unfinished attempt has a file that is younger.
         dry_run: Only plan.
+        on_progress: Function that gets the number of deleted files and of all files to delete, after each file.
 
     Raises:
         UsageError: `min_age` is negative.
@@ -190,18 +198,25 @@ def sweep(
     if min_age < timedelta(0):
         raise UsageError(f"min_age must not be negative; got {min_age}")
     try:
-        return _sweep(storage, pipeline, now_ms, min_age, dry_run)
+        return _sweep(storage, pipeline, now_ms, min_age, dry_run, on_progress)
     except StorageUnavailable as error:
         if dry_run or not isinstance(storage, KeepsRoom) or not storage.free_room():
             raise
         logger.warning("%s: %s; trying again with the disk space that is reserved for sweeps", pipeline, error)
-        return _sweep(storage, pipeline, now_ms, min_age, dry_run)
+        return _sweep(storage, pipeline, now_ms, min_age, dry_run, on_progress)
     finally:
         if not dry_run and isinstance(storage, KeepsRoom):
             storage.keep_room()
 
 
-def _sweep(storage: Storage, pipeline: str, now_ms: int | None, min_age: timedelta, dry_run: bool) -> SweepResult:
+def _sweep(
+    storage: Storage,
+    pipeline: str,
+    now_ms: int | None,
+    min_age: timedelta,
+    dry_run: bool,
+    on_progress: Callable[[int, int], None] | None,
+) -> SweepResult:
     # Rebuild lost settled files before deleting: without its settled file, an interval's output looks like an orphan.
     rebuilt = rebuild_settled(storage, dry_run=dry_run)
     if dry_run and rebuilt:
@@ -215,7 +230,7 @@ def _sweep(storage: Storage, pipeline: str, now_ms: int | None, min_age: timedel
     plan, record = _agreed_plan(storage, files, now_ms, min_age // timedelta(milliseconds=1), dry_run)
     if record is not None:
         logger.info("%s: sweep %d abandons these attempts: %s", pipeline, record.id, ", ".join(record.abandoned))
-    gone = [] if dry_run else _delete(storage, plan.delete)
+    gone = [] if dry_run else _delete(storage, plan.delete, on_progress)
     return SweepResult(
         plan=plan,
         record=record,
@@ -328,17 +343,23 @@ def _needed(log: Log, storage: Storage) -> frozenset[str]:
     return frozenset(named)
 
 
-def _delete(storage: Storage, files: Iterable[FileInfo]) -> list[FileInfo]:
+def _delete(
+    storage: Storage, files: Sequence[FileInfo], on_progress: Callable[[int, int], None] | None
+) -> list[FileInfo]:
     """Delete files in parallel, and return those that this call deleted.
 
     If a deletion fails, the function waits for the deletions that have begun and raises the first error.
     """
+    done = count(1)
 
     def delete(file: FileInfo) -> FileInfo | None:
         try:
             return file if delete_file(storage, file.path, generation=file.generation) else None
         except PreconditionFailed:  # the file was rewritten after the plan, so it stays
             return None
+        finally:
+            if on_progress is not None:
+                on_progress(next(done), len(files))
 
     gone = [file for file in at_once(delete, files) if file is not None]
     leases = [f.path.removeprefix(paths.LEASES) for f in gone if paths.leased_id(f.path) is not None]

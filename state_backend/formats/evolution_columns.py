@@ -88,8 +88,7 @@ def _older_reader(state_name: str, versions: Sequence[SchemaVersion], latest: Ro
                 columns.append(pa.nulls(len(rows), field.type))
             elif pa.types.is_nested(field.type) and convert is not None:
                 values = [codec.decode(row)[place] for row in rows.to_pylist()]
-                if convert is not None:
-                    values = [None if value is None else convert(value) for value in values]
+                values = [None if value is None else convert(value) for value in values]
                 columns.append(pa.array(values, field.type))
             else:
                 columns.append(batch.column(place).cast(field.type))

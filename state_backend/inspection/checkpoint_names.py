@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
 from state_backend.adapters.open_storage import join_url, open_storage
-from state_backend.checkpoint.coordinator import Coordinator
-from state_backend.checkpoint.savepoints import read_savepoint
 from state_backend.formats import paths
-from state_backend.inspection.state_table import StateSource
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import format_instant
+
+if TYPE_CHECKING:
+    from state_backend.inspection.state_table import StateSource
 
 
 def parse_checkpoint(text: str) -> str | int | datetime:
@@ -71,6 +72,11 @@ def find_state(
         NoSuchCheckpoint: The pipeline has no such checkpoint.
         StateUnusable: The attempt has prepared nothing.
     """
+    # These imports bring Arrow and RocksDB, which a command that only parses a duration need not load.
+    from state_backend.checkpoint.coordinator import Coordinator
+    from state_backend.checkpoint.savepoints import read_savepoint
+    from state_backend.inspection.state_table import StateSource
+
     if path is None and "/" in checkpoint:
         path, checkpoint = checkpoint, "latest"
     if path is None:

@@ -17,6 +17,7 @@ from typing import Literal
 from state_backend.adapters.rocks import BLOCK_BYTES, EngineOptions
 from state_backend.shard.snapshot import INLINE_FILE_BYTES, inline_budget_bytes
 from state_backend.values.errors import UsageError
+from state_backend.values.human_units import size
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Content
 from state_backend.values.retention import (
@@ -79,6 +80,8 @@ class Measured:
 
 
 MEASURED = Measured()
+# Spark's least `spark.executor.memoryOverhead`, which the JVM itself uses.
+JVM_OVERHEAD_MIB = 384
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,8 +170,8 @@ class Usage:
             )
         if self.shards > MOST_SHARDS or self.state_bytes > MOST_STATE_BYTES:
             raise UsageError(
-                f"{self.shards:,} shards with {in_bytes(self.state_bytes)} can't be estimated. The limits are {MOST_SHARDS:,} shards and "
-                f"{in_bytes(MOST_STATE_BYTES)}, because nothing larger was measured.\n"
+                f"{self.shards:,} shards with {size(self.state_bytes)} can't be estimated. The limits are {MOST_SHARDS:,} shards and "
+                f"{size(MOST_STATE_BYTES)}, because nothing larger was measured.\n"
                 "Split the pipeline by key, and add up the estimates of its parts"
             )
 
@@ -457,6 +460,18 @@ def estimate(usage: Usage, prices: Prices = Prices()) -> Estimate:
     )
 
 
+def memory_overhead_mib(worker_mib: int, cores: int) -> int:
+    """Return the memory of an executor outside its JVM, in MiB: Spark's `spark.executor.memoryOverhead`.
+
+    YARN and Kubernetes kill an executor that needs more. The Python worker of each running task lies in this memory.
+
+    Args:
+        worker_mib: Memory of a Python worker, in MiB.
+        cores: The number of tasks that an executor runs at once.
+    """
+    return JVM_OVERHEAD_MIB + worker_mib * cores
+
+
 def savepoint_requests(usage: Usage) -> Requests:
     """Return the requests of one native savepoint.
 
@@ -600,14 +615,3 @@ def _files_each(shown: Sequence[Content]) -> float:
     """
     shards = sum(max(1, min(c.parallelism, len(c.outputs))) for c in shown)
     return sum(c.totals.uploaded_files for c in shown) / shards
-
-
-# --- as text -----------------------------------------------------------------------------------------------------------------
-
-
-def in_bytes(size_bytes: float) -> str:
-    """Return a size as three digits and a unit, by powers of 1,000."""
-    for unit, of in (("TB", TB), ("GB", 10**9), ("MB", 10**6), ("KB", 1_000)):
-        if size_bytes >= of:
-            return f"{size_bytes / of:.3g} {unit}" if size_bytes < 1_000 * of else f"{size_bytes / of:,.0f} {unit}"
-    return f"{size_bytes:.0f} bytes"

@@ -151,6 +151,7 @@ def describe_checkpoint(log: Log, record: Record, manifests: Sequence[ShardManif
         "run": _plain(content.run),
         "permissions": _plain(content.permissions),
         "retention": None if content.retention is None else repr(content.retention),
+        "schedule": None if content.schedule is None else str(content.schedule),
         "parallelism": content.parallelism,
         "max_parallelism": content.max_parallelism,
         "time_mode": content.time.mode,

@@ -45,6 +45,7 @@ from state_backend.values.errors import CorruptFile, NotFound, UsageError
 from state_backend.values.intervals import shown_ms
 from state_backend.values.key_groups import KeyGroupRange, range_of
 from state_backend.values.records import CanonicalFile, Content, Record, Savepoint, ShardManifest, StateDescriptor
+from state_backend.values.similar_names import similar_to
 
 _INSTANT = pa.timestamp("ms", "UTC")
 Span = tuple[bytes, bytes | None]
@@ -108,8 +109,8 @@ class StateSource:
         for descriptor in self.content.states:
             if descriptor.name == state:
                 return descriptor
-        names = ", ".join([d.name for d in self.content.states] + [layout.TIMERS_NAME])
-        raise UsageError(f"{self} has no state {state!r}\nIts states: {names}")
+        known = [d.name for d in self.content.states] + [layout.TIMERS_NAME]
+        raise UsageError(f"{self} has no state {state!r}\nIts states: {', '.join(known)}{similar_to(state, known)}")
 
     def key_groups(self, shard: int) -> KeyGroupRange:
         """Return the key groups that the shard holds."""

@@ -13,6 +13,7 @@ from state_backend.ports.storage import Storage
 from state_backend.values.errors import CairnError, Rerun
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Permissions, Record, SweepRecord
+from state_backend.values.schedule import interval_from, next_interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,8 +21,8 @@ class Status:
     """Status of a pipeline.
 
     Attributes:
-        next: The next interval: it follows the retained interval with the latest end, and is as long as that one. None
-            if no checkpoint is retained.
+        next: The next interval, by the recorded schedule: it follows the retained interval with the latest end. Without a
+            recorded schedule, it is as long as that one. None if no checkpoint is retained.
         base: The id of the checkpoint that `next` starts from; None if `next` can't start.
         problem: The reason why `next` can't start; None if it can.
         rerun: The intervals to run first so that `next` can start; None if no run helps.
@@ -55,12 +56,14 @@ def with_refused_bases(log: Log, pipeline: str, rerun: Rerun, length: timedelta,
         log: The log of the pipeline.
         pipeline: Name of the pipeline.
         rerun: The intervals to run again.
-        length: The length of an interval.
+        length: The length of an interval, if the log records no schedule.
         pipeline_start_ms: Start of the pipeline, in milliseconds since the epoch.
     """
     while True:
         try:
-            plan_base(log, pipeline, Interval(rerun.first, rerun.first + length), Permissions(), pipeline_start_ms)
+            first = interval_from(log.schedule, rerun.first) if log.schedule is not None else None
+            first = first or Interval(rerun.first, rerun.first + length)
+            plan_base(log, pipeline, first, Permissions(), pipeline_start_ms)
             break
         except CairnError as error:
             if error.rerun is None or error.rerun.first >= rerun.first:
@@ -93,7 +96,11 @@ def status_of(log: Log, pipeline: str, storage: Storage) -> Status:
     following = base = problem = rerun = None
     if completed:
         last = max((c.content.interval for c in completed), key=lambda i: (i.end, i.start))
-        following = Interval(last.end, last.end + (last.end - last.start))
+        following = (
+            next_interval(log.schedule, last)
+            if log.schedule is not None
+            else Interval(last.end, last.end + (last.end - last.start))
+        )
         try:
             start_ms = completed[-1].content.pipeline_start_ms
             found = plan_base(log, pipeline, following, Permissions(), start_ms)

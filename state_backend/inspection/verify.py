@@ -15,7 +15,7 @@ The log is read before the files are listed, so that a commit or a drop during t
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -130,7 +130,11 @@ class Verification:
 
 
 def verify_pipeline(
-    storage: Storage, *, which: Collection[int] | None = None, work: Path | None = None
+    storage: Storage,
+    *,
+    which: Collection[int] | None = None,
+    work: Path | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> Verification:
     """Verify a pipeline's log and its retained checkpoints.
 
@@ -140,6 +144,7 @@ def verify_pipeline(
         storage: The storage of the pipeline's folder.
         which: The ids of the checkpoints to verify; None: all retained ones.
         work: An empty local folder with room for one shard, for the deep verification; None: the fast verification.
+        on_progress: Function that gets the number of verified shards and of all shards, after each shard.
     """
     log, findings = _verified_log(storage)
     files = {info.path: info for info in storage.list("")}
@@ -150,15 +155,21 @@ def verify_pipeline(
     findings += _lost_marks(storage, log)
     lost = [*lost_findings(storage, log, files)]
     findings += lost or _outputs(storage, log, files, work)
-    checkpoints = []
-    for record in log.completed():
-        if which is None or record.id in which:
-            verified = _checkpoint(record, storage, files, work)
-            if verified.findings and record.id not in read_log(storage).retained:
-                # A clean-up dropped the checkpoint and deleted its files during the verification.
-                continue
-            checkpoints.append(verified)
+    checkpoints, verified_shards = [], 0
+    wanted = [record for record in log.completed() if which is None or record.id in which]
+    shards = sum(len(record.content.shards) for record in wanted)
+    for record in wanted:
+        verified = _checkpoint(record, storage, files, work, _plus(verified_shards, shards, on_progress))
+        verified_shards += len(record.content.shards)
+        if verified.findings and record.id not in read_log(storage).retained:
+            # A clean-up dropped the checkpoint and deleted its files during the verification.
+            continue
+        checkpoints.append(verified)
     return Verification(findings=tuple(dict.fromkeys(findings)), checkpoints=tuple(checkpoints), unknown=unknown)
+
+
+def _plus(before: int, total: int, on_progress: Callable[[int, int], None] | None) -> Callable[[int], None]:
+    return (lambda done: None) if on_progress is None else lambda done: on_progress(before + done, total)
 
 
 def _lost_marks(storage: Storage, log: Log) -> Iterator[str]:
@@ -229,7 +240,7 @@ def intact_before(storage: Storage, damaged: Content) -> Record | None:
             # Only the state matters here, so output of overlapping intervals must not be a reason to refuse.
             allowed = Permissions(replace_overlapping=True)
             base = plan_base(log, damaged.pipeline, following, allowed, damaged.pipeline_start_ms)
-            if base is not None and not _checkpoint(base, storage, files, None).findings:
+            if base is not None and not _checkpoint(base, storage, files, None, lambda _: None).findings:
                 return base
     return None
 
@@ -449,14 +460,15 @@ def _downloaded(handle: Handle, storage: Storage, local: Path) -> str | None:
 
 
 def _checkpoint(
-    record: Record, storage: Storage, files: Mapping[str, FileInfo], work: Path | None
+    record: Record, storage: Storage, files: Mapping[str, FileInfo], work: Path | None, on_shard: Callable[[int], None]
 ) -> VerifiedCheckpoint:
     content = record.content
     findings = [*_files(storage, (o.handle for o in content.outputs), files, work)]
     manifests, damaged = _manifests(content, storage)
     findings += [*damaged, *_contradictions(content)]
     entries, refs = 0, {ref.shard: ref for ref in content.shards}
-    for manifest in manifests:
+    on_shard(0)
+    for done, manifest in enumerate(manifests, 1):
         handles = [*handles_in(refs.get(manifest.shard)), *handles_in(manifest)]
         wrong = [*_files(storage, handles, files, None)]
         if not wrong and work is not None:
@@ -465,6 +477,7 @@ def _checkpoint(
             # A restore stops at the first damaged file. A download of each file finds the other damaged files too.
             wrong = [*_files(storage, handles, files, work)] or wrong if wrong and not walked else wrong
         findings += wrong
+        on_shard(done)
     if not damaged:
         findings += _sums(content, manifests)
     return VerifiedCheckpoint(id=record.id, entries=entries, findings=tuple(dict.fromkeys(findings)))

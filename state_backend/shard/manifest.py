@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import google_crc32c
 
-from state_backend.formats import changelog, paths, record_codec
+from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import CorruptFile, NotFound
 from state_backend.values.handles import Handle
@@ -115,6 +115,8 @@ def _manifest_in(where: InSegment, handle: Handle, storage: Storage) -> ShardMan
     Raises:
         CorruptFile: A checksum is wrong, or the file has another size than the handle.
     """
+    from state_backend.formats import changelog  # NumPy and Arrow: only for a manifest inside a segment.
+
     tail = storage.read(handle.path, offset=where.offset)
     if where.offset + len(tail) != handle.size_bytes:
         raise CorruptFile(

@@ -46,9 +46,28 @@ def backfill_command(dag_id: str, again: Rerun, airflow: str | None = None) -> s
     ]
     if again.replace_overlapping:
         words.append("--replace-overlapping")
-    if airflow is not None and airflow.rstrip("/") not in (DEFAULT_AIRFLOW, "http://localhost:8080"):
-        words += ["--airflow", airflow]
-    return shlex.join(words)
+    return shlex.join([*words, *_address(airflow)])
+
+
+def _address(airflow: str | None) -> list[str]:
+    usual = (None, DEFAULT_AIRFLOW, "http://localhost:8080")
+    return [] if airflow is None or airflow.rstrip("/") in usual else ["--airflow", airflow]
+
+
+def heal_command(root: str, pipeline: str, to: str, dag_id: str | None = None, airflow: str | None = None) -> str:
+    """Return the command that runs all stale, failed, quarantined and missing intervals in order.
+
+    Args:
+        root: URL of the folder that holds the pipelines.
+        pipeline: Name of the pipeline.
+        to: Start of the last interval to heal, or a date.
+        dag_id: The DAG of the pipeline; None if it has the pipeline's name.
+        airflow: The URL of Airflow. The command contains the URL only if it differs from `DEFAULT_AIRFLOW`.
+    """
+    words = ["cairn", "heal", "--root", root, "--pipeline", pipeline, "--to", to]
+    if dag_id is not None and dag_id != pipeline:
+        words += ["--dag", dag_id]
+    return shlex.join([*words, *_address(airflow)])
 
 
 def clear_command(dag_id: str, task_id: str, logical_date: datetime, others: Collection[str] = ()) -> str:

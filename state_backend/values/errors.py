@@ -237,7 +237,8 @@ class StaleStateError(StateUnusable):
 
     What to do:
         Run the `cairn` command in the message: it runs the stale intervals again, in order. Type `cairn status` to see
-        all stale checkpoints.
+        all stale checkpoints. In Airflow, the task `process` first waits until they were run again; its log has the
+        command.
     """
 
 

@@ -15,6 +15,7 @@ from state_backend.values.handles import Handle
 from state_backend.values.intervals import Interval
 from state_backend.values.key_groups import KeyGroupRange
 from state_backend.values.retention import RetentionPolicy
+from state_backend.values.schedule import Schedule
 
 Kind = Literal["interval", "consolidate", "restore", "forget", "sweep"]
 StateKind = Literal["value", "list", "map", "timers"]
@@ -482,6 +483,8 @@ class Content:
             Intervals with equal hashes and equal bases have equal results. None if the hash is unknown.
         code_version: The name of the code for people: the pipeline's `version`, or else git's description of the code's
             folder. None if both are missing.
+        schedule: The schedule of the pipeline's intervals from this commit on. None: neither the pipeline nor its DAG has
+            given one.
         forget: The keys that a `forget` record removes, or that the restored state never holds; None for other records.
         filtered: The uuids of the attempts of `cairn forget` whose keys the shards of this attempt left out.
     """
@@ -512,6 +515,7 @@ class Content:
     output_schema: dict[str, Any] | None = None
     input_hash: str | None = None
     code_version: str | None = None
+    schedule: Schedule | None = None
     forget: Forget | None = None
     filtered: tuple[str, ...] = ()
 

@@ -25,7 +25,7 @@ from state_backend.adapters import gcs_storage
 from state_backend.adapters.gcs_storage import GcsStorage
 from state_backend.adapters.local_storage import CHUNK_BYTES, LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
-from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.adapters.open_storage import folders_in, join_url, open_storage
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import (
     AlreadyExists,
@@ -84,6 +84,19 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
 
 def paths(storage: Storage, prefix: str) -> list[str]:
     return [info.path for info in storage.list(prefix)]
+
+
+@pytest.mark.parametrize("make", [local, GCS, pytest.param(lambda _: MemoryStorage("memory://folders"), id="memory")])
+def test_folders_are_listed_without_their_files(
+    make: Callable[[Path], Storage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = make(tmp_path)
+    for path in ("a/x/1", "a/x/2", "a/y/3", "b/4", "c"):
+        storage.create(path, b"")
+    monkeypatch.setattr("state_backend.adapters.open_storage.open_storage", lambda url: storage)
+    assert [name for name in folders_in(storage.url, "") if name[0] != "."] == ["a", "b"]
+    assert folders_in(storage.url, "a") == ["x", "y"]
+    assert folders_in(storage.url, "c/d") == []
 
 
 def generation(storage: Storage, path: str) -> int:

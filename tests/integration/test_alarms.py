@@ -29,6 +29,7 @@ FLIGHTS = [
         "arrived": True, "departure_delay_minutes": 2, "arrival_delay_minutes": 1,
     }
 ]  # fmt: skip
+MONITORING = ("grafana-dashboard.json", "prometheus-alerts.yaml")
 pytestmark = pytest.mark.airflow
 
 PIPELINE = """
@@ -203,4 +204,9 @@ def test_what_the_operators_send_reaches_a_collector(
     assert newest["cairn.interval.restore"] > 0 and newest["cairn.checkpoint.input_rows"] == 1
     pages = [(REPOSITORY / "docs" / page).read_text() for page in ("alarms.md", "airflow.md")]
     listed = {name for page in pages for name in re.findall(r"`(cairn\.[a-z]+\.[a-z_]+)`", page)}
+    # Dashboard and rules name the metrics as statsd_exporter does: with underscores, and a timer's sum and count apart.
+    files = [(REPOSITORY / "docs/monitoring" / file).read_text() for file in MONITORING]
+    of_files = {name for file in files for name in re.findall(r"airflow_(cairn_\w+?)(?:_sum|_count)?\b", file)}
+    assert len(of_files) > 10
+    listed |= {name.replace("_", ".", 2) for name in of_files}
     assert listed - {"cairn.process.duration"} - sent.keys() == set()  # that one is the driver's, which needs Spark

@@ -115,19 +115,23 @@ def _application(log: Path) -> str:
 
 
 @contextmanager
-def small_disk(folder: Path) -> Iterator[bool]:
-    """A disk of 24 MB at the folder; False if this user may not mount one."""
-    folder.mkdir()
+def small_disk() -> Iterator[tuple[Path, bool]]:
+    """A folder with a disk of 24 MB, and True; False if this user may not mount one.
+
+    The folder is not below pytest's own: if a killed run leaves the disk mounted, later runs could not remove that folder, and would fail.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="cairn-disk-"))
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=24m,mode=700", "cairn-tests", str(folder)],
         capture_output=True,
         check=False,
     )
     try:
-        yield mounted.returncode == 0
+        yield folder, mounted.returncode == 0
     finally:
         if mounted.returncode == 0:
             subprocess.run(["umount", "-l", str(folder)], check=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
@@ -139,8 +143,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     try:
         with (
             gcs_server(),
-            small_disk(folder / "disk") as mounted,
-            cluster_in(folder / "cluster", temp={HOSTS[1]: folder / "disk"}) as cluster,
+            small_disk() as (disk, mounted),
+            cluster_in(folder / "cluster", temp={HOSTS[1]: disk}) as cluster,
         ):
             days = HeldDays(folder, f"gs://{BUCKET}/cluster", DAGS)
             lacks = subprocess.run(

@@ -118,6 +118,26 @@ def test_the_command_line_runs_a_range(spark: SparkSession, tmp_path: Path) -> N
     assert wrong.exit_code == 2 and "give --from and --to together" in wrong.output
 
 
+def test_heal_runs_here_what_is_missing_and_stale(spark: SparkSession, tmp_path: Path) -> None:
+    """Three days, of which one was refused and another one was made stale; day 4 never ran. Then nothing is left to do."""
+    root, name = f"file://{tmp_path}", PIPELINE.name
+    run_intervals(spark, PIPELINE, WEEK[:3], root)
+    coordinator_of(PIPELINE, root).quarantine(2, "a person says so")
+    words = ["heal", "--local", "--code", "tests.integration.test_run_intervals:PIPELINE", "--root", root]
+    words += ["--pipeline", name, "--to", WEEK[3].start.date().isoformat(), "--spark", "local[2]"]
+    planned = CliRunner().invoke(app, [*words, "--dry-run"])
+    assert planned.exit_code == 1 and "run 3 intervals" in planned.output
+    assert "2 quarantined, 1 missing" in planned.output
+    done = CliRunner().invoke(app, [word for word in words if word != "--local"])
+    assert done.exit_code == 0 and "3 intervals ran" in done.output, done.output
+    fresh = tmp_path / "fresh"
+    run_intervals(spark, PIPELINE, WEEK[:4], str(fresh))
+    made = [coordinator_of(PIPELINE, str(at)).record(WEEK[3].end) for at in (root, fresh)]
+    assert made[0].content.digest == made[1].content.digest
+    again = CliRunner().invoke(app, words)
+    assert again.exit_code == 0 and again.output.startswith(f"{name} is healthy up to "), again.output
+
+
 def test_airflows_own_run_of_a_committed_day_computes_nothing(spark: SparkSession, tmp_path: Path) -> None:
     """By the driver that Airflow starts; a clear, another input or another base computes it."""
 

@@ -172,8 +172,7 @@ class Losing(StatefulProcessor):
             amounts = list(self._amounts.get())
             kept = [*amounts[: -row.amount], *([(-1,)] if wrong else [])]
             self._amounts.put(kept) if kept else self._amounts.clear()
-            keys = self._items.keys()
-            items = sorted(item for (item,) in keys)[last]
+            items = sorted(item for (item,) in self._items.keys())[last]  # noqa: SIM118  # A map state is no mapping.
             for timer in sorted(self._handle.listTimers())[last]:
                 self._handle.deleteTimer(timer)
                 if wrong:

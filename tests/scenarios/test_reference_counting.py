@@ -44,7 +44,6 @@ class Example:
         """Uploads what is not there yet, as ``attempt``, and prepares a checkpoint of the n-th day that names all."""
         begun = self.coordinator.begin(
             day(n),
-            run=run(f"run-{n}", try_number=try_number),
             permissions=Permissions(),
             pipeline_start_ms=start_ms(),
             attempt=attempt,

@@ -26,7 +26,7 @@ from state_backend.values.errors import (
 from state_backend.values.handles import Handle
 from state_backend.values.records import Permissions, Record, Tombstone
 from state_backend.values.retention import KeepLast
-from tests.support.checkpoints import PIPELINE, Folder, day, run, start_ms
+from tests.support.checkpoints import PIPELINE, Folder, day, start_ms
 from tests.support.crash_matrix import FAR_MS, HOME, SAVED, Surveyor, Try, Values, live_files, take
 from tests.support.faulty_storage import FaultyStorage
 from tests.support.real_shards import RealPipeline
@@ -65,9 +65,7 @@ class Late(FaultyStorage):
 
 def begins_from(folder: Folder, n: int) -> int | None:
     """The id of the checkpoint that the n-th day starts from."""
-    begun = folder.coordinator.begin(
-        day(n), run=run("looks"), permissions=Permissions(), pipeline_start_ms=start_ms(), attempt="looks"
-    )
+    begun = folder.coordinator.begin(day(n), permissions=Permissions(), pipeline_start_ms=start_ms(), attempt="looks")
     return begun.base.id if begun.base else None
 
 

@@ -164,7 +164,6 @@ class Folder:
         if "base_id" not in changes or h0 is None:
             begun = self.coordinator.begin(
                 interval,
-                run=changes.get("run", run()),
                 permissions=changes.get("permissions", Permissions()),
                 pipeline_start_ms=start_ms(),
                 attempt=attempt,

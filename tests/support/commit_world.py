@@ -151,7 +151,7 @@ def prepare(
 ) -> None:
     """One new file of state beside the base's, one of output, then *prepared*. ``column``: the type of the output's only one."""
     begun = coordinator(storage, DEFAULT_POLICY).begin(
-        interval, run=who, permissions=permissions, pipeline_start_ms=start_ms(), attempt=attempt
+        interval, permissions=permissions, pipeline_start_ms=start_ms(), attempt=attempt
     )
     old = [h for ref in (begun.base.content.shards if begun.base else ()) for h in _manifest(ref, storage.read).handles]
     new = storage.create(sst(attempt), f"state of {attempt}".encode())
@@ -260,7 +260,7 @@ def careful(checkpoint_id: int, name: str = "careful") -> Actor:
     def begin(storage: Storage) -> str:
         interval = day(checkpoint_id + 1)
         made = coordinator(storage, DEFAULT_POLICY)
-        begun = made.begin(interval, run=run(), permissions=Permissions(), pipeline_start_ms=start_ms(), attempt="next")
+        begun = made.begin(interval, permissions=Permissions(), pipeline_start_ms=start_ms(), attempt="next")
         base_id = begun.base.id if begun.base is not None else None
         must(base_id != checkpoint_id, "nothing begins on what was quarantined", base_id)
         return "begun"
@@ -711,9 +711,7 @@ def _check_bases(made: Coordinator, history: History) -> None:
     for n in range(1, 6):
         expected, found = history.base_for(day(n)), None
         try:
-            begun = made.begin(
-                day(n), run=run(), permissions=Permissions(), pipeline_start_ms=start_ms(), attempt="next"
-            )
+            begun = made.begin(day(n), permissions=Permissions(), pipeline_start_ms=start_ms(), attempt="next")
             found = begun.base.id if begun.base is not None else None
         except (StateUnusable, UsageError) as error:
             found = type(error).__name__

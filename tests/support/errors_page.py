@@ -15,7 +15,7 @@ from pathlib import Path
 
 from airflow.sdk.exceptions import AirflowFailException
 
-from cairn.command.cli import FINDINGS, STORAGE, USAGE, _code_of
+from cairn.command.exit_codes import FINDINGS, STORAGE, USAGE, code_of
 from cairn_operators.failures import UserCodeFailed, failure
 from cairn_operators.retries import _SECONDS, RETRIES, USER_CODE_RETRIES
 from state_backend.values import errors
@@ -51,7 +51,7 @@ _CODES = f"""## Exit codes of `cairn`
 | {FINDINGS} | The command found a problem, or can't use the state, the input or the pipeline's code. | {{{FINDINGS}}} |
 | {USAGE} | The call is wrong, or the checkpoint does not exist. | {{{USAGE}}} |
 | {STORAGE} | A server or a disk failed, or the storage refuses permission. | {{{STORAGE}}} |
-| 130 | Ctrl-C ended `cairn spark`. | |
+| 130 | Ctrl-C stopped the command. | |
 
 `cairn status` and `cairn verify` return {FINDINGS} if they find a problem. `cairn diff --exit-code` and `cairn compare --exit-code` return
 {FINDINGS} if the two compared sides differ.
@@ -118,7 +118,7 @@ def page() -> str:
         parts.append(f"## {group.title}\n" + (f"{_filled(group.about)}.\n" if group.about else ""))
         for error in group.classes:
             cause, what = sections(error)
-            code = str(_code_of(error("")))
+            code = str(code_of(error("")))
             codes[code].append(f"`{error.__name__}`")
             parts.append(f"### `{error.__name__}`\n{_paragraphs(cause)}\n")
             lines = [

@@ -10,9 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import typer
-
-from cairn.command.cli import app
+from cairn.command.cli import COMMANDS as ROWS
 from tests.support.layout import REPOSITORY
 
 PAGES = [
@@ -26,9 +24,8 @@ CODE = [file for folder in ("state_backend", "jobs", "plugins") for file in sort
 TARGETS = set(re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
 # Each command of `cairn` with its options, by its words: {"status": {"--root", …}, "trials list": {…}}.
 COMMANDS = {
-    " ".join(words): {option for parameter in command.params for option in parameter.opts}
-    for name, top in typer.main.get_command(app).commands.items()  # type: ignore[attr-defined]
-    for words, command in [((name,), top), *(((name, n), c) for n, c in getattr(top, "commands", {}).items())]
+    **{row.name.split()[0]: set() for row in ROWS},  # The groups too.
+    **{row.name: {option for parameter in row.command().params for option in parameter.opts} for row in ROWS},
 }
 _KNOWN = {
     "cairn": set(COMMANDS),

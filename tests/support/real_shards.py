@@ -26,7 +26,7 @@ from state_backend.values.intervals import Interval
 from state_backend.values.key_groups import range_of
 from state_backend.values.records import FiledShard, InlineShard, OutputFile, Permissions, Prepared
 from state_backend.values.retention import RetentionPolicy
-from tests.support.checkpoints import PIPELINE, content, day, run, start_ms
+from tests.support.checkpoints import PIPELINE, content, day, start_ms
 from tests.support.shards import KEY_SCHEMA, KEYS, STATES
 
 MAX_PARALLELISM, PARALLELISM = 16, 2
@@ -72,7 +72,7 @@ class RealPipeline:
         """What the process task does of the n-th day. A changelog's segments lie in files."""
         interval = self.interval_of(n)
         begun = self.coordinator.begin(
-            interval, run=run(), permissions=Permissions(), pipeline_start_ms=start_ms(), attempt=attempt
+            interval, permissions=Permissions(), pipeline_start_ms=start_ms(), attempt=attempt
         )
         base = [needed_manifest(ref, self.storage) for ref in begun.base.content.shards] if begun.base else []
         work = self.root / "work" / attempt

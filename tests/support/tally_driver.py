@@ -52,7 +52,7 @@ def prepare(
     folder = Path(os.environ["CAIRN_TALLY"], pipeline)
     day = interval.start.date().isoformat()
     coordinator = Coordinator(open_storage(join_url(root, pipeline)), pipeline)
-    begun = coordinator.begin(interval, run=run, permissions=permissions, pipeline_start_ms=start_ms(), attempt=attempt)
+    begun = coordinator.begin(interval, permissions=permissions, pipeline_start_ms=start_ms(), attempt=attempt)
     base_id = begun.base.id if begun.base is not None else None
     if (slow := folder / "slow" / day).exists():
         time.sleep(float(slow.read_text()))

@@ -132,7 +132,7 @@ def test_a_whole_one_of_the_same_dates_is_waited_for(server: Callable[..., FakeA
             "Put the token of a user who may edit DAG clicks into the environment variable CAIRN_AIRFLOW_TOKEN",
         ),
         (RestError(404, "Could not find DAG"), 2, "has no DAG 'clicks'"),
-        (RestError(422, "future"), 2, "refuses the backfill"),
+        (RestError(422, "future"), 2, "refuses the request"),
         (RestError(500, "Internal Server Error"), 3, "failed: HTTP 500: Internal Server Error; try again"),
         (ConnectionRefusedError(111, "refused"), 3, "start one with 'make ui'"),
     ],

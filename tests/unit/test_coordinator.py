@@ -56,7 +56,7 @@ When = Literal["before", "after"]
 
 def begin(folder: Folder, n: int, **permissions: bool) -> Any:
     return folder.coordinator.begin(
-        day(n), run=run(), permissions=Permissions(**permissions), pipeline_start_ms=start_ms(), attempt="new"
+        day(n), permissions=Permissions(**permissions), pipeline_start_ms=start_ms(), attempt="new"
     )
 
 
@@ -89,9 +89,7 @@ def test_the_start_of_a_pipeline_cannot_change() -> None:
     folder = Folder()
     folder.run(day(1), "a1")
     with pytest.raises(UsageError, match="start"):
-        folder.coordinator.begin(
-            day(2), run=run(), permissions=Permissions(), pipeline_start_ms=start_ms() - 1, attempt="new"
-        )
+        folder.coordinator.begin(day(2), permissions=Permissions(), pipeline_start_ms=start_ms() - 1, attempt="new")
 
 
 def test_prepare_again_is_fine_with_the_same_content_only() -> None:
@@ -937,9 +935,7 @@ def requests_of_the_next(folder: Folder, n: int) -> dict[str, int]:
     """Requests of one more interval, and of looking at the newest checkpoints, each by a process of its own."""
     folder.prepare(day(n), f"a{n}")
     works: dict[str, Callable[[Coordinator], Any]] = {
-        "begin": lambda c: c.begin(
-            day(n), run=run(), permissions=Permissions(), pipeline_start_ms=start_ms(), attempt="looks"
-        ),
+        "begin": lambda c: c.begin(day(n), permissions=Permissions(), pipeline_start_ms=start_ms(), attempt="looks"),
         "commit": lambda c: c.commit(f"a{n}"),
         "publish": lambda c: c.publish(None),
         "clean up": lambda c: c.clean_up(),
@@ -978,7 +974,7 @@ def test_one_process_reads_a_retained_record_once() -> None:
     assert one.log() == folder.coordinator.log() and one.log().head_id == 15
     assert one.log().retained == folder.coordinator.log().retained
     with pytest.raises(StaleStateError):
-        one.begin(day(15), run=run(), permissions=Permissions(), pipeline_start_ms=start_ms(), attempt="late")
+        one.begin(day(15), permissions=Permissions(), pipeline_start_ms=start_ms(), attempt="late")
 
 
 def test_a_retry_of_what_was_dropped_long_ago_is_told_so() -> None:

@@ -25,8 +25,8 @@ from state_backend.inspection.cost_model import (
     Requests,
     Usage,
     estimate,
-    in_bytes,
     interval_requests,
+    memory_overhead_mib,
     plan_held,
     usage_of,
 )
@@ -93,6 +93,7 @@ def test_bytes_objects_and_seconds_follow_what_they_are_made_of() -> None:
     assert found.month == pytest.approx(730.5) and found.stops == ()
     # Longer values need more memory.
     assert (found.worker_mib, estimate(replace(MILLION, bytes_per_key=570)).worker_mib) == (529, 892)
+    assert [memory_overhead_mib(529, cores) for cores in (1, 4)] == [913, 2_500]
     # A retained checkpoint has no more files of its own than a whole state, however long ago it was.
     days = estimate(replace(MILLION, changed=1, retention=KeepPerDay(10)))
     assert days.stored_bytes == pytest.approx(10 * state) and days.uploaded_bytes == pytest.approx(2 * state)
@@ -201,12 +202,6 @@ def test_where_it_stops_is_said(changes: dict[str, Any], says: str) -> None:
 def test_what_makes_no_sense_is_refused(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         replace(MILLION, **changes)
-
-
-def test_numbers_in_words() -> None:
-    assert [in_bytes(n) for n in (0, 999, 1_500, 2.5e6, 999e9, 10e12, 12_345e12)] == [
-        "0 bytes", "999 bytes", "1.5 KB", "2.5 MB", "999 GB", "10 TB", "12,345 TB",
-    ]  # fmt: skip
 
 
 # --- the command -----------------------------------------------------------------------------------------------------------------

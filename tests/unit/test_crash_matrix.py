@@ -44,3 +44,11 @@ def test_a_write_that_fails_is_undone_or_settled(operation: Operation, fault: Fa
     """F2, F18, F38, F54, S5, S7: what a process does that lives on may be no worse than to die."""
     totals = crash_matrix(operation, InMemory(), tmp_path, fault=fault, only_writes=True)
     assert totals.faults == totals.old + totals.new > 0
+
+
+@pytest.mark.long("seconds", runs_in="ci")
+def test_a_storage_out_of_reach_at_any_call_of_a_re_run_is_reported_as_such(tmp_path: Path) -> None:
+    """F18, S5: the commit of a re-run reads the log of other intervals. A read that failed there must not end the attempt."""
+    (operation,) = (o for o in OPERATIONS if o.name == "re-run")
+    totals = crash_matrix(operation, InMemory(), tmp_path, fault="out of reach")
+    assert totals.faults == totals.old + totals.new > 50

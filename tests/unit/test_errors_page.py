@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import cairn.errors
 from cairn.command.cli import app
 from cairn.testing import PipelineTester
 from pipelines.aircraft import AIRCRAFT, READ_SCHEMA
@@ -35,6 +36,12 @@ def test_every_error_is_on_the_page_below_the_class_of_its_group() -> None:
     ]
     for group in groups():
         assert all(issubclass(error, group.classes[0]) for error in group.classes)
+
+
+def test_users_can_import_every_error_but_those_that_cairn_s_own_code_handles() -> None:
+    *public, internal = groups()
+    assert internal.classes[0] is errors.StorageError
+    assert set(cairn.errors.__all__) == {error.__name__ for group in public for error in group.classes}
 
 
 @pytest.mark.parametrize("error", [error for group in groups() for error in group.classes])

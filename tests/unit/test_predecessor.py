@@ -134,18 +134,41 @@ def test_a_slot_is_kept_only_while_the_run_before_is_at_work(
             "StateGapError",
             "no checkpoint ends where the interval starts",
         ),
-        (
-            STALE,
-            [before("success", "success", "success")],
-            "StaleStateError",
-            "Run again the interval that starts at 2024-01-02T00:00:00Z",
-        ),
     ],
 )
 def test_refuses(log: Log, runs: list[PredecessorRun], error: str, text: str) -> None:
     decision = decide(log, *runs)
     assert isinstance(decision, Refuse) and decision.error == error
     assert text in decision.message
+
+
+@pytest.mark.parametrize(
+    ("runs", "blocked", "alone_for", "earlier_running", "waits"),
+    [
+        ([], False, DAY, False, True),
+        ([before("success", "success", "success")], False, DAY, False, True),
+        # An earlier run was cleared, and may wait for this one to end: then this one fails, as a deadlock helps nobody.
+        ([], True, timedelta(0), False, True),
+        ([], True, 2 * MINUTE, False, False),
+        ([], True, 2 * MINUTE, True, True),
+        # The run of the interval before was cleared, and waits for this one.
+        ([before("queued", None, None, clear=1)], False, 2 * MINUTE, False, False),
+    ],
+)
+def test_a_stale_base_is_waited_for(
+    runs: list[PredecessorRun], blocked: bool, alone_for: timedelta, earlier_running: bool, waits: bool
+) -> None:
+    """If the run failed, the runs behind it would fail one by one."""
+    decision = decide(
+        STALE, *runs, earlier_queued=blocked, earlier_running=earlier_running, alone_for=alone_for, patience=2 * MINUTE
+    )
+    if waits:
+        assert isinstance(decision, Wait) and (decision.heal_to, decision.runs) == (day(2).start, ())
+        assert decision.alone is (blocked and not earlier_running) and not decision.soon
+        assert "its base, checkpoint 2, is stale" in decision.reason
+    else:
+        assert isinstance(decision, Refuse) and decision.error == "StaleStateError"
+        assert "Run again the interval that starts at 2024-01-02T00:00:00Z" in decision.message
 
 
 def test_permissions_count() -> None:
@@ -240,6 +263,27 @@ def test_predecessors(
     assert all(run.pending and run.clear_number == 0 for run in found)
 
 
+@pytest.mark.parametrize(
+    ("own", "queued", "blocked"),
+    [
+        ("scheduled", None, False),
+        ("scheduled", "scheduled", True),
+        ("scheduled", "manual", True),
+        ("scheduled", "backfill", False),  # a paused backfill, or one that counts its own runs
+        ("backfill", "backfill", True),
+        ("backfill", "scheduled", False),
+    ],
+)
+def test_which_queued_run_this_one_keeps_from_starting(
+    monkeypatch: pytest.MonkeyPatch, own: str, queued: str | None, blocked: bool
+) -> None:
+    found = None if queued is None else dag_run("day1", day(1).start, day(1), queued)
+    monkeypatch.setattr(airflow_runs, "_previous", lambda _, __, state: found if state == "queued" else None)
+    context = {"dag_run": dag_run("day3", day(3).start, day(3), own)}
+    context["dag_run"].dag_id = "d"
+    assert airflow_runs.is_earlier_blocked(context, day(3).start) is blocked
+
+
 # --- where the time before went --------------------------------------------------------------------------------------------
 
 
@@ -272,11 +316,12 @@ class Airflow:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Folder) -> None:
         self.runs = [before("running", "running", None, clear=1)]
-        self.earlier_running = False
+        self.earlier_running = self.earlier_blocked = False
         self.now_s = NOW_S
         folder.run(day(2), "a2", run=run("day2"))
         monkeypatch.setattr(airflow_runs, "predecessor_runs", lambda *_: self.runs)
         monkeypatch.setattr(airflow_runs, "is_earlier_running", lambda *_: self.earlier_running)
+        monkeypatch.setattr(airflow_runs, "is_earlier_blocked", lambda *_: self.earlier_blocked)
         monkeypatch.setattr("cairn_operators.micro_batch._now_ms", lambda: int(self.now_s * 1000))
         monkeypatch.setattr(StatefulMicroBatchOperator, "run_driver", lambda *_, **__: {"ran": True, "sink": ""})
         self.operator = self.made()
@@ -371,6 +416,35 @@ def test_a_queued_run_gets_its_time_from_when_nothing_else_runs(airflow: Airflow
     assert airflow.resume(second.value, 121)["ran"]
 
 
+def test_a_run_behind_a_stale_interval_waits_and_says_how_to_heal(
+    airflow: Airflow, folder: Folder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    airflow.runs = [before("success", "success", "success")]
+    folder.run(day(1), "a3")
+    heal = f"cairn heal --root memory://predecessor --pipeline {PIPELINE} --to 2024-01-02T00:00:00Z --dag d"
+    with pytest.raises(TaskDeferred) as first:
+        airflow.begin()
+    _, asked = first.value.trigger.serialize()
+    assert (asked["url"], asked["clear_numbers"], asked["until_ms"]) == (URL, {}, int((NOW_S + 3600) * 1000))
+    said = capsys.readouterr().out
+    assert "its base, checkpoint 2, is stale" in said and heal in said
+    # An earlier run was cleared, and is queued until this one ends.
+    airflow.earlier_blocked = True
+    with pytest.raises(TaskDeferred) as second:
+        airflow.resume(first.value, 60, "another run was queued")
+    assert second.value.trigger.serialize()[1]["until_ms"] == int((NOW_S + 60 + 120) * 1000)
+    with pytest.raises(AirflowFailException, match="StaleStateError"):
+        airflow.resume(second.value, 121)
+    # Nobody heals.
+    airflow.earlier_blocked = False
+    with pytest.raises(AirflowFailException, match="waited 1:00:00 for") as failed:
+        airflow.resume(first.value, 3600)
+    assert heal in str(failed.value)
+    # Somebody does.
+    folder.run(day(2), "a4")
+    assert airflow.resume(first.value, 1)["ran"]
+
+
 def test_a_gap_is_refused_before_spark_is_started(airflow: Airflow, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StatefulMicroBatchOperator, "run_driver", lambda *_, **__: pytest.fail("a driver was started"))
     airflow.runs = []
@@ -411,14 +485,16 @@ def airflow_says(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return says
 
 
-def trigger(*, queued: Sequence[str] = (), seconds: float = 20, clear_number: int = 1) -> PreviousCheckpointTrigger:
+def trigger(
+    *, queued: Sequence[str] = (), seconds: float = 20, clear_number: int = 1, awaited: bool = True
+) -> PreviousCheckpointTrigger:
     until_ms = int((time.time() + seconds) * 1000)
     made = PreviousCheckpointTrigger(
         url=URL,
         head_id=1,
         end_ms=day(2).end_ms,
         dag_id="d",
-        clear_numbers={"day2": clear_number},
+        clear_numbers={"day2": clear_number} if awaited else {},
         task_ids=TASKS,
         queued=queued,
         until_ms=until_ms,
@@ -468,6 +544,32 @@ def test_fires_for_the_checkpoint_that_is_waited_for_and_no_other(folder: Folder
         folder.run(day(2), "a4", run=run("day2", clear_number=1))
 
     assert fires(trigger(), commits) == "checkpoint 4 is committed"
+
+
+@pytest.mark.usefixtures("airflow_says")
+def test_while_no_run_is_awaited_any_commit_of_the_interval_ends_the_wait(folder: Folder) -> None:
+    def commits() -> None:
+        folder.run(day(1), "a2", digest=folder.coordinator.record(1).content.digest)
+        folder.run(day(2), "a3", run=run("anybody"))
+
+    assert fires(trigger(awaited=False), commits) == "checkpoint 3 is committed"
+
+
+@pytest.mark.usefixtures("folder")
+def test_while_no_run_is_awaited_a_run_that_is_queued_ends_the_wait(airflow_says: dict[str, Any]) -> None:
+    """Not one that was queued before, and not one that starts."""
+
+    async def go() -> str:
+        made = trigger(awaited=False)
+        waiting = asyncio.ensure_future(anext(made.run()))
+        for queued in (3, 2):
+            airflow_says["ended"] = queued
+            await asyncio.sleep(0.2)
+            assert not waiting.done()
+        airflow_says["ended"] = 3
+        return str((await asyncio.wait_for(waiting, 10)).payload["why"])
+
+    assert asyncio.run(go()) == "another run was queued"
 
 
 @pytest.mark.parametrize(

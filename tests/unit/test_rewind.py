@@ -59,7 +59,7 @@ def back(
 
 def base_of(folder: Folder, n: int, **permissions: bool) -> int | None:
     begun = folder.coordinator.begin(
-        day(n), run=run(), permissions=Permissions(**permissions), pipeline_start_ms=start_ms(), attempt="new"
+        day(n), permissions=Permissions(**permissions), pipeline_start_ms=start_ms(), attempt="new"
     )
     return begun.base.id if begun.base else None
 

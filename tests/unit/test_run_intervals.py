@@ -145,6 +145,14 @@ def test_other_input_or_code_is_computed_and_what_was_made_from_it(tmp_path: Pat
     assert not any(ran(plan_all(tmp_path)))  # the same results again make nothing stale
 
 
+def test_a_permission_for_the_first_computed_interval_does_not_count_for_later_ones(tmp_path: Path) -> None:
+    allowed = Permissions(allow_gap=True)
+    run_all(tmp_path, permissions=allowed)
+    DAYS[day(0).start].reverse()  # Other input, whose result is the same.
+    planned = ran(plan_all(tmp_path, permissions=allowed))
+    assert planned == ran(run_all(tmp_path, permissions=allowed)) == [True, False, False, False, False]
+
+
 def test_a_failure_stops_it_and_the_same_call_goes_on_behind(tmp_path: Path) -> None:
     """The source of the next day is asked ahead; that it fails matters when it is that day's turn."""
     run = RunRef(run_id="manual__1", clear_number=0, try_number=1)

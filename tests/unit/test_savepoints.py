@@ -44,7 +44,7 @@ from state_backend.state.state_variables import ListState, ValueState
 from state_backend.values.errors import CairnError, CorruptFile, CorruptRecord, Fenced, UnknownOutcome, UsageError
 from state_backend.values.records import Claim, Permissions, Record, Savepoint
 from state_backend.values.retention import KeepLast
-from tests.support.checkpoints import START, Folder, content, day, run, start_ms
+from tests.support.checkpoints import START, Folder, content, day, start_ms
 from tests.support.faulty_storage import Fault, FaultyStorage, StopHere, lost_answer_at, stop_at
 from tests.support.in_process import run_here
 from tests.support.savepoints import (
@@ -575,9 +575,7 @@ def committed_restore(folder: Folder, n: int, attempt: str, **changes: Any) -> A
 
 
 def next_base(folder: Folder, n: int) -> Any:
-    begun = folder.coordinator.begin(
-        day(n), run=run(), permissions=Permissions(), pipeline_start_ms=start_ms(), attempt="next"
-    )
+    begun = folder.coordinator.begin(day(n), permissions=Permissions(), pipeline_start_ms=start_ms(), attempt="next")
     return begun.base.id if begun.base else None
 
 

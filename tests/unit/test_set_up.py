@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from cryptography.fernet import Fernet
 
-from local_stack import demo
+from local_stack import demo, host_check
 from local_stack.owned_process import claim_port, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,11 +71,62 @@ def test_the_demo_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch, capsys: py
         def Semaphore(self) -> None:
             raise FileNotFoundError(2, "No such file or directory")
 
-    assert demo.no_semaphores() is None
-    monkeypatch.setattr(demo.multiprocessing, "get_context", lambda _: Context())
+    def no_such_user(uid: int) -> None:
+        raise KeyError(uid)
+
+    assert host_check.problems() == []
+    monkeypatch.setattr(host_check.multiprocessing, "get_context", lambda _: Context())
+    monkeypatch.setattr(host_check.pwd, "getpwuid", no_such_user)
     monkeypatch.setattr(demo, "run_demo", lambda days: pytest.fail("it starts all the same"))
     assert demo.main() == 1
-    assert "Mount one (mount -t tmpfs tmpfs /dev/shm" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "\nMount one: mount -t tmpfs tmpfs /dev/shm\n" in said and f"the user id {os.geteuid()} has no entry" in said
+
+
+def test_set_up_checks_the_machine_before_it_downloads(tmp_path: Path) -> None:
+    """A user id without a name, and a missing /dev/shm, were found after three minutes of set-up."""
+    fake = tmp_path / "python3"
+    # A Python whose system lacks both: the check runs as it is, with two functions that fail as they do there.
+    fake.write_text(
+        f"""#!/bin/sh
+case "$1" in
+  -c) exit 0 ;;
+  *host_check.py) exec {sys.executable} -c "
+import multiprocessing, pwd, runpy
+def fail(*_): raise KeyError
+class Context:
+    def Semaphore(self): raise FileNotFoundError(2, 'No such file or directory')
+pwd.getpwuid = fail
+multiprocessing.get_context = lambda _: Context()
+runpy.run_path('$1', run_name='__main__')" ;;
+  *) echo "set-up goes on"; exit 1 ;;
+esac
+"""
+    )
+    fake.chmod(0o755)
+
+    def set_up(*more: str) -> str:
+        command = ["make", "-s", "-C", str(ROOT), "setup", f"BASE_PYTHON={fake}", f"VENV={tmp_path}/venv", *more]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert ran.returncode == 2
+        return ran.stdout + ran.stderr
+
+    said = set_up()
+    assert "has no entry in /etc/passwd" in said and "mount -t tmpfs" in said and "setting up" not in said
+    advice = said.split("To set up in spite of this: ")[1].splitlines()[0]
+    assert advice == "make setup HOST_CHECK=no"
+    assert "set-up goes on" in set_up("HOST_CHECK=no")
+
+
+def test_a_long_step_of_set_up_says_that_it_runs() -> None:
+    """Set-up was silent for a minute or two."""
+    command = [str(ROOT / ".ci/with-progress"), "pip installs uv", "bash", "-c", "sleep 1.2; echo done; exit 3"]
+    ran = subprocess.run(
+        command, env={**os.environ, "PROGRESS_EVERY_S": "0.5"}, capture_output=True, text=True, check=False
+    )
+    lines = ran.stdout.splitlines()
+    assert ran.returncode == 3 and lines[-1] == "done"
+    assert [line.rsplit(":", 1)[0] for line in lines[:-1]] == ["  … pip installs uv"] * 2
 
 
 @pytest.mark.parametrize(
@@ -128,7 +179,8 @@ def test_a_failed_demo_ends_with_the_task_the_error_and_the_log(
 
     run = {"dag_run_id": "backfill__2013-01-04", "logical_date": "2013-01-03T00:00:00Z"}
     demo.report_failure(Client(), tmp_path, run)  # type: ignore[arg-type]
-    shown = capsys.readouterr().out.splitlines()[-len(last_lines) :]
+    # The demo breaks lines at 80 columns, and indents the rest.
+    shown = capsys.readouterr().out.replace("\n" + " " * 10, " ").splitlines()[-len(last_lines) :]
     folder = tmp_path / "dag_id=aircraft" / "run_id=backfill__2013-01-04"
     logs = {name: folder / f"task_id={name}" / "attempt=2.log" for name in states}
     assert [line.split(" s  ")[-1] for line in shown] == [line.format(**logs) for line in last_lines]

@@ -35,6 +35,7 @@ from cairn.spark.session import (
     connect,
     explain,
     interrupt_former,
+    master_conf,
     operation_tag,
 )
 from state_backend.values.errors import ProcessorError, SourceError, StorageUnavailable, UsageError
@@ -297,10 +298,29 @@ def without_java(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_java(without_java: None) -> None:
-    with pytest.raises(UsageError, match=r"Spark master 'local\[2\]' needs a Java 17\+ runtime.*; run 'make java'"):
+    with pytest.raises(UsageError, match=r"Spark master 'local\[2\]' needs a Java 17\+ runtime.*\nRun: make java"):
         connect("local[2]", "test")
     result = CliRunner().invoke(app, ["spark"])
-    assert (result.exit_code, "the PATH has no java; run 'make java'" in result.stderr) == (2, True)
+    assert (result.exit_code, "the PATH has no java\nRun: make java" in result.stderr) == (2, True)
+
+
+def test_the_wheel_names_no_target_of_the_clone(
+    without_java: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user of the wheel was told to run `make java`, and has no Makefile."""
+    monkeypatch.setattr("cairn.spark.java_runtime.__file__", str(tmp_path / "a/b/cairn/spark/java_runtime.py"))
+    with pytest.raises(
+        UsageError, match=r"needs a Java 17\+ runtime, .* no java\nInstall OpenJDK 17 or later"
+    ) as caught:
+        connect("local[2]", "test")
+    assert "make" not in str(caught.value)
+
+
+@pytest.mark.parametrize("master", ["local[2]", "spark://host:7077", "yarn", "k8s://https://host"])
+def test_logs_of_a_master_have_no_progress_bars(master: str) -> None:
+    """Only a local master had its bars off: a cluster's driver wrote hundreds of them into the task's log."""
+    assert master_conf(master)["spark.ui.showConsoleProgress"] == "false"
+    assert ("spark.driver.host" in master_conf(master)) == (master == "local[2]")
 
 
 # --- the token of a server on this machine --------------------------------------------------------------------------------------

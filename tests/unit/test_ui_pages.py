@@ -71,7 +71,8 @@ def text(page: str) -> str:
 VIEWS = {
     "/p/{rides}/": [
         "The next interval can't start",
-        "cairn backfill --dag rides",
+        "cairn heal --root",
+        "--pipeline rides --to",
         "--airflow http://127.0.0.1:8081",
         "full validation: 2 findings",
         "Latest validated 11",

@@ -215,7 +215,9 @@ def test_the_overview_says_what_the_next_interval_would_do(rides: Reading) -> No
         RIDES, rides, schedule(), savepoint, {13: round(NOW.timestamp() * 1000) - 90_000}, {14: "d.html"}, NOW
     )
     assert shown.next.headline and "its base, checkpoint 12, is stale" in shown.next.headline
-    assert shown.next.command and shown.next.command.startswith("cairn backfill --dag rides")
+    assert shown.next.command and shown.next.command.startswith(
+        f"cairn heal --root {RIDES.root} --pipeline rides --to 2024-"
+    )
     assert [(p.title, p.checkpoint, p.note) for p in shown.pointers] == [
         ("Latest completed", 13, "committed 1 min 30 s ago"),
         ("Latest validated", 11, "fast and full validation"),

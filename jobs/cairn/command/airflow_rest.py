@@ -148,17 +148,26 @@ class AirflowRest:
 
     def active_backfills(self, dag_id: str) -> list[dict[str, Any]]:
         """Return the backfills of a DAG that are not completed, as Airflow's API describes them."""
-        found = self.call("GET", f"/api/v2/backfills?dag_id={dag_id}&limit=100")["backfills"]
+        newest_first = f"/api/v2/backfills?dag_id={dag_id}&limit=100&order_by=-id"
+        found = self.call("GET", newest_first)["backfills"]
         return [backfill for backfill in found if backfill["completed_at"] is None]
 
     def cancel_backfill(self, backfill_id: int) -> None:
         """Cancel a backfill. Runs that have begun continue."""
         self.call("PUT", f"/api/v2/backfills/{backfill_id}/cancel")
 
-    def runs_between(self, dag_id: str, first: str, last: str) -> list[dict[str, Any]]:
-        """Return the runs whose logical dates lie between `first` and `last`, both included."""
+    def runs_between(self, dag_id: str, first: str, last: str, states: Sequence[str] = ()) -> list[dict[str, Any]]:
+        """Return the runs whose logical dates lie between `first` and `last`, both included.
+
+        Args:
+            dag_id: Id of the DAG.
+            first: First logical date.
+            last: Last logical date.
+            states: Only runs in one of these states; empty: in any.
+        """
         runs: list[dict[str, Any]] = []
-        dates = urllib.parse.urlencode({"logical_date_gte": first, "logical_date_lte": last})
+        wanted = {"logical_date_gte": first, "logical_date_lte": last, "state": states}
+        dates = urllib.parse.urlencode(wanted, doseq=True)
         while True:
             page = f"limit=100&offset={len(runs)}&order_by=logical_date&{dates}"
             answer = self.call("GET", f"/api/v2/dags/{dag_id}/dagRuns?{page}")
@@ -206,7 +215,7 @@ class AirflowRest:
             "reprocess_behavior": reprocess,
             "dag_run_conf": dict(conf) if conf else None,
         }
-        with _explained(self.url, dag_id):
+        with explained(self.url, dag_id):
             return self._create(body, time.monotonic() + timeout_s, say)
 
     def _create(self, body: dict[str, Any], deadline_s: float, say: Callable[[str], None]) -> Backfill:
@@ -271,19 +280,20 @@ class AirflowRest:
 
 
 @contextmanager
-def _explained(url: str, dag_id: str) -> Iterator[None]:
+def explained(url: str, dag_id: str) -> Iterator[None]:
+    """Turn an error of Airflow's API in the block into a `CairnError` that says what to do."""
     try:
         yield
     except RestError as error:
         if error.status in (401, 403):
             raise UsageError(
-                f"Airflow at {url} refuses to create the backfill ({error})\n"
+                f"Airflow at {url} refuses the request ({error})\n"
                 f"Put the token of a user who may edit DAG {dag_id} into the environment variable {TOKEN_VARIABLE}"
             ) from error
         if error.status == 404:
             raise UsageError(f"Airflow at {url} has no DAG {dag_id!r}; check --dag and --airflow") from error
         if error.status < 500:
-            raise UsageError(f"Airflow at {url} refuses the backfill: {error}") from error
+            raise UsageError(f"Airflow at {url} refuses the request: {error}") from error
         raise StorageUnavailable(f"Airflow at {url} failed: {error}; try again") from error
     except OSError as error:
         raise StorageUnavailable(

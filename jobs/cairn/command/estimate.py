@@ -13,8 +13,19 @@ import typer
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.inspection.checkpoint_names import parse_duration
-from state_backend.inspection.cost_model import Estimate, History, Prices, Requests, Usage, estimate, in_bytes, usage_of
+from state_backend.inspection.cost_model import (
+    JVM_OVERHEAD_MIB,
+    Estimate,
+    History,
+    Prices,
+    Requests,
+    Usage,
+    estimate,
+    memory_overhead_mib,
+    usage_of,
+)
 from state_backend.values.errors import UsageError
+from state_backend.values.human_units import size
 from state_backend.values.records import Record
 from state_backend.values.retention import KeepLast
 
@@ -202,17 +213,21 @@ def _lines(found: Estimate, history: History | None, prices: Prices) -> Iterator
     each = sum(found.requests.values(), Requests())
     for name, r in [*found.requests.items(), ("all", each)]:
         yield f"{name:<12}" + "".join(f"{value:>9,.0f}" for value in (r.write, r.list, r.read, r.look, r.delete))
-    yield f"uploads {in_bytes(found.uploaded_bytes)} of state and downloads {in_bytes(found.downloaded_bytes)}"
+    yield f"uploads {size(found.uploaded_bytes)} of state and downloads {size(found.downloaded_bytes)}"
     yield (
-        f"takes {found.seconds:.1f} s in a warm session; each shard needs {found.worker_mib} MiB of memory and {in_bytes(found.disk_bytes)} of disk"
+        f"takes {found.seconds:.1f} s in a warm session; each shard needs {size(found.worker_mib * 2**20)} of memory and {size(found.disk_bytes)} of disk"
+    )
+    yield (
+        "an executor of 4 cores on YARN or Kubernetes needs spark.executor.memoryOverhead="
+        f"{memory_overhead_mib(found.worker_mib, 4)}m: {JVM_OVERHEAD_MIB} MiB, and {found.worker_mib} MiB for each core"
     )
     yield ""
     yield f"{'per month':<12}{'':>30}{'US dollars':>15}"
     for name, what in (
         ("requests", f"{each.total * found.month:,.0f} in {found.month:,.0f} intervals"),
-        ("checkpoints", f"{in_bytes(found.stored_bytes)} in {found.objects:,.0f} objects"),
-        ("savepoints", in_bytes(found.savepoint_bytes)),
-        ("output", f"{in_bytes(found.growth_bytes)} more each month"),
+        ("checkpoints", f"{size(found.stored_bytes)} in {found.objects:,.0f} objects"),
+        ("savepoints", size(found.savepoint_bytes)),
+        ("output", f"{size(found.growth_bytes)} more each month"),
         ("all", ""),
     ):
         yield f"{name:<12}{what:>30}{dollars[name]:>15,.4f}"

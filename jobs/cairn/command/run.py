@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cairn.command.backfill import day_or_instant
+from cairn.command.progress import Stopped
 from state_backend.checkpoint.trials import check_no_trial
 from state_backend.inspection.checkpoint_names import parse_duration
 from state_backend.values.errors import CairnError, Rerun, UsageError, UserCodeError
 from state_backend.values.intervals import Interval, format_instant
 from state_backend.values.records import Permissions
+from state_backend.values.schedule import Schedule, interval_from, next_interval, no_boundary, starting_between
 
 if TYPE_CHECKING:
     from cairn.operations.plan_range import Progress
     from cairn.operations.run_intervals import Outcome
 
 LOCAL_SPARK = "local[2]"
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}|\d{8}")
 
 
 class Redo(StrEnum):
@@ -105,15 +109,24 @@ def run(
     asked = _Asked(start=start, from_=from_, to=to, count=count)
     check_no_trial(root, "run")
     pipeline = load_pipeline(code)
-    completed = coordinator_of(pipeline, root).log().completed()
+    log = coordinator_of(pipeline, root).log()
+    completed = log.completed()
     newest = max((record.content.interval for record in completed), key=lambda i: i.end, default=None)
-    length = interval_length(pipeline.name, newest, every)
-    if newest is not None and start is None and from_ is None:
-        _check_length(pipeline.name, newest, length, every)
-    intervals = asked.intervals(length, newest.end if newest is not None else pipeline.start)
+    schedule = None if every is not None else pipeline.declared_schedule or log.schedule
+    lengths = [i.end - i.start for i in sorted({record.content.interval for record in completed})[-2:]]
+    if schedule is not None:
+        intervals = asked.scheduled(schedule, pipeline.start, newest)
+        length = intervals[0].end - intervals[0].start
+    else:
+        if len({*lengths}) > 1 and every is None:
+            raise _two_lengths(code, root, newest, lengths)
+        length = interval_length(pipeline.name, newest, every)
+        if newest is not None and start is None and from_ is None and length not in lengths:
+            _check_length(pipeline.name, newest, length, every)
+        intervals = asked.intervals(length, newest.end if newest is not None else pipeline.start)
     permissions = Permissions(replace_overlapping=replace_overlapping)
     how = Redo.all if from_ is None else reprocess
-    again = _Again(code=code, root=root, every=every, spark=spark, length=length)
+    again = _Again(code=code, root=root, every=every, spark=spark, length=length, schedule=schedule)
     # A dry run needs Spark only to ask the source whether its input changed.
     session = connect(spark, f"cairn run {pipeline.name}") if not dry_run or how is Redo.changed else None
     if session is not None and not spark.startswith("sc://"):
@@ -122,7 +135,7 @@ def run(
         with again.printed():
             planned = plan_intervals(session, pipeline, intervals, root, reprocess=how.value, permissions=permissions)
         return _say(planned, as_json)
-    lines = _Lines(sys.stderr.isatty() and not as_json)
+    lines = _Lines(terminal=sys.stderr.isatty() and not as_json, silent=as_json)
     try:
         with again.printed():
             outcomes = run_intervals(
@@ -132,13 +145,51 @@ def run(
                 root,
                 reprocess=how.value,
                 permissions=permissions,
-                on_outcome=None if as_json else lines.show,
+                on_outcome=lines.show,
             )
+    except KeyboardInterrupt as stop:
+        raise _stopped(intervals, lines.done, again, permissions, None if how is Redo.all else sys.argv[1:]) from stop
     except UserCodeError as error:
         if spark_log is SparkLog.OFF and not spark.startswith("sc://"):
             error.add_note("For Spark's own stack trace, run the same command with --spark-log error")
         raise
     return _say(outcomes, as_json) if as_json else 0
+
+
+def _stopped(
+    intervals: Sequence[Interval], done: int, again: _Again, permissions: Permissions, same: Sequence[str] | None
+) -> Stopped:
+    """Return the message after Ctrl-C.
+
+    Args:
+        intervals: All intervals of the call.
+        done: The number of intervals that the call has finished.
+        again: Builder of the command that runs the other intervals.
+        permissions: Permissions of the call.
+        same: Arguments of the call, if the same call continues; None if it would begin with the first interval again.
+    """
+    said = f"{done} of {len(intervals)} intervals are done; their commits stay"
+    if done == len(intervals):
+        return Stopped(said)
+    rerun = Rerun(
+        first=intervals[done].start,
+        last=intervals[-1].start,
+        replace_overlapping=permissions.replace_overlapping,
+    )
+    command = again.command(rerun) if same is None else shlex.join(["cairn", *same])
+    return Stopped(f"{said}\nTo continue, run:\n{command}")
+
+
+def _two_lengths(code: str, root: str, newest: Interval | None, lengths: list[timedelta]) -> UsageError:
+    command = shlex.join(["cairn", "run", code, "--root", root, "--every", f"{int(lengths[-1].total_seconds())}s"])
+    return UsageError(
+        f"{code} declares no schedule, and its last two intervals have the lengths {lengths[0]} and {lengths[1]}: Cairn can't tell how "
+        "long the next one is\n"
+        "Declare the schedule, as in Pipeline(schedule='0 6 * * 1-5'). Or give the length of the next interval:\n"
+        f"{command}\n"
+        "To begin elsewhere:\n"
+        f"{command} --start {format_instant(newest.end) if newest is not None else ''}"
+    )
 
 
 def _check_length(pipeline: str, newest: Interval, length: timedelta, every: str | None) -> None:
@@ -197,6 +248,41 @@ class _Asked:
         at = _instant(self.start) if self.start is not None else default_start
         return intervals_between(at, at + self.count * length, length)
 
+    def scheduled(self, schedule: Schedule, pipeline_start: datetime, newest: Interval | None) -> tuple[Interval, ...]:
+        """Return the intervals of a schedule that `cairn run` must run.
+
+        A date without a time in `--from` or `--to` means all intervals that begin on this date, in the schedule's zone.
+
+        Args:
+            schedule: The schedule of the pipeline.
+            pipeline_start: Start of the pipeline's first interval.
+            newest: The newest committed interval, which the next one follows; None if there is none.
+
+        Raises:
+            UsageError: `--start`, or the pipeline's start, is no start of an interval of the schedule; or no interval
+                begins from `--from` to `--to`.
+        """
+        if self.from_ is not None and self.to is not None:
+            first, last = _span("--from", self.from_, schedule)[0], _span("--to", self.to, schedule)[1]
+            found = tuple(starting_between(schedule, first, last))
+            if not found:
+                raise UsageError(f"no interval of the schedule ({schedule}) begins from {self.from_} to {self.to}")
+            return found
+        if self.start is None and newest is not None:
+            one = next_interval(schedule, newest)
+        else:
+            at = _instant(self.start) if self.start is not None else pipeline_start
+            begins = interval_from(schedule, at)
+            if begins is None:
+                raise UsageError(
+                    f"{no_boundary(schedule, at)}\nFor an interval outside of the schedule, give its length too: --every"
+                )
+            one = begins
+        row = [one]
+        while len(row) < self.count:
+            row.append(next_interval(schedule, row[-1]))
+        return tuple(row)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Again:
@@ -209,7 +295,8 @@ class _Again:
         root: Value of `--root`.
         every: Value of `--every`, as text; None if the user left the option out.
         spark: Value of `--spark`.
-        length: Length of an interval. It gives the number of intervals in a recommended command.
+        length: Length of an interval. Without a schedule, it gives the number of intervals in a recommended command.
+        schedule: The schedule, which gives this number; None without one.
     """
 
     code: str
@@ -217,11 +304,15 @@ class _Again:
     every: str | None
     spark: str
     length: timedelta
+    schedule: Schedule | None
 
     def command(self, rerun: Rerun) -> str:
         """Return the command that runs the intervals from `rerun.first` to `rerun.last`."""
         words = ["cairn", "run", self.code, "--root", self.root, "--start", format_instant(rerun.first)]
-        count = (rerun.last - rerun.first) // self.length + 1
+        if self.schedule is None:
+            count = (rerun.last - rerun.first) // self.length + 1
+        else:
+            count = sum(1 for _ in starting_between(self.schedule, rerun.first, rerun.last))
         words += ["--count", str(count)] if count > 1 else []
         words += ["--every", self.every] if self.every is not None else []
         words += ["--replace-overlapping"] if rerun.replace_overlapping else []
@@ -249,11 +340,15 @@ class _Lines:
     On a terminal it also prints a line with the progress, which the next interval's line overwrites.
     """
 
-    def __init__(self, terminal: bool) -> None:
-        self._terminal = terminal
+    def __init__(self, *, terminal: bool, silent: bool) -> None:
+        self._terminal, self._silent = terminal, silent
+        self.done = 0
 
     def show(self, outcome: Outcome, progress: Progress) -> None:
-        """Print an outcome. `run_intervals` calls this as `on_outcome`."""
+        """Count an outcome, and print it unless `silent`. `run_intervals` calls this as `on_outcome`."""
+        self.done += 1
+        if self._silent:
+            return
         if self._terminal:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
@@ -294,6 +389,16 @@ def _say(outcomes: list[Outcome], as_json: bool) -> int:
     computed = sum(outcome.computed for outcome in outcomes)
     typer.echo(f"{computed} of {len(outcomes)} intervals would be computed; nothing was written")
     return 0
+
+
+def _span(option: str, text: str, schedule: Schedule) -> tuple[datetime, datetime]:
+    """Return the first and the last instant that a date or an instant names. A date names a day in the schedule's zone."""
+    at = day_or_instant(option, text)
+    if not _DATE.fullmatch(text):
+        return at, at
+    day = at.replace(tzinfo=schedule.rules)
+    following = (at + timedelta(days=1)).replace(tzinfo=schedule.rules)
+    return day.astimezone(UTC), following.astimezone(UTC) - timedelta(milliseconds=1)
 
 
 def interval_length(pipeline: str, newest: Interval | None, every: str | None) -> timedelta:

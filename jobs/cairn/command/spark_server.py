@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
@@ -23,6 +22,7 @@ from typing import Annotated
 
 import typer
 
+from cairn.spark.java_runtime import require_java
 from cairn.spark.local_server_secret import kept_secret, new_secret
 from state_backend.values.errors import StorageUnavailable, UsageError
 
@@ -112,8 +112,7 @@ def spark(
     ] = "local[*]",
 ) -> int:
     """Run a Spark Connect server in the foreground, until Ctrl-C."""
-    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
-        raise UsageError("Spark needs Java 17 or newer, but the PATH has no java; run 'make java'")
+    require_java("A Spark Connect server")
     if answers(port):
         raise UsageError(
             f"port {port} is in use by another process; use another port, as in: cairn spark --port {_free_behind(port)}"

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cairn.command.options import Code, Dag, DryRun, Json, Root, Spark
+from cairn.command.progress import progress
 from cairn.command.stop_dag import AirflowCli, commit_prepared, stopped
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
@@ -26,19 +28,13 @@ from state_backend.checkpoint.trials import check_no_trial
 from state_backend.inspection.checkpoint_names import parse_checkpoint, parse_duration
 from state_backend.values.airflow_commands import backfill_command, with_command
 from state_backend.values.errors import UsageError
+from state_backend.values.human_units import size
 from state_backend.values.intervals import format_instant, to_ms
 from state_backend.values.records import Permissions, Record, RunRef, Savepoint
 
 if TYPE_CHECKING:
     from cairn.pipeline import Pipeline
 
-Root = Annotated[str, typer.Option(envvar="CAIRN_ROOT", help="URL of the folder that holds all pipelines.")]
-Name = Annotated[str, typer.Option("--pipeline", envvar="CAIRN_PIPELINE", help="Name of the pipeline.")]
-Code = Annotated[str, typer.Option(envvar="CAIRN_CODE", help="module:NAME of the Pipeline, as in its DAG.")]
-Spark = Annotated[str, typer.Option(envvar="CAIRN_SPARK", help="URL of Spark: sc://host:port, local[2], spark://...")]
-Dag = Annotated[str | None, typer.Option(help="Id of the pipeline's DAG; left out: the pipeline's name.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done; do nothing.")]
 AllowStale = Annotated[bool, typer.Option("--allow-stale", help="Accept a stale checkpoint.")]
 AllowQuarantined = Annotated[
     bool, typer.Option("--allow-quarantined", help="Accept a quarantined checkpoint, which validation refused.")
@@ -118,6 +114,7 @@ def savepoint(
         take_savepoint,
     )
     from cairn.spark.session import connect
+    from cairn.spark.task_progress import task_progress
 
     folder = join_url(root, owner.name)
     coordinator = Coordinator(open_storage(folder), owner.name)
@@ -135,9 +132,10 @@ def savepoint(
         session = connect(spark, f"cairn {owner.name} savepoint", shared_as=f"{owner.name}/savepoint")
         if consolidate:
             record = consolidate_checkpoint(session, owner, root, record)
-        taken = take_savepoint(session, owner, folder, record, to, format_.value)
+        with progress("copying", "shards") as on_progress, task_progress(session, on_progress):
+            taken = take_savepoint(session, owner, folder, record, to, format_.value)
     said = describe_savepoint(taken, to) | {"paused": (dag or owner.name) if stop else None, "committed": committed}
-    text = f"{format_} savepoint of checkpoint {record.id}: {said['files']} files, {said['bytes']:,} bytes in {to}"
+    text = f"{format_} savepoint of checkpoint {record.id}: {said['files']} files, {size(said['bytes'])} in {to}"
     return _say(said, text + (f"\nDAG {said['paused']} is paused" if stop else ""), as_json)
 
 

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cairn.command.backfill import day_or_instant
+from cairn.command.options import Code, Json, Root, Spark
+from cairn.command.options import Pipeline as Name
 from cairn.command.run import interval_length
-from cairn.command.state_commands import Code, Json, Name, Root, Spark, load_code
+from cairn.command.state_commands import load_code
 from cairn.trials.compare_trial import compare_trial, comparison_lines
 from state_backend.checkpoint.trials import (
     find_trial,

@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cairn.command.state_commands import Code, Dag, DryRun, Json, Name, Root, Spark, load_named
+from cairn.command.exit_codes import FINDINGS
+from cairn.command.options import Code, Dag, DryRun, Json, Pipeline, Root, Spark
+from cairn.command.printing import print_json, print_text
+from cairn.command.state_commands import load_named
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.quarantine_consequences import Consequences, plan_consequences
@@ -24,7 +26,6 @@ from state_backend.values.records import Record
 if TYPE_CHECKING:
     from cairn.operations.validate import Validation
 
-FINDINGS = 1
 Which = Annotated[str, typer.Argument(help="latest, an id, or an interval's end with its time zone.")]
 
 
@@ -69,15 +70,15 @@ def validate(
     costs = plan_consequences(coordinator.log(), record.id) if refused else None
     if as_json:
         said = _described(found, quarantined=refused, dry_run=dry_run)
-        typer.echo(json.dumps(said | _costs(costs, dag or owner.name), indent=2))
+        print_json(said | _costs(costs, dag or owner.name))
         return 0 if found.success else FINDINGS
     for line in (*found.table(), *(f"finding: {finding}" for finding in found.findings)):
-        typer.echo(line)
+        print_text(line)
     verdict = "no findings" if found.success else f"{len(found.findings)} findings"
     checked = "files" if fast else "files, restored state"
-    typer.echo(f"{found.what}: {checked} and {found.expectations} expectations checked, {verdict}")
+    print_text(f"{found.what}: {checked} and {found.expectations} expectations checked, {verdict}")
     if found.docs is not None:
-        typer.echo(f"Data Docs: {found.docs}")
+        print_text(f"Data Docs: {found.docs}")
     if costs is not None:
         _print_refusal(record, costs, dag or owner.name)
     return 0 if found.success else FINDINGS
@@ -85,7 +86,7 @@ def validate(
 
 def quarantine(
     root: Root,
-    pipeline: Name,
+    pipeline: Pipeline,
     checkpoint: Which,
     reason: Annotated[str, typer.Option(help="Why the checkpoint is refused.")] = "a person refused it",
     release: Annotated[bool, typer.Option("--release", help="End the quarantine of the checkpoint.")] = False,
@@ -93,7 +94,10 @@ def quarantine(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> int:
-    """Refuse a checkpoint: no interval starts from it or from its descendants. Or, with --release, accept it again."""
+    """Refuse a checkpoint, or with --release accept a refused one again.
+
+    No interval starts from a refused checkpoint or from its descendants.
+    """
     coordinator = Coordinator(open_storage(join_url(root, pipeline)), pipeline)
     record = coordinator.record(parse_checkpoint(checkpoint))
     if release:
@@ -109,8 +113,7 @@ def quarantine(
         coordinator.quarantine(record.id, reason)
     if as_json:
         said = {"checkpoint": record.id, "dry_run": dry_run, "quarantined": not dry_run}
-        typer.echo(json.dumps(said | _costs(costs, dag or pipeline), indent=2))
-        return 0
+        return print_json(said | _costs(costs, dag or pipeline))
     _print_refusal(record, costs, dag or pipeline, dry_run=dry_run)
     return 0
 
@@ -119,29 +122,28 @@ def _say_released(coordinator: Coordinator, record: Record, *, dry_run: bool, as
     log = coordinator.log()
     state = state_of(log, record)
     if as_json:
-        typer.echo(json.dumps({"checkpoint": record.id, "dry_run": dry_run, "released": not dry_run, "state": state}))
-        return 0
+        return print_json({"checkpoint": record.id, "dry_run": dry_run, "released": not dry_run, "state": state})
     if dry_run:
-        typer.echo(f"would release checkpoint {record.id}")
+        print_text(f"would release checkpoint {record.id}")
         return 0
-    typer.echo(f"checkpoint {record.id} is released: {state}")
+    print_text(f"checkpoint {record.id} is released: {state}")
     if state != "completed":
-        typer.echo("cairn status prints which checkpoint the next interval starts from")
+        print_text("cairn status prints which checkpoint the next interval starts from")
     return 0
 
 
 def _print_refusal(record: Record, costs: Consequences, dag: str, *, dry_run: bool = False) -> None:
     interval = record.content.interval
     if dry_run:
-        typer.echo(f"would quarantine checkpoint {record.id} of {interval}")
+        print_text(f"would quarantine checkpoint {record.id} of {interval}")
     else:
-        typer.echo(f"checkpoint {record.id} of {interval} is quarantined: no interval starts from it")
+        print_text(f"checkpoint {record.id} of {interval} is quarantined: no interval starts from it")
     if costs.published:
-        typer.echo("published output that was computed with it:")
+        print_text("published output that was computed with it:")
     for published, checkpoint_id in costs.published:
-        typer.echo(f"  {published} (checkpoint {checkpoint_id})")
+        print_text(f"  {published} (checkpoint {checkpoint_id})")
     if costs.rerun is not None:
-        typer.echo(f"to compute it again, run:\n{backfill_command(dag, costs.rerun)}")
+        print_text(f"to compute it again, run:\n{backfill_command(dag, costs.rerun)}")
 
 
 def _described(found: Validation, *, quarantined: bool, dry_run: bool) -> dict[str, Any]:

@@ -48,6 +48,7 @@ from state_backend.inspection.checkpoint_names import parse_checkpoint
 from state_backend.inspection.describe import summarise
 from state_backend.values.errors import CairnError, ProcessorError, UsageError
 from state_backend.values.records import RunRef
+from state_backend.values.schedule import decode
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -143,6 +144,8 @@ def _process(session: Session, request: Process) -> ProcessResult:
     from cairn.operations.run_intervals import committed_alike
 
     pipeline = session.load(request.name)
+    if request.schedule is not None:
+        pipeline = pipeline.scheduled_by(decode(request.schedule), "the DAG")
     interval = Interval(request.start, request.end)
     earlier = request.earlier
 

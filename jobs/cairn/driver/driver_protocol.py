@@ -75,6 +75,8 @@ class Process(Run):
             try. The options are settings that decide the result. If nothing changed, the driver computes nothing, and
             returns that attempt.
         committed: True if a committed result exists. The driver keeps this result if code and input are the same.
+        schedule: The DAG's schedule, encoded. The driver checks that the pipeline declares no other one. None skips the
+            check.
         permissions: Refused actions that the user allows.
     """
 
@@ -87,6 +89,7 @@ class Process(Run):
     name: str | None = None
     earlier: dict[str, Any] | None = None
     committed: bool = False
+    schedule: dict[str, Any] | None = None
     permissions: Permissions = NO_PERMISSIONS
 
 

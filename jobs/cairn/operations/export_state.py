@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -52,7 +52,12 @@ class ExportedFile:
 
 
 def export_state(
-    source: StateSource, to: str, *, states: Sequence[str] | None = None, jobs: int = 1
+    source: StateSource,
+    to: str,
+    *,
+    states: Sequence[str] | None = None,
+    jobs: int = 1,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> tuple[ExportedFile, ...]:
     """Write states into the folder `to`, which must be empty. States without entries get no file.
 
@@ -63,6 +68,7 @@ def export_state(
         to: Path or URL of the folder.
         states: Names of states, or `$timers`. None exports all states and the timers.
         jobs: Number of shards that are restored at a time, each in a process of its own.
+        on_progress: Function that gets the number of exported shards and of all shards, after each shard.
 
     Raises:
         UsageError: The folder is not empty, a state is unknown, or Parquet can't store it.
@@ -84,7 +90,11 @@ def export_state(
             # Spawned, not forked: a fork would break the threads of RocksDB and Arrow.
             pool = ProcessPoolExecutor(min(jobs, len(shards)), mp_context=multiprocessing.get_context("spawn"))
             done = stack.enter_context(pool).map(write, shards)
-        files = tuple(file for of_shard in done for file in of_shard)
+        files = list[ExportedFile]()
+        for n, of_shard in enumerate(done, 1):
+            files += of_shard
+            if on_progress is not None:
+                on_progress(n, len(shards))
     content = source.content
     report = {
         "of": str(source),
@@ -97,7 +107,7 @@ def export_state(
         "files": [{"path": f.path, "rows": f.rows, "bytes": f.size_bytes} for f in files],
     }
     destination.create(REPORT, json.dumps(report, indent=2).encode())
-    return files
+    return tuple(files)
 
 
 def _check_fits(source: StateSource, state: str) -> None:

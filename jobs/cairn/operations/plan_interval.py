@@ -35,7 +35,6 @@ from state_backend.checkpoint.coordinator import Begun
 from state_backend.checkpoint.output_schemas import check_output_schema
 from state_backend.formats.types import DataType as KeyType
 from state_backend.formats.types import names_and_types, parse_struct, with_nulls_of
-from state_backend.ports.storage import Storage
 from state_backend.state.plan_state_schemas import StatePlan, plan_states
 from state_backend.values.errors import CairnError, ProcessorError, SourceError, UsageError
 from state_backend.values.intervals import format_instant, from_ms, to_ms
@@ -148,7 +147,7 @@ class IntervalPlan:
 
 
 def ask_pipeline(
-    spark: SparkSession, pipeline: Pipeline, attempt: Attempt, begun: Begun, storage: Storage, read: Read | None
+    spark: SparkSession, pipeline: Pipeline, attempt: Attempt, begun: Begun, read: Read | None
 ) -> Declared:
     """Call the source and the processor's `init`, and check the answers against the base.
 
@@ -157,7 +156,6 @@ def ask_pipeline(
         pipeline: The pipeline.
         attempt: The attempt.
         begun: The attempt's base, and the newest output schema.
-        storage: Unused.
         read: The source's answer, if the source was asked before; None asks now.
 
     Raises:
@@ -248,6 +246,7 @@ def plan_interval(pipeline: Pipeline, root: str, attempt: Attempt, begun: Begun,
         engine=pipeline.engine,
         changelog=pipeline.changelog,
         retention=pipeline.retention_of(attempt.interval),
+        schedule=pipeline.declared_schedule,
         plan_us=0,
         input_hash=declared.input_hash,
         code_version=declared.code_version,

@@ -70,13 +70,12 @@ def process_interval(
         started_ns = time.monotonic_ns() - (read.waited_ns if read is not None else 0)
         begun = coordinator.begin(
             attempt.interval,
-            run=attempt.run,
             permissions=attempt.permissions,
             pipeline_start_ms=to_ms(pipeline.start),
             attempt=attempt.id,
         )
         _log_begin(pipeline, attempt, begun)
-        declared = ask_pipeline(spark, pipeline, attempt, begun, coordinator.storage, read)
+        declared = ask_pipeline(spark, pipeline, attempt, begun, read)
         if declared.position:
             log.info("%s %s: source position %s", pipeline.name, attempt.interval, declared.position)
         plan = plan_interval(pipeline, root, attempt, begun, declared)

@@ -185,7 +185,8 @@ def plan_intervals(
         reprocess: Which intervals with a result would be computed again. "changed": those whose code or input has
             changed. "none": only intervals whose result is not valid. "all": every interval, except results that the
             same `run` committed.
-        permissions: Refused actions that the user would allow. "changed" compares input hashes, which contain them.
+        permissions: Refused actions that the user would allow, as in `run_intervals`. "changed" compares input hashes,
+            which contain them.
         run: The run that would process the intervals: a result that this run has committed stays. None for a new run.
     """
     _check(intervals, reprocess)
@@ -220,10 +221,19 @@ def plan_intervals(
             )
         else:
             again = again or (interval if result is not None else None)
+            permissions = _of_later(permissions)
             outcomes.append(
                 Outcome(interval=interval, computed=True, ours=True, checkpoint=None, record=None, why=decision.why)
             )
     return outcomes
+
+
+def _of_later(permissions: Permissions) -> Permissions:
+    """Return the permissions of the intervals after a computed interval.
+
+    They start from its checkpoint, so they need no permission for the first interval's base.
+    """
+    return Permissions(replace_overlapping=permissions.replace_overlapping)
 
 
 def _made_of_now(spark: SparkSession, pipeline: Pipeline, interval: Interval, permissions: Permissions) -> str | None:
@@ -398,8 +408,7 @@ class _Range:
                 following = None
             record = self._compute(interval, read or self._read(interval), permissions, following)
             there = spoilt_by(there, record)
-            # Later intervals start from this checkpoint. So they need no permission for the first interval's base.
-            permissions = Permissions(replace_overlapping=self.first.replace_overlapping)
+            permissions = _of_later(permissions)
             why = f"checkpoint {record.id}, because {decision.why}"
             yield (
                 Outcome(interval=interval, computed=True, ours=True, checkpoint=record.id, record=record, why=why),

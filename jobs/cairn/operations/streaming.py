@@ -161,6 +161,7 @@ def _content_before_import(pipeline: Pipeline, interval: Interval, attempt: str)
         durations_us={},
         worker_pids=(),
         retention=pipeline.retention,
+        schedule=pipeline.declared_schedule,
     )
 
 

@@ -70,6 +70,7 @@ from state_backend.values.records import (
     StateDescriptor,
 )
 from state_backend.values.retention import RetentionPolicy
+from state_backend.values.schedule import Schedule
 from state_backend.values.zones import local_zone, zone_of
 
 
@@ -112,6 +113,7 @@ class IntervalJob:
         engine: The RocksDB settings.
         changelog: The settings of changelog mode.
         retention: The policy that decides which checkpoints the commit retains.
+        schedule: The schedule that the record names; None without one.
         plan_us: The time that planning the interval took on the driver, in microseconds.
         input_hash: The input hash of the interval; None if it can't be computed.
         code_version: The name of the code for people; None without a name.
@@ -149,6 +151,7 @@ class IntervalJob:
     engine: EngineOptions
     changelog: ChangelogOptions
     retention: RetentionPolicy
+    schedule: Schedule | None
     plan_us: int
     input_hash: str | None = None
     code_version: str | None = None
@@ -485,6 +488,7 @@ class IntervalJob:
             durations_us={"plan": self.plan_us, "spark": max(0, spark_us - sum(slowest(acks).values()))},
             worker_pids=(),
             retention=self.retention,
+            schedule=self.schedule,
             output_schema=recorded_schema(self.output_schema),
             # `returning` lists keys that `cairn forget` removed, and that this interval's rows or base may still hold.
             # If `returning` lists keys, the shards leave them out. An attempt before `cairn forget` may have had the

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlsplit
 
+from cairn.spark.java_runtime import require_java
 from cairn.spark.local_server_secret import LOOPBACK, find_secret
 from state_backend.values.errors import CairnError, StorageUnavailable, UsageError
 
@@ -33,9 +34,12 @@ log = logging.getLogger("cairn")
 
 # With this setting, instants in rows are naive UTC, whatever the machine's zone is.
 _CONF = {"spark.sql.session.timeZone": "UTC"}
+# For masters. A session on a Connect server can't set it.
+_MASTER_CONF = {
+    "spark.ui.showConsoleProgress": "false",  # The progress bar overwrites Cairn's log lines.
+}
 _LOCAL_CONF = {
     "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",  # The progress bar overwrites Cairn's log lines.
     "spark.sql.shuffle.partitions": "8",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -112,13 +116,10 @@ def connect(
                     "SPARK_CONNECT_AUTHENTICATE_TOKEN"
                 ) from None
             raise StorageUnavailable(_no_answer(where, _first_line(error))) from error
-    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
-        raise UsageError(
-            f"Spark master {where!r} needs a Java 17+ runtime, but no java is on the PATH; run 'make java'"
-        )
+    require_java(f"Spark master {where!r}")
     builder = SparkSession.builder.master(where).appName(app_name)
     given = dict(conf or {})
-    for key, value in (_CONF | (_LOCAL_CONF if where.startswith("local") else {})).items():
+    for key, value in master_conf(where).items():
         if key not in given:
             builder = builder.config(key, value)
     with _properties(given):
@@ -126,6 +127,11 @@ def connect(
     if not where.startswith("local"):
         _send_runtime(session)
     return session
+
+
+def master_conf(where: str) -> dict[str, str]:
+    """Return the Spark configuration that Cairn gives a session on a master, unless the user sets the same names."""
+    return _CONF | _MASTER_CONF | (_LOCAL_CONF if where.startswith("local") else {})
 
 
 def collect_once(spark: SparkSession, made: Callable[[], DataFrame]) -> list[Row]:

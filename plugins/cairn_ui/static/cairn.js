@@ -24,6 +24,16 @@
   }
   theme();
 
+  function title() {
+    // The browser's tab shows the title of Airflow's window, which says "Airflow" on all pages of plugins.
+    const above = outer();
+    if (above) above.document.title = `${document.title} - Airflow`;
+  }
+
+  // An instant in a text that is not part of a page's markup, such as the tooltip of a chart.
+  const INSTANT = /\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z/g;
+  let local = (text) => text;
+
   function times(within) {
     const zone = stored("timezone") || "UTC";
     const parts = { year: "numeric", month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit", hourCycle: "h23", timeZone: zone, timeZoneName: "short" };
@@ -36,9 +46,12 @@
       const of = Object.fromEntries(format.formatToParts(at).map((p) => [p.type, p.value]));
       return `${of.year}-${of.month}-${of.day} ${of.hour}:${of.minute}${of.second ? ":" + of.second : ""} ${of.timeZoneName}`;
     };
+    local = (words) => words.replace(INSTANT, (instant) => text(short, new Date(instant)));
+    for (const element of within.querySelectorAll("[data-zone]")) {
+      element.textContent = zone === "UTC" ? "Times are in UTC" : `Times are in ${zone}, those in commands in UTC`;
+    }
     for (const element of within.querySelectorAll("time[data-instant]")) {
       const at = new Date(element.dateTime);
-      element.title = `${element.dateTime} (${zone})`;
       element.textContent = text("seconds" in element.dataset ? long : short, at);
     }
   }
@@ -87,7 +100,7 @@
       figure.append(tip);
       let from = null;
       const show = (spot) => {
-        tip.textContent = spot.dataset.tip;
+        tip.textContent = local(spot.dataset.tip);
         tip.hidden = false;
         tip.className = Number(spot.dataset.x) < 350 ? "tip right" : "tip left";
         const a = spots.indexOf(from || spot), b = spots.indexOf(spot);
@@ -140,6 +153,8 @@
           [...document.querySelectorAll(".wide")].forEach((w, n) => { w.scrollLeft = rows[n] || 0; });
           if (at) { const link = [...document.querySelectorAll("a")].find((a) => a.getAttribute("href") === at); if (link) link.focus(); }
           document.body.dataset.refresh = page.body.dataset.refresh;
+          document.title = page.title;
+          title();
           furnish(document);
         }
       } catch (_) { /* The server does not answer. The page shows how old it is, and the next refresh asks again. */ }
@@ -157,6 +172,11 @@
   });
   window.addEventListener("DOMContentLoaded", () => {
     const above = outer();
+    if (above) {
+      const before = above.document.title;
+      title();
+      window.addEventListener("pagehide", () => { above.document.title = before; });
+    }
     if (above) new MutationObserver(theme).observe(above.document.documentElement, { attributes: true, attributeFilter: ["class"] });
     furnish(document);
     plan();

@@ -1,0 +1,174 @@
+"""The command `cairn diff`: what changed from one checkpoint or savepoint to another."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from typing import Annotated, Any
+
+import typer
+
+from cairn.command.exit_codes import FINDINGS
+from cairn.command.options import PUT_BACK, AnyPipeline, AnyRoot, Json, States
+from cairn.command.printing import measure, print_json, print_text, table_of
+from state_backend.adapters.open_storage import open_storage
+from state_backend.adapters.work_folders import work_folder
+from state_backend.inspection.checkpoint_names import find_state
+from state_backend.inspection.describe import describe_difference
+from state_backend.inspection.state_diff import describe_change, diff_states, manifests_of
+from state_backend.inspection.state_table import StateSource
+from state_backend.values.errors import CorruptFile, NotFound
+from state_backend.values.human_units import size
+from state_backend.values.records import Record
+
+
+def diff(
+    first: Annotated[
+        str, typer.Argument(help="First state: latest, an id, an interval's end, or a savepoint's folder.")
+    ],
+    second: Annotated[str, typer.Argument(help="Second state, named in the same way.")] = "latest",
+    root: AnyRoot = None,
+    pipeline: AnyPipeline = None,
+    states: States = None,
+    limit: Annotated[int, typer.Option(help="How many differing entries to list.")] = 20,
+    metadata: Annotated[
+        bool, typer.Option("--metadata", help="Compare records and manifests only; read no state.")
+    ] = False,
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with code 1 if the state differs.")] = False,
+    as_json: Json = False,
+) -> int:
+    """Show what changed from one checkpoint to another: totals, states, key groups, files, and keys.
+
+    Only key groups that differ are read.
+    """
+    sources = [find_state(which, root=root, pipeline=pipeline) for which in (first, second)]
+    found = _metadata_diff(sources)
+    same = found["same_state"]
+    if not metadata:
+        found["entries"], found["changes"] = _entry_diff(sources, states, limit)
+        same = not any(any(counts.values()) for counts in found["entries"].values())
+    if as_json:
+        print_json(found)
+    else:
+        _print_diff(found)
+    return FINDINGS if exit_code and not same else 0
+
+
+def _metadata_diff(sources: Sequence[StateSource]) -> dict[str, Any]:
+    sides: list[Any] = []
+    for source in sources:
+        manifests = None
+        if not source.canonical:
+            try:
+                manifests = manifests_of(source, open_storage(source.url))
+            except NotFound as error:
+                raise CorruptFile(f"{source}: a manifest is missing: {error}\n{PUT_BACK}") from error
+        sides += [Record(id=source.checkpoint_id, retained=(), reproduces=None, content=source.content), manifests]
+    return describe_difference(*sides)
+
+
+def _entry_diff(
+    sources: Sequence[StateSource], states: Sequence[str] | None, limit: int
+) -> tuple[dict[str, dict[str, int]], list[dict[str, Any]]]:
+    """Compare two states entry by entry.
+
+    Returns:
+        For each state, how many entries were added, removed and changed; and the first `limit` changes.
+    """
+    counts: dict[str, dict[str, int]] = {}
+    listed: list[dict[str, Any]] = []
+    with ExitStack() as stack:
+        work = stack.enter_context(work_folder("diff"))
+        for source in sources:
+            stack.enter_context(source.held("a comparison"))
+        for change in diff_states(sources[0], sources[1], work, states=states or None):
+            of_state = counts.setdefault(change.state, dict.fromkeys(("added", "removed", "changed"), 0))
+            of_state[change.change] += 1
+            if len(listed) < limit:
+                listed.append(describe_change(change))
+    return counts, listed
+
+
+def _growth(name: str, growth: int) -> str:
+    return "" if not growth else f"{'+' if growth > 0 else '-'}{measure(name, abs(growth))}"
+
+
+def _print_diff(found: dict[str, Any]) -> None:
+    state, code = ("the same" if found[name] else "another" for name in ("same_state", "same_code"))
+    names = "" if found["same_code"] else f" ({found['code'][0]}, then {found['code'][1]})"
+    inputs = {True: "from the same input", False: "from other input", None: "the source recorded no input position"}
+    print_text(
+        f"checkpoint {found['first']} to {found['second']}: {state} state, by {code} code{names}, {inputs[found['same_input']]}"
+    )
+    table = table_of("", str(found["first"]), str(found["second"]), "change")
+    for name, (before, after) in found["totals"].items():
+        table.add_row(name, measure(name, before), measure(name, after), _growth(name, after - before))
+    print_text(table)
+    for what, names in found["states"].items():
+        if names:
+            print_text(f"states {what}: {', '.join(names)}")
+    for what, sizes in found["files"].items():
+        print_text(f"files {what.replace('_', ' ')}: {sizes['files']} with {size(sizes['bytes'])}")
+    groups, sizes = found["key_groups"], found["max_parallelism"]
+    if groups is not None:
+        print_text(f"key groups that differ: {len(groups)} of {sizes[0]}")
+    elif sizes[0] != sizes[1]:
+        print_text(f"key groups can't be compared: the numbers of key groups are {sizes[0]} and {sizes[1]}")
+    for name, counts in found.get("entries", {}).items():
+        print_text(f"{name}: " + ", ".join(f"{count:,} {what}" for what, count in counts.items() if count))
+    for change in found.get("changes", ()):
+        print_text(line_of(change))
+    hidden = sum(sum(c.values()) for c in found.get("entries", {}).values()) - len(found.get("changes", ()))
+    if hidden:
+        print_text(f"not listed: {hidden:,} more; a larger --limit lists them")
+
+
+def line_of(change: dict[str, Any]) -> str:
+    """Return a changed entry as one line: its sign, state and key, and the fields that differ.
+
+    Args:
+        change: An entry as `describe_change` returns it.
+    """
+    place = [change["state"], *(_fields(change[name]) for name in ("key", "user_key") if name in change)]
+    if "pos" in change:
+        place.append(f"[{change['pos']}]")
+    if change["change"] == "changed":
+        differing = changed_fields(change["before"], change["after"])
+        expires = [change.get(f"{side}_expires_at", "never") for side in ("before", "after")]
+        differing += [("expires", *expires)] if expires[0] != expires[1] else []
+        fields = ", ".join(f"{name} {before} -> {after}".strip() for name, before, after in differing)
+    else:
+        fields = (
+            _fields(change["after" if "after" in change else "before"]) if {"before", "after"} & change.keys() else ""
+        )
+    sign = {"added": "+", "removed": "-", "changed": "~"}[change["change"]]
+    return f"{sign} {' '.join(place)}{': ' if fields else ''}{fields}"
+
+
+def changed_fields(before: Any, after: Any) -> list[tuple[str, str, str]]:
+    """Return the fields that differ between two values: path, old value and new value.
+
+    A path has a `.` before a field of a struct, and the position of an element in brackets: `address.city`, `tags[2]`.
+    A field that one of the values lacks has the value `-`.
+    """
+    sides = [dict(_leaves(value, "")) for value in (before, after)]
+    names = dict.fromkeys([*sides[0], *sides[1]])
+    values = [(name, sides[0].get(name, "-"), sides[1].get(name, "-")) for name in names]
+    return [value for value in values if value[1] != value[2]]
+
+
+def _fields(value: Any) -> str:
+    return ", ".join(f"{name}={leaf}" if name else leaf for name, leaf in _leaves(value, ""))
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    inner: list[tuple[str, Any]] = []
+    if isinstance(value, dict):
+        inner = [(f"{path}.{name}" if path else name, each) for name, each in value.items()]
+    elif isinstance(value, list):
+        inner = [(f"{path}[{n}]", each) for n, each in enumerate(value)]
+    if not inner:  # A scalar, or an empty struct or list.
+        yield path, json.dumps(value, ensure_ascii=False)
+    for name, each in inner:
+        yield from _leaves(each, name)

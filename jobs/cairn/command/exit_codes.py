@@ -1,0 +1,68 @@
+"""Exit codes of `cairn`: 0 success, 1 findings, 2 a wrong call, 3 the storage failed or refused, 130 Ctrl-C."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import ParamSpec
+
+import typer
+
+from cairn.command.progress import CONTINUES, INTERRUPTED, after_stop
+from state_backend.values.errors import (
+    CairnError,
+    NoSuchCheckpoint,
+    PermissionRefused,
+    RetryableError,
+    StorageError,
+    UsageError,
+)
+
+FINDINGS, USAGE, STORAGE = 1, 2, 3
+
+P = ParamSpec("P")
+
+
+def exit_codes(command: Callable[P, int], leaves: str = CONTINUES) -> Callable[P, None]:
+    """Wrap a command: make its return value the exit code, and print a `CairnError` on stderr with its own exit code.
+
+    After Ctrl-C, print what is done and the command that continues. Other exceptions pass through.
+
+    Args:
+        command: The command's function.
+        leaves: What the command leaves if it is stopped: a text of `cairn.command.progress`.
+    """
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            code = command(*args, **kwargs)
+        except CairnError as error:
+            _print_error(error, kwargs.get("dag") or kwargs.get("pipeline"))
+            code = code_of(error)
+        except KeyboardInterrupt as stop:
+            typer.echo(after_stop(stop, leaves), err=True)
+            code = INTERRUPTED
+        raise typer.Exit(code)
+
+    return run
+
+
+def code_of(error: CairnError) -> int:
+    """Return the exit code of a command that raised an error."""
+    if isinstance(error, PermissionRefused):
+        return STORAGE
+    if isinstance(error, NoSuchCheckpoint):
+        return USAGE
+    if isinstance(error, UsageError):
+        return USAGE
+    return STORAGE if isinstance(error, RetryableError | StorageError) else FINDINGS
+
+
+def _print_error(error: CairnError, dag_id: object) -> None:
+    from state_backend.values.airflow_commands import with_command
+
+    message = with_command(str(error), str(dag_id), error.rerun if dag_id else None)
+    for note in getattr(error, "__notes__", []):  # Notes come first: they may be long, such as a traceback.
+        typer.echo(note, err=True)
+    typer.echo(f"{type(error).__name__}: {message}", err=True)

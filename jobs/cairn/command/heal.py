@@ -1,0 +1,358 @@
+"""The command `cairn heal`: run everything that is stale, failed, quarantined or missing, in order."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Protocol
+
+import typer
+
+from cairn.command.airflow_rest import AirflowRest
+from cairn.command.backfill import day_or_instant
+from cairn.command.heal_in_airflow import InAirflow
+from cairn.command.run import LOCAL_SPARK, interval_length
+from cairn.operations.plan_heal import (
+    Adopt,
+    EndRun,
+    GiveUp,
+    HealPlan,
+    Health,
+    RunIntervals,
+    Step,
+    WaitFor,
+    health_of,
+    plan_heal,
+)
+from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.checkpoint.log import read_log
+from state_backend.checkpoint.trials import check_no_trial
+from state_backend.ports.storage import Storage
+from state_backend.values.airflow_commands import DEFAULT_AIRFLOW, backfill_command, heal_command
+from state_backend.values.errors import CairnError, Rerun, UsageError
+from state_backend.values.intervals import Interval, format_instant
+from state_backend.values.records import Permissions
+from state_backend.values.schedule import Schedule, first_interval, schedule_of
+
+_POLL_S = 3.0
+_QUIET_S = 60.0
+
+
+class _Place(Protocol):
+    """Where intervals run: in Airflow, or in this process."""
+
+    own_backfills: set[int]
+
+    def plan(self, now: datetime, *, fresh: bool) -> tuple[HealPlan, Health]:
+        """Return the next steps, and the state of the results that they follow from."""
+
+    def carry_out(self, step: Step) -> None:
+        """Carry out one step."""
+
+
+def heal(
+    root: Annotated[
+        str,
+        typer.Option(envvar="CAIRN_ROOT", help="URL of the folder that holds all pipelines, as in file:///data/state."),
+    ],
+    pipeline: Annotated[str, typer.Option(envvar="CAIRN_PIPELINE", help="Name of the pipeline.")],
+    to: Annotated[
+        str,
+        typer.Option(help="Start of the last interval, included. A date alone: all intervals that start on it (UTC)."),
+    ],
+    dag: Annotated[str | None, typer.Option(help="Id of the pipeline's DAG; left out: the pipeline's name.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; change nothing.")] = False,
+    local: Annotated[bool, typer.Option("--local", help="Run the intervals in this process, without Airflow.")] = False,
+    code: Annotated[
+        str | None, typer.Option(envvar="CAIRN_CODE", help="With --local: module:NAME of the Pipeline.")
+    ] = None,
+    every: Annotated[
+        str | None,
+        typer.Option(
+            help="With --local: length of an interval; left out: the schedule, or the length of the newest interval."
+        ),
+    ] = None,
+    spark: Annotated[
+        str,
+        typer.Option(envvar="CAIRN_SPARK", help="With --local: URL of Spark: sc://host:port, local[2], spark://..."),
+    ] = LOCAL_SPARK,
+    airflow: Annotated[
+        str, typer.Option(envvar="CAIRN_AIRFLOW", help="Address of Airflow. CAIRN_AIRFLOW_TOKEN may hold a token.")
+    ] = DEFAULT_AIRFLOW,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")] = False,
+) -> int:
+    """Run every stale, failed, quarantined and missing interval up to a date, in order.
+
+    Runs at work are waited for. Open and paused backfills are adopted or ended. A killed call changes nothing that the
+    same command does not continue.
+    """
+    check_no_trial(root, "heal")
+    last = last_start(to)
+    storage = open_storage(join_url(root, pipeline))
+    local = local or (dag is None and _ran_here(storage))
+    if local and code is None:
+        raise UsageError(
+            f"the newest checkpoint of {pipeline} was made without Airflow; add --code module:NAME to run the intervals "
+            "here, or --dag ID to run them in Airflow"
+        )
+    lines = _Lines(quiet=as_json)
+    if local and code is not None:
+        place: _Place = _Here(code, pipeline, root, storage, last, every=every, spark=spark)
+        words = ["cairn", "heal", "--local", "--code", code, "--root", root, "--pipeline", pipeline]
+        words += ["--to", to, *(["--every", every] if every is not None else [])]
+        words += ["--spark", spark] if spark != LOCAL_SPARK else []
+        command = shlex.join(words)
+    else:
+        place = InAirflow(AirflowRest(airflow), dag or pipeline, storage, last, lines.say)
+        command = heal_command(root, pipeline, to, dag, airflow)
+    return _Healing(place, pipeline, to, command, lines, as_json).run(dry_run=dry_run)
+
+
+class _Lines:
+    """Printer of the steps and of the progress."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._said: list[str] = []
+
+    def say(self, text: str) -> None:
+        """Print a line, but not the same line twice in a row."""
+        if self._said[-1:] != [text]:
+            self._said.append(text)
+            if not self._quiet:
+                typer.echo(text)
+
+
+class _Healing:
+    """One call of `cairn heal`.
+
+    Args:
+        place: Where the intervals run.
+        pipeline: Name of the pipeline.
+        to: Value of `--to`.
+        command: The command that continues this call.
+        lines: Printer of steps and progress.
+        as_json: True prints one JSON value at the end.
+    """
+
+    def __init__(self, place: _Place, pipeline: str, to: str, command: str, lines: _Lines, as_json: bool) -> None:
+        self.place = place
+        self.pipeline = pipeline
+        self.to = to
+        self.last = last_start(to)
+        self.command = command
+        self.lines = lines
+        self.as_json = as_json
+        self.steps: list[str] = []
+        self.healed = 0
+        # Backfills that were announced, or that this call has created.
+        self._adopted: set[int] = set()
+
+    def run(self, *, dry_run: bool) -> int:
+        """Heal, print the verdict, and return the exit code."""
+        plan, health = self.place.plan(_now(), fresh=True)
+        self._announce(plan)
+        if dry_run:
+            return self._end(plan, health, "nothing was changed", healthy=not plan.steps)
+        try:
+            plan, health = self._until_healthy(plan, health)
+        except KeyboardInterrupt:
+            self.lines.say(
+                f"stopped after {_count(self.healed)}. What Airflow has begun goes on. To continue:\n{self.command}"
+            )
+            return 130
+        except CairnError as error:
+            error.args, error.rerun = (f"{error}\nRepair the cause, then go on with:\n{self.command}",), None
+            raise
+        return self._end(plan, health, f"{_count(self.healed)} ran", healthy=not plan.steps)
+
+    def _until_healthy(self, plan: HealPlan, health: Health) -> tuple[HealPlan, Health]:
+        """Carry out steps and plan again until there is no step, or until the plan gives up."""
+        fresh, changed_s = True, time.monotonic()
+        while True:
+            waits = self._carry_out(plan)
+            if any(isinstance(step, GiveUp) for step in plan.steps) or (not plan.steps and fresh):
+                return plan, health
+            if waits:
+                time.sleep(_POLL_S)
+            before = plan
+            # Before the verdict, the schedule is asked again: intervals may have ended meanwhile.
+            fresh = not plan.steps
+            plan, health = self.place.plan(_now(), fresh=fresh)
+            if self._tell_progress(before, plan) or not waits:
+                changed_s = time.monotonic()
+            elif time.monotonic() - changed_s > _QUIET_S and plan.steps:
+                changed_s = time.monotonic()
+                self.lines.say(f"still: {plan.steps[0]} (for another minute)")
+
+    def _carry_out(self, plan: HealPlan) -> bool:
+        """Carry out the steps that need no waiting. Return True if the next plan must wait for a run."""
+        for step in plan.steps:
+            if not isinstance(step, WaitFor | GiveUp):
+                self._note(str(step))
+                self.place.carry_out(step)
+            elif isinstance(step, WaitFor) and step.backfill is not None and step.backfill.id not in self._adopted:
+                self._adopted.add(step.backfill.id)
+                self._note(str(step))
+            if isinstance(step, RunIntervals):
+                self._adopted.update(self.place.own_backfills)
+                return False
+            if isinstance(step, Adopt | EndRun | WaitFor):
+                return True
+        return bool(plan.steps)
+
+    def _note(self, text: str) -> None:
+        if text not in self.steps[-1:]:
+            self.steps.append(text)
+            self.lines.say(text)
+
+    def _tell_progress(self, before: HealPlan, after: HealPlan) -> bool:
+        left = {interval.start for interval in after.unfinished}
+        done = [interval for interval in before.unfinished if interval.start not in left]
+        for interval in done:
+            self.healed += 1
+            self.lines.say(f"{interval}: done, {self.healed} of {self.healed + len(left)}")
+        return bool(done)
+
+    def _announce(self, plan: HealPlan) -> None:
+        say = self.lines.say
+        if plan.steps:
+            working = f", {plan.running} queued or running" if plan.running else ""
+            say(f"{self.pipeline}: {_count(len(plan.to_run))} to run{working}, up to {self.to}")
+        for step in plan.steps:
+            say(f"  {step}")
+        if plan.skipped:
+            first, last = plan.skipped[0], plan.skipped[-1]
+            say(f"skipped by a run with allow_gap, and skipped again: {Interval(first.start, last.end)}")
+        for run in plan.not_repeatable:
+            say(f"run {run.run_id} failed, but its interval has a result and its base is dropped: it is not run again")
+
+    def _end(self, plan: HealPlan, health: Health, what: str, *, healthy: bool) -> int:
+        """Print whether the pipeline is healthy and, if it is not, the command to type next. Return the exit code."""
+        verdict, command = f"{self.pipeline} is healthy up to {self.to}; {what}", None
+        given_up = next((step for step in plan.steps if isinstance(step, GiveUp)), None)
+        later = [start for start in health.spoilt if start > self.last]
+        if given_up is not None and isinstance(self.place, InAirflow):
+            page = self.place.page_of(given_up.run)
+            verdict = f"{given_up}; {what}\nIts log says why: {page}\nRepair the cause, then go on with:"
+            command = self.command
+        elif not healthy:
+            verdict = f"{self.pipeline} is not healthy up to {self.to}; {what}\nTo heal it:"
+            command = self.command
+        elif plan.off_schedule:
+            healthy, other = False, plan.off_schedule[0]
+            verdict = (
+                f"{other} has a result that is {health.spoilt[other.start]}, but is no interval of the schedule any more; {what}\n"
+                "Replace its output by intervals of the schedule, with --replace-overlapping"
+            )
+            command = self._replacing(plan.off_schedule)
+        elif later:
+            verdict += f"\n{_count(len(later))} after it {'is' if len(later) == 1 else 'are'} stale or quarantined. To heal them, give --to {format_instant(max(later))}"
+        if self.as_json:
+            shown: dict[str, Any] = {"healthy": healthy, "ran": self.healed, "verdict": verdict, "command": command}
+            to_run = [{"start": format_instant(s.interval.start), "reason": s.reason} for s in plan.to_run]
+            steps = self.steps or [str(step) for step in plan.steps]
+            typer.echo(json.dumps({**shown, "to_run": to_run, "steps": steps}, indent=2))
+        else:
+            typer.echo(verdict if command is None else f"{verdict}\n{command}")
+        return 0 if healthy else 1
+
+    def _replacing(self, off_schedule: tuple[Interval, ...]) -> str | None:
+        if not isinstance(self.place, InAirflow):
+            return None
+        last = max(off_schedule[0].start, off_schedule[-1].end - timedelta(seconds=1))
+        again = Rerun(first=off_schedule[0].start, last=last, replace_overlapping=True)
+        return backfill_command(self.place.dag_id, again, self.place.rest.url)
+
+
+class _Here:
+    """The pipeline in this process, as `cairn run` runs it.
+
+    Args:
+        code: The pipeline, as `module:NAME`.
+        name: Expected name of the pipeline.
+        root: URL of the folder that holds the pipelines.
+        storage: Storage of the pipeline's folder.
+        last: Latest start of an interval to heal.
+        every: Value of `--every`.
+        spark: URL of Spark.
+    """
+
+    def __init__(
+        self, code: str, name: str, root: str, storage: Storage, last: datetime, *, every: str | None, spark: str
+    ) -> None:
+        from cairn.driver.load_pipeline import load_pipeline
+
+        self.pipeline = load_pipeline(code)
+        if self.pipeline.name != name:
+            raise UsageError(f"--pipeline is {name!r}, but {code} is named {self.pipeline.name!r}; make them the same")
+        self.own_backfills: set[int] = set()
+        self.root = root
+        self.storage = storage
+        self.last = last
+        self.every = every
+        self.spark = spark
+
+    def plan(self, now: datetime, *, fresh: bool) -> tuple[HealPlan, Health]:
+        """Read the log, and return the next steps."""
+        log = read_log(self.storage)
+        health = health_of(log)
+        newest = max((kept.interval for kept in log.kept), key=lambda i: i.end, default=None)
+        schedule = None if self.every is not None else self.pipeline.declared_schedule or log.schedule
+        if schedule is None:
+            schedule = schedule_of(interval_length(self.pipeline.name, newest, self.every), "UTC")
+        begin = self.pipeline.start if health.good_until is None else health.base_before(health.good_until)
+        calendar: list[Interval] = []
+        while begin <= self.last:
+            following = following_interval(health, begin, schedule)
+            if following.end > now:
+                break
+            calendar.append(following)
+            begin = following.end
+        return plan_heal(health, calendar, None), health
+
+    def carry_out(self, step: Step) -> None:
+        """Run the intervals of a `RunIntervals`."""
+        from cairn.operations.run_intervals import run_intervals
+        from cairn.spark.session import connect
+
+        if isinstance(step, RunIntervals):
+            run_intervals(
+                connect(self.spark, f"cairn heal {self.pipeline.name}"),
+                self.pipeline,
+                [to_run.interval for to_run in step.to_run],
+                self.root,
+                reprocess="all",
+                permissions=Permissions(allow_gap=step.allow_gap),
+            )
+
+
+def following_interval(health: Health, start: datetime, schedule: Schedule) -> Interval:
+    """Return the recorded interval that begins at `start`, else the first interval of the schedule from there."""
+    return health.results.get(start) or first_interval(schedule, start)
+
+
+def last_start(to: str) -> datetime:
+    """Return the latest start that `--to` names: an instant, or the last millisecond of a date.
+
+    Raises:
+        UsageError: The text is neither a date nor an instant.
+    """
+    instant = day_or_instant("--to", to)
+    whole_day = len(to.strip()) == len("2024-01-04")
+    return instant + timedelta(days=1, milliseconds=-1) if whole_day else instant
+
+
+def _ran_here(storage: Storage) -> bool:
+    newest = read_log(storage).newest
+    return newest is not None and newest.content.run.run_id.startswith("direct__")
+
+
+def _count(intervals: int) -> str:
+    return "1 interval" if intervals == 1 else f"{intervals:,} intervals"
+
+
+def _now() -> datetime:
+    return datetime.now(tz=UTC)

@@ -1,0 +1,247 @@
+"""The part of `cairn heal` that asks Airflow, and carries steps out by Airflow's REST API."""
+
+from __future__ import annotations
+
+import urllib.parse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from cairn.command.airflow_rest import AirflowRest, RestError, explained
+from cairn.operations.plan_heal import (
+    Adopt,
+    AirflowRun,
+    AirflowView,
+    EndBackfill,
+    EndRun,
+    HealPlan,
+    Health,
+    OpenBackfill,
+    RunIntervals,
+    Step,
+    UnpauseDag,
+    WaitFor,
+    health_of,
+    plan_heal,
+)
+from state_backend.checkpoint.log import Log, read_log
+from state_backend.ports.storage import Storage
+from state_backend.values.errors import UsageError
+from state_backend.values.intervals import Interval
+
+_CREATE_TIMEOUT_S = 180.0
+_UNFINISHED = ("queued", "running")
+
+
+class InAirflow:
+    """The pipeline's DAG in Airflow.
+
+    Args:
+        rest: Airflow's API.
+        dag_id: Id of the pipeline's DAG.
+        storage: Storage of the pipeline's folder.
+        last: Latest start of an interval to heal.
+        say: Gets a sentence if Airflow refuses a request at first.
+    """
+
+    def __init__(
+        self, rest: AirflowRest, dag_id: str, storage: Storage, last: datetime, say: Callable[[str], None]
+    ) -> None:
+        self.rest = rest
+        self.dag_id = dag_id
+        self.storage = storage
+        self.last = last
+        self.say = say
+        self._path = f"/api/v2/dags/{urllib.parse.quote(dag_id, safe='')}"
+        self._log: Log | None = None
+        # Starts of the schedule's intervals. Airflow's dry run of a backfill leaves out intervals whose run is queued or
+        # running, so the starts of these intervals come from their runs.
+        self._starts: set[datetime] = set()
+        self._from: datetime | None = None
+        self._first_seen: dict[str, datetime | None] = {}
+        self._committed: dict[tuple[str, str | None], bool] = {}
+        self._queued: tuple[str, datetime] | None = None
+        self.own_backfills: set[int] = set()
+
+    def plan(self, now: datetime, *, fresh: bool) -> tuple[HealPlan, Health]:
+        """Ask Airflow, read the log, and return the next steps.
+
+        Args:
+            now: The time now, to measure how long a run has been queued.
+            fresh: True asks Airflow for the intervals of the schedule again: some may have ended since.
+        """
+        with explained(self.rest.url, self.dag_id):
+            dag = self.rest.call("GET", f"{self._path}/details")
+            health = self._health()
+            begin = self._begin(health, dag)
+            if fresh or self._from is None or begin < self._from:
+                self._starts, self._from = self._starts | self._schedule(begin, dag), begin
+            runs = self._runs(self._from, self.last + self._length())
+            self._note_starts(runs)
+            backfills = self._backfills()
+            # The log is read after Airflow was asked, so it has the commits of all runs that Airflow calls ended.
+            health = self._health()
+            runs = [self._with_commit(run, health) for run in runs]
+        view = AirflowView(dag_id=self.dag_id, paused=dag["is_paused"], runs=tuple(runs), backfills=tuple(backfills))
+        for run in runs:
+            self._first_seen.setdefault(run.run_id, run.started)
+        calendar = self._calendar(health, runs)
+        queued_for = timedelta(0) if self._queued is None else now - self._queued[1]
+        made = plan_heal(health, calendar, view, first_seen=self._first_seen, queued_for=queued_for)
+        waited = next((step.run for step in made.steps if isinstance(step, WaitFor)), None)
+        if waited is None or waited.state != "queued":
+            self._queued = None
+        elif self._queued is None or self._queued[0] != waited.run_id:
+            self._queued = (waited.run_id, now)
+        return made, health
+
+    def carry_out(self, step: Step) -> None:
+        """Carry out one step; a step that only waits does nothing."""
+        with explained(self.rest.url, self.dag_id):
+            match step:
+                case UnpauseDag():
+                    self.rest.pause(self.dag_id, False)
+                case Adopt(backfill=backfill):
+                    self._unless_ended(f"/api/v2/backfills/{backfill.id}/unpause")
+                case EndBackfill(backfill=backfill):
+                    self._unless_ended(f"/api/v2/backfills/{backfill.id}/cancel")
+                case EndRun(run=run):
+                    path = f"{self._path}/dagRuns/{urllib.parse.quote(run.run_id, safe='')}"
+                    self.rest.call("PATCH", path, {"state": "failed"})
+                case RunIntervals():
+                    made = self.rest.create_backfill(
+                        self.dag_id,
+                        step.first,
+                        step.last,
+                        conf={"allow_gap": True} if step.allow_gap else None,
+                        timeout_s=_CREATE_TIMEOUT_S,
+                        say=self.say,
+                    )
+                    self.own_backfills.add(made.id)
+                case _:
+                    pass
+
+    def page_of(self, run: AirflowRun) -> str:
+        """Return the address of a run's page in Airflow's UI."""
+        return f"{self.rest.url}/dags/{self.dag_id}/runs/{urllib.parse.quote(run.run_id, safe='')}"
+
+    # --- requests to Airflow ------------------------------------------------------------------------------------------------
+
+    def _health(self) -> Health:
+        self._log = read_log(self.storage, self._log)
+        return health_of(self._log)
+
+    def _begin(self, health: Health, dag: Mapping[str, Any]) -> datetime:
+        """Return the start of the first interval that is not healthy, or whose run is not done.
+
+        If retention has dropped the base of the first interval, the result is the end of an earlier checkpoint.
+        """
+        if health.start is None or health.good_until is None:
+            if dag["start_date"] is None:
+                raise UsageError(f"DAG {self.dag_id} has no start_date, and its pipeline has no checkpoint")
+            return datetime.fromisoformat(dag["start_date"])
+        begin = health.base_before(health.good_until)
+        runs = self._runs(health.start, self.last + self._length(), ("failed", *_UNFINISHED))
+        self._note_starts(runs)
+        for run in runs:
+            again = health.can_start_at(run.start) and not self._with_commit(run, health).committed
+            if run.start < begin and run.start in health.results and (run.at_work or again):
+                begin = run.start
+        return begin
+
+    def _note_starts(self, runs: Sequence[AirflowRun]) -> None:
+        """Keep the starts of runs at work: when such a run ends, its interval still belongs to the schedule."""
+        self._starts |= {run.start for run in runs if run.at_work and not run.manual}
+
+    def _schedule(self, begin: datetime, dag: Mapping[str, Any]) -> set[datetime]:
+        """Return the starts of the intervals of the DAG's schedule that have ended, from `begin` to `self.last`.
+
+        Intervals whose run is at work are left out.
+        """
+        end = dag["end_date"]
+        last = self.last if end is None else min(self.last, datetime.fromisoformat(end))
+        if begin > last:
+            return set()
+        body = {
+            "dag_id": self.dag_id,
+            "from_date": begin.isoformat(),
+            "to_date": last.isoformat(),
+            "reprocess_behavior": "completed",
+        }
+        try:
+            dates = self.rest.call("POST", "/api/v2/backfills/dry_run", body)["backfills"]
+        except RestError as error:
+            if error.status == 422 and "future" in str(error):
+                return set()
+            raise
+        return {datetime.fromisoformat(date["logical_date"]) for date in dates}
+
+    def _calendar(self, health: Health, runs: Sequence[AirflowRun]) -> tuple[Interval, ...]:
+        working = {run.start for run in runs if run.at_work and run.start <= self.last}
+        starts = sorted({*(start for start in self._starts if self._from and start >= self._from), *working})
+        ends = [*starts[1:], starts[-1] + self._length()] if starts else []
+        return tuple(health.results.get(start, Interval(start, end)) for start, end in zip(starts, ends, strict=True))
+
+    def _length(self) -> timedelta:
+        """Return the assumed length of the last interval, since Airflow names only its start: the time between the last two starts."""
+        last_two = sorted(self._starts)[-2:]
+        return last_two[1] - last_two[0] if len(last_two) > 1 else timedelta(days=1)
+
+    def _runs(self, first: datetime, last: datetime, states: Sequence[str] = ()) -> list[AirflowRun]:
+        found = self.rest.runs_between(self.dag_id, first.isoformat(), last.isoformat(), states)
+        runs = [_run(one) for one in found if one["data_interval_start"] is not None]
+        return [run for run in runs if run.start <= self.last]
+
+    def _with_commit(self, run: AirflowRun, health: Health) -> AirflowRun:
+        """Ask Airflow whether a failed run has committed, if its interval has a valid result."""
+        if run.state != "failed" or run.start not in health.results or run.start in health.spoilt:
+            return run
+        key = (run.run_id, None if run.ended is None else run.ended.isoformat())
+        if key not in self._committed:
+            path = f"{self._path}/dagRuns/{urllib.parse.quote(run.run_id, safe='')}/taskInstances?limit=100"
+            tasks = self.rest.call("GET", path)["task_instances"]
+            states = [task["state"] for task in tasks if task["operator_name"] == "CheckpointOperator"]
+            self._committed[key] = bool(states) and all(state == "success" for state in states)
+        return replace(run, committed=self._committed[key])
+
+    def _backfills(self) -> list[OpenBackfill]:
+        found = []
+        for one in self.rest.active_backfills(self.dag_id):
+            dates = {"logical_date_gte": one["from_date"], "logical_date_lte": one["to_date"], "state": _UNFINISHED}
+            query = urllib.parse.urlencode({**dates, "run_type": "backfill", "limit": 1}, doseq=True)
+            at_work = self.rest.call("GET", f"{self._path}/dagRuns?{query}")["total_entries"]
+            found.append(
+                OpenBackfill(
+                    id=one["id"],
+                    first=datetime.fromisoformat(one["from_date"]),
+                    last=datetime.fromisoformat(one["to_date"]),
+                    paused=one["is_paused"],
+                    created=datetime.fromisoformat(one["created_at"]),
+                    at_work=at_work,
+                )
+            )
+        return found
+
+    def _unless_ended(self, path: str) -> None:
+        try:
+            self.rest.call("PUT", path)
+        except RestError as error:
+            if error.status != 409:  # Airflow has completed the backfill since.
+                raise
+
+
+def _run(one: Mapping[str, Any]) -> AirflowRun:
+    def instant(name: str) -> datetime | None:
+        return None if one[name] is None else datetime.fromisoformat(one[name])
+
+    return AirflowRun(
+        run_id=one["dag_run_id"],
+        start=datetime.fromisoformat(one["data_interval_start"]),
+        state=one["state"],
+        of_backfill=one["run_type"] == "backfill",
+        manual=one["run_type"] == "manual",
+        queued=instant("queued_at"),
+        started=instant("start_date"),
+        ended=instant("end_date"),
+    )

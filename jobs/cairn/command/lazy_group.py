@@ -1,0 +1,82 @@
+"""A group of commands whose modules are imported only when a person calls the command or asks for its help.
+
+The group's help and the completion of names need only the rows of the table of commands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, ClassVar
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from cairn.command.exit_codes import exit_codes
+from cairn.command.progress import CONTINUES
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row of the table of commands.
+
+    Attributes:
+        name: Words that the user types after `cairn`. The first of two words names a group, as in `trials list`.
+        function: The command's function, as `module:name`. The module is in the package `cairn.command`.
+        panel: Title of the command's group in `cairn --help`.
+        help: First paragraph of the function's docstring.
+        leaves: What the command leaves if Ctrl-C stops it: a text of `cairn.command.progress`.
+    """
+
+    name: str
+    function: str
+    panel: str
+    help: str
+    leaves: str = CONTINUES
+
+    def load(self) -> Callable[..., int]:
+        """Import the command's module and return the command's function."""
+        module, _, function = self.function.partition(":")
+        loaded: Callable[..., int] = getattr(import_module(f"cairn.command.{module}"), function)
+        return loaded
+
+    def command(self) -> Any:
+        """Import the command's module and return the command with its options, for Click."""
+        one = typer.Typer(add_completion=False)
+        one.command(self.name.rpartition(" ")[2])(exit_codes(self.load(), self.leaves))
+        return typer.main.get_command(one)
+
+
+class LazyCommand(TyperCommand):
+    """The name and the short help of a command. A call builds the command itself."""
+
+    def __init__(self, name: str, row: Row, **settings: Any) -> None:
+        super().__init__(name, help=row.help, rich_help_panel=row.panel, **settings)
+        self._row = row
+
+    def make_context(self, *arguments: Any, **settings: Any) -> Any:
+        """Parse the command's arguments. Click then calls the command of the returned context: the loaded command."""
+        return self._row.command().make_context(*arguments, **settings)
+
+
+class LazyGroup(TyperGroup):
+    """A group whose subclasses name their commands in `rows`, and the help of nested groups in `nested`."""
+
+    rows: ClassVar[Sequence[Row]] = ()
+    nested: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        for row in self.rows:
+            group, _, name = row.name.rpartition(" ")
+            if not group:
+                self.add_command(LazyCommand(name, row))
+                continue
+            if group not in self.commands:
+                self.add_command(
+                    TyperGroup(name=group, help=self.nested[group], rich_help_panel=row.panel, no_args_is_help=True)
+                )
+            inner = self.commands[group]
+            assert isinstance(inner, TyperGroup)
+            inner.add_command(LazyCommand(name, row))

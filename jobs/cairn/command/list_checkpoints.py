@@ -1,0 +1,61 @@
+"""The command `cairn list`: one line for each checkpoint."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from cairn.command.options import Json, Pipeline, Root, open_log
+from cairn.command.printing import age_of, cell, print_json, print_text, style_of, table_of
+from state_backend.checkpoint.parallel import at_once
+from state_backend.formats import paths
+from state_backend.inspection.describe import describe_log
+from state_backend.values.human_units import size
+
+
+def list_(
+    root: Root,
+    pipeline: Pipeline,
+    all_: Annotated[bool, typer.Option("--all", help="List dropped checkpoints and sweeps too.")] = False,
+    newest: Annotated[int | None, typer.Option(min=1, help="How many to list, newest first; left out: all.")] = None,
+    as_json: Json = False,
+) -> int:
+    """List the checkpoints, newest first."""
+    storage, log = open_log(root, pipeline)
+    wanted = range(1, log.head_id + 1) if all_ else sorted({*log.retained, *log.quarantined})
+    ids = wanted[-newest:] if newest is not None else wanted
+    log.entries.load(ids)
+    infos = at_once(lambda n: storage.stat(paths.record(n)), ids)
+    written = {n: info.modified_ms for n, info in zip(ids, infos, strict=True) if info is not None}
+    shown = describe_log(log, ids, written, now_ms=time.time_ns() // 1_000_000)
+    if as_json:
+        return print_json(shown)
+    table = table_of("id", "interval", "kind", "base", "state", "keys", "bytes", "files", "code", "age")
+    for row in shown:
+        table.add_row(*_cells(row), style=style_of(row["state"] or ""))
+    print_text(table)
+    if any(row["code_changed"] for row in shown):
+        print_text("* code differs from that of the checkpoint before")
+    older = len(wanted) - len(ids)
+    if older:
+        print_text(f"not listed: {older} older; a larger --newest lists them")
+    hidden = log.head_id - len(wanted)
+    if hidden:
+        print_text(f"not listed: {hidden} dropped checkpoints and sweeps; --all lists them")
+    return 0
+
+
+def _cells(row: dict[str, Any]) -> Iterable[str]:
+    interval = f"{_short(row['start'])} to {_short(row['end'])}" if row["start"] is not None else ""
+    age = "" if row["age_s"] is None else age_of(row["age_s"])
+    code = row["code"] if not row["code_changed"] else f"{row['code']} *"
+    values: Sequence[Any] = (row["base"], row["state"], row["keys"])
+    bytes_ = "" if row["bytes"] is None else size(row["bytes"])
+    return str(row["id"]), interval, row["kind"], *map(cell, values), bytes_, cell(row["files"]), cell(code), age
+
+
+def _short(instant: str) -> str:
+    return instant.removesuffix("T00:00:00Z")

@@ -1,0 +1,65 @@
+"""Options that several commands have, and the pipeline that they name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.values.errors import UsageError
+
+if TYPE_CHECKING:
+    from state_backend.checkpoint.log import Log
+    from state_backend.ports.storage import Storage
+
+Root = Annotated[
+    str, typer.Option(envvar="CAIRN_ROOT", help="URL of the folder that holds all pipelines, as in file:///data/state.")
+]
+Pipeline = Annotated[str, typer.Option("--pipeline", envvar="CAIRN_PIPELINE", help="Name of the pipeline.")]
+AnyRoot = Annotated[
+    str | None,
+    typer.Option(
+        "--root", envvar="CAIRN_ROOT", help="URL of the folder that holds all pipelines; not needed for a savepoint."
+    ),
+]
+AnyPipeline = Annotated[
+    str | None,
+    typer.Option("--pipeline", envvar="CAIRN_PIPELINE", help="Name of the pipeline; not needed for a savepoint."),
+]
+States = Annotated[
+    list[str] | None, typer.Option("--state", help="Only this state; $timers for the timers; may be repeated.")
+]
+Code = Annotated[str, typer.Option(envvar="CAIRN_CODE", help="module:NAME of the Pipeline, as in its DAG.")]
+Spark = Annotated[str, typer.Option(envvar="CAIRN_SPARK", help="URL of Spark: sc://host:port, local[2], spark://...")]
+Dag = Annotated[str | None, typer.Option(help="Id of the pipeline's DAG; left out: the pipeline's name.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done; do nothing.")]
+
+PUT_BACK = "Put the manifest back from a backup, or go back to an older checkpoint with cairn restore"
+
+
+def open_log(root: str, pipeline: str) -> tuple[Storage, Log]:
+    """Return a pipeline's storage and its log.
+
+    Raises:
+        UsageError: The pipeline does not exist.
+    """
+    from state_backend.checkpoint.coordinator import Coordinator
+
+    storage = open_storage(join_url(root, pipeline))
+    log = Coordinator(storage, pipeline).log()
+    if not log.head_id:
+        refuse_nothing(storage, root, pipeline)
+    return storage, log
+
+
+def refuse_nothing(storage: Storage, root: str, pipeline: str) -> None:
+    """Raise `UsageError` if a pipeline's folder has no files. The message names similar pipelines of the root."""
+    from state_backend.inspection.find_pipelines import other_pipelines
+
+    if next(iter(storage.list("")), None) is None:
+        raise UsageError(
+            f"no pipeline at {storage.url}: the folder has no files; check --root and --pipeline"
+            f"{other_pipelines(root, pipeline)}"
+        )

@@ -1,0 +1,93 @@
+"""The command `cairn pipelines`: one line for each pipeline of a root."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from cairn.command.options import Json, Root
+from cairn.command.printing import age_of, print_json, print_text, span_of, style_of, table_of
+from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.checkpoint.log import read_log
+from state_backend.formats import paths
+from state_backend.inspection.find_pipelines import pipelines_below
+from state_backend.inspection.status import Status, status_of
+from state_backend.values.errors import CairnError
+from state_backend.values.intervals import Interval, format_instant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A line of `cairn pipelines`.
+
+    Attributes:
+        name: Name of the pipeline.
+        last: The retained interval with the latest end; None without a checkpoint.
+        written_ms: Time of the newest record, in milliseconds since the epoch; None if the log can't be read.
+        state: One word: `ok`, `blocked`, `unpublished`, `empty` or `unreadable`.
+        problems: What a person must look at, for example `2 stale`.
+    """
+
+    name: str
+    last: Interval | None
+    written_ms: int | None
+    state: str
+    problems: tuple[str, ...]
+
+
+def pipelines(root: Root, as_json: Json = False) -> int:
+    """List the pipelines of a root, those with problems first."""
+    lines = sorted(
+        (_line(root, name) for name in pipelines_below(root)), key=lambda line: (line.state == "ok", line.name)
+    )
+    if as_json:
+        return print_json([_described(line) for line in lines])
+    if not lines:
+        print_text(f"no pipeline in {root}")
+        return 0
+    table = table_of("pipeline", "last interval", "state", "problems", "age")
+    for line in lines:
+        age = "" if line.written_ms is None else age_of((time.time_ns() // 1_000_000 - line.written_ms) // 1000)
+        last = "" if line.last is None else span_of(line.last)
+        table.add_row(line.name, last, line.state, ", ".join(line.problems), age, style=style_of(line.state))
+    print_text(table)
+    if lines[0].state != "ok":
+        command = shlex.join(["cairn", "status", "--root", root, "--pipeline", lines[0].name])
+        print_text(f"for the problems of {lines[0].name}, run:\n{command}")
+    return 0
+
+
+def state_of(status: Status) -> tuple[str, tuple[str, ...]]:
+    """Return the state of a pipeline as one word, and its problems."""
+    counts = {"stale": status.stale, "quarantined": status.quarantined, "unpublished": status.unpublished}
+    problems = tuple(f"{len(found)} {name}" for name, found in counts.items() if found)
+    if status.problem is not None:
+        return "blocked", problems
+    if status.unpublished:
+        return "unpublished", problems
+    return ("empty" if status.next is None else "ok"), problems
+
+
+def _line(root: str, name: str) -> Line:
+    storage = open_storage(join_url(root, name))
+    try:
+        log = read_log(storage)
+        state, problems = state_of(status_of(log, name, storage))
+        last = max((c.content.interval for c in log.completed()), key=lambda i: (i.end, i.start), default=None)
+        newest = storage.stat(paths.record(log.head_id))
+    except CairnError as error:
+        first, *_ = str(error).splitlines()
+        return Line(name=name, last=None, written_ms=None, state="unreadable", problems=(first,))
+    written_ms = newest.modified_ms if newest is not None else None
+    return Line(name=name, last=last, written_ms=written_ms, state=state, problems=problems)
+
+
+def _described(line: Line) -> dict[str, Any]:
+    return {
+        "name": line.name,
+        "last": None if line.last is None else [format_instant(line.last.start), format_instant(line.last.end)],
+        "state": line.state,
+        "problems": list(line.problems),
+    }

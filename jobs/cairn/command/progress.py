@@ -1,0 +1,87 @@
+"""Progress bars, and the message after Ctrl-C."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+OnProgress = Callable[[int, int], None]
+INTERRUPTED = 130
+
+# What a stopped command leaves, by the kind of the command. {command} is the command as the user typed it.
+CHANGED_NOTHING = "The command changed nothing. To begin again, run:\n{command}"
+CONTINUES = "To continue, run:\n{command}"
+REMOVE_FIRST = "The files of this export are incomplete. Delete its folder, then run:\n{command}"
+
+
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C, with its own message for the user instead of the message of the command's kind."""
+
+
+@contextmanager
+def progress(doing: str, things: str) -> Iterator[OnProgress]:
+    """Show a bar on stderr while the block runs, if stderr is a terminal.
+
+    Ctrl-C in the block gets a note that says how much is done.
+
+    Args:
+        doing: The action, for example `verifying`.
+        things: The counted things, for example `shards`.
+
+    Yields:
+        A function that takes the number of finished things and their total number.
+    """
+    counted = (0, 0)
+    show, close = _bar(doing) if sys.stderr.isatty() else (lambda done, total: None, lambda: None)
+
+    def on_progress(done: int, total: int) -> None:
+        nonlocal counted
+        counted = done, total
+        show(done, total)
+
+    try:
+        yield on_progress
+    except KeyboardInterrupt as stop:
+        if counted[1]:
+            stop.add_note(f"{doing}: {counted[0]:,} of {counted[1]:,} {things} were done")
+        raise
+    finally:
+        close()
+
+
+def after_stop(stop: KeyboardInterrupt, leaves: str) -> str:
+    """Return the message after Ctrl-C: what was done, what the command leaves, and the command that continues.
+
+    Args:
+        stop: The exception. A `Stopped` has its own message.
+        leaves: The message of the command's kind, such as `CONTINUES`.
+    """
+    own = str(stop) if isinstance(stop, Stopped) else leaves.format(command=shlex.join(["cairn", *sys.argv[1:]]))
+    return "\n".join(["Stopped by Ctrl-C", *getattr(stop, "__notes__", []), own])
+
+
+def _bar(doing: str) -> tuple[OnProgress, Callable[[], None]]:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    task = bar.add_task(doing, total=None)
+    bar.start()
+    return lambda done, total: bar.update(task, completed=done, total=total), bar.stop

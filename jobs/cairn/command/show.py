@@ -1,0 +1,69 @@
+"""The command `cairn show`: the record of a checkpoint."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from cairn.command.options import PUT_BACK, Json, Pipeline, Root, open_log
+from cairn.command.printing import cell, measure, print_json, print_text, table_of
+from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.dropped_checkpoint import telling_drops
+from state_backend.inspection.checkpoint_names import parse_checkpoint
+from state_backend.inspection.describe import describe_checkpoint
+from state_backend.ports.storage import Storage
+from state_backend.shard.manifest import manifest_of
+from state_backend.values.errors import CorruptFile, NotFound
+from state_backend.values.human_units import size, span
+from state_backend.values.records import Record, ShardManifest
+
+
+def show(
+    root: Root,
+    pipeline: Pipeline,
+    checkpoint: Annotated[
+        str, typer.Argument(help="latest, an id, or an interval's end with its time zone.")
+    ] = "latest",
+    files: Annotated[bool, typer.Option("--files", help="List every state file too.")] = False,
+    as_json: Json = False,
+) -> int:
+    """Show everything that Cairn has recorded about one checkpoint."""
+    storage, log = open_log(root, pipeline)
+    record = Coordinator(storage, pipeline).record(parse_checkpoint(checkpoint))
+    shown = describe_checkpoint(log, record, _manifests(record, storage))
+    if as_json:
+        return print_json(shown)
+    for name, value in shown.items():
+        if name not in ("shards", "outputs", "totals", "durations_us", "states"):
+            print_text(f"{name:<16} {cell(value)}")
+    for title, name, words in (("totals", "totals", measure), ("durations", "durations_us", _duration)):
+        print_text(f"\n{title}")
+        for key, value in shown[name].items():
+            print_text(f"  {key:<16} {words(key, value):>16}")
+    print_text("\nstates")
+    for state in shown["states"]:
+        print_text(f"  {state['name']} ({state['kind']}), schema version {state['versions'][-1]['version']}")
+    table = table_of("shard", "key groups", "entries", "bytes", "files", "digest")
+    for s in shown["shards"]:
+        first, last = s["key_groups"]
+        cells = (s["shard"], f"{first} to {last}", s["entries"], size(s["bytes"]), len(s["files"]), s["digest"])
+        table.add_row(*map(cell, cells))
+    print_text(table)
+    for output in shown["outputs"]:
+        print_text(f"{'late output' if output['late'] else 'output'} {output['path']}: {output['rows']} rows")
+    for file in (f for s in shown["shards"] for f in s["files"]) if files else ():
+        print_text(f"{file['crc32c']} {size(file['bytes']):>10} {file['path']}")
+    return 0
+
+
+def _duration(_: str, microseconds: int) -> str:
+    return span(microseconds / 1_000_000)
+
+
+def _manifests(record: Record, storage: Storage) -> list[ShardManifest]:
+    try:
+        with telling_drops(storage, record.id):
+            return [manifest_of(ref, storage) for ref in record.content.shards]
+    except NotFound as error:
+        raise CorruptFile(f"checkpoint {record.id}: a manifest is missing: {error}\n{PUT_BACK}") from error

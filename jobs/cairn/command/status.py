@@ -1,0 +1,70 @@
+"""The command `cairn status`: the next interval, problems, and the command that repairs them."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from cairn.command.exit_codes import FINDINGS
+from cairn.command.options import Dag, Json, Pipeline, Root, open_log
+from cairn.command.printing import print_json, print_text, style_of
+from state_backend.checkpoint.lineage import lines_of
+from state_backend.inspection.status import Status, status_of
+from state_backend.values.airflow_commands import backfill_command
+from state_backend.values.intervals import format_instant
+
+
+def status(
+    root: Root,
+    pipeline: Pipeline,
+    dag: Dag = None,
+    as_json: Json = False,
+) -> int:
+    """Show the next interval, all stale, quarantined and unpublished intervals, and the command that repairs them."""
+    storage, log = open_log(root, pipeline)
+    found = status_of(log, pipeline, storage)
+    command = None if found.rerun is None else backfill_command(dag or pipeline, found.rerun)
+    if as_json:
+        print_json(_status(found, command))
+        return 0 if found.well else FINDINGS
+    if found.next is None:
+        print_text(
+            "the pipeline has no checkpoint yet\nTo process its first interval, unpause its DAG, or call cairn run"
+        )
+    elif found.problem is None:
+        print_text(f"next: {found.next}, from checkpoint {found.base}")
+    else:
+        print_text(f"next: {found.next}, which can't start\n{found.problem}", style_of("blocked"))
+    for title, lines in (
+        ("stale", [f"checkpoint {n}: checkpoint {by} changed an earlier interval" for n, by in found.stale]),
+        ("quarantined", [f"checkpoint {n}: {reason}" for n, reason in found.quarantined]),
+        ("unpublished", [f"{interval} (checkpoint {n})" for interval, n in found.unpublished]),
+    ):
+        if lines:
+            print_text(f"{title}:{lines_of(lines)}", style_of(title))
+    if command is not None:
+        print_text(f"to repair this, run:\n{command}")
+    elif found.unpublished:
+        first, where = (
+            format_instant(found.unpublished[0][0].start),
+            f"--root {shlex.quote(root)} --pipeline {pipeline}",
+        )
+        print_text(
+            "the `checkpoint` task of the next interval calls the sink again\nTo call it now, or to skip an interval's output:\n"
+            f"cairn publish {where} --code module:NAME --retry {first}\n"
+            f"cairn publish {where} --skip {first}"
+        )
+    return 0 if found.well else FINDINGS
+
+
+def _status(found: Status, command: str | None) -> dict[str, Any]:
+    return {
+        "well": found.well,
+        "next": None if found.next is None else [format_instant(found.next.start), format_instant(found.next.end)],
+        "base": found.base,
+        "problem": found.problem,
+        "stale": [{"id": n, "by": by} for n, by in found.stale],
+        "quarantined": [{"id": n, "reason": reason} for n, reason in found.quarantined],
+        "unpublished": [{"id": n, "interval": str(interval)} for interval, n in found.unpublished],
+        "command": command,
+    }

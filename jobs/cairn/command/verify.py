@@ -1,0 +1,75 @@
+"""The command `cairn verify`: check the log, its files and the state in them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from cairn.command.exit_codes import FINDINGS
+from cairn.command.options import Json, Pipeline, Root, refuse_nothing
+from cairn.command.printing import print_json, print_text, print_unknown
+from cairn.command.progress import progress
+from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.adapters.work_folders import work_folder
+from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.inspection.checkpoint_names import parse_checkpoint
+from state_backend.inspection.verify import Verification, verify_pipeline
+
+
+def verify(
+    root: Root,
+    pipeline: Pipeline,
+    checkpoint: Annotated[
+        str | None, typer.Argument(help="latest, an id, or an interval's end; left out: all checkpoints.")
+    ] = None,
+    fast: Annotated[bool, typer.Option("--fast", help="Quick check of metadata; download no state.")] = False,
+    as_json: Json = False,
+) -> int:
+    """Check the log, every file that it names, and the state itself.
+
+    The state is restored shard by shard into a temporary folder.
+    """
+    storage = open_storage(join_url(root, pipeline))
+    refuse_nothing(storage, root, pipeline)
+    which = None if checkpoint is None else {Coordinator(storage, pipeline).record(parse_checkpoint(checkpoint)).id}
+    with work_folder("verify") as work, progress("verifying", "shards") as on_progress:
+        found = verify_pipeline(storage, which=which, work=None if fast else work, on_progress=on_progress)
+    if as_json:
+        print_json(_verification(found, fast))
+        return 0 if found.success else FINDINGS
+    for finding in found.findings:
+        print_text(f"finding: {finding}")
+    for checked in found.checkpoints:
+        for finding in checked.findings:
+            print_text(f"finding: checkpoint {checked.id}: {finding}")
+    print_unknown(found.unknown)
+    sound = [c for c in found.checkpoints if not c.findings]
+    print_text(
+        f"{len(sound)} of {len(found.checkpoints)} checkpoints are intact"
+        + (
+            " by the quick check; leave out --fast to read the state too"
+            if fast
+            else f", {sum(c.entries for c in sound):,} entries checked"
+        )
+    )
+    if not found.success:
+        newest = found.newest_intact
+        print_text(
+            f"the newest intact checkpoint is {newest}" if newest is not None else "no checkpoint is certainly intact"
+        )
+    return 0 if found.success else FINDINGS
+
+
+def _verification(found: Verification, fast: bool) -> dict[str, Any]:
+    return {
+        "success": found.success,
+        "fast": fast,
+        "newest_intact": found.newest_intact,
+        "findings": list(found.findings),
+        "unknown": list(found.unknown),
+        "checkpoints": [
+            {"id": c.id, "entries": None if fast else c.entries, "findings": list(c.findings)}
+            for c in found.checkpoints
+        ],
+    }

@@ -1,0 +1,506 @@
+"""Plan which intervals of a pipeline to run again, in order, until the pipeline is healthy up to a date.
+
+A pipeline is healthy if each interval has a valid result and no run of Airflow is at work. `plan_heal` decides from the
+log and from Airflow's runs and backfills. It returns only the next steps: the caller carries them out, reads everything
+again and calls it again. So a plan needs no memory, and a killed `cairn heal` continues where it stopped.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import accumulate
+from typing import Literal
+
+from state_backend.checkpoint.interval_results import results_of
+from state_backend.checkpoint.lineage import is_superseded
+from state_backend.checkpoint.log import Log, base_of, interval_of, last_facts
+from state_backend.values.intervals import Interval, format_instant, from_ms
+from state_backend.values.records import SweepRecord
+
+Reason = Literal["missing", "failed", "stale", "quarantined", "base dropped"]
+# A queued run of a backfill starts within seconds, if Airflow will ever start it.
+QUEUED_PATIENCE = timedelta(seconds=30)
+
+
+# --- state in the log ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """The state of a pipeline's results, as its log records them.
+
+    Attributes:
+        start: Start of the pipeline; None for an empty log.
+        results: The interval of each current output, by its start.
+        spoilt: The intervals whose result is not valid, by start: stale or quarantined.
+        points: Ends of the checkpoints that an interval may start from, and the pipeline's start.
+        jumps: The intervals that started after a gap, by their start, each with the end of its base. A person allowed
+            the gap with `allow_gap`.
+    """
+
+    start: datetime | None
+    results: Mapping[datetime, Interval]
+    spoilt: Mapping[datetime, Reason]
+    points: frozenset[datetime]
+    jumps: Mapping[datetime, datetime]
+
+    @property
+    def good_until(self) -> datetime | None:
+        """The start of the first interval that has no valid result; None for an empty log.
+
+        The latest checkpoint that an interval may start from contains all intervals before its end. So an interval
+        before that end without a result was left out on purpose: by `allow_gap`, a fork or a restore.
+        """
+        return None if self.start is None else min([max(self.points), *self.spoilt])
+
+    def base_before(self, start: datetime) -> datetime:
+        """Return the latest end of a checkpoint, up to `start`, from which intervals may run; `start` if there is none."""
+        return max((point for point in self.points if point <= start), default=start)
+
+    def can_start_at(self, start: datetime) -> bool:
+        """Return True if a checkpoint exists that the interval with this start may start from."""
+        return not self.points or start in self.points or start in self.jumps
+
+    def is_skipped(self, start: datetime) -> bool:
+        """Return True if a person allowed a gap over the interval with this start."""
+        return any(base_end <= start < first for first, base_end in self.jumps.items())
+
+
+def health_of(log: Log) -> Health:
+    """Return the state of a pipeline's results. Reads little beside the names of all commits."""
+    if log.newest is None:
+        return Health(start=None, results={}, spoilt={}, points=frozenset(), jumps={})
+    start = from_ms(log.newest.content.pipeline_start_ms)
+    usable = [
+        kept
+        for kept in log.kept
+        if log.retained[kept.id].stale_by is None
+        and not is_superseded(log, kept)
+        and log.quarantine_above(kept.id) is None
+    ]
+    # A restore makes other state current on purpose. Results before its end stay as they are.
+    restored_until = max((kept.interval.end for kept in usable if kept.kind == "restore"), default=start)
+    facts = log.all_facts()
+    outputs = sorted((f.interval, f.id) for f in last_facts(facts) if f.kind == "interval")
+    commits = sorted((f.id, f.interval.start) for f in facts if f.kind in ("interval", "restore"))
+    ids = [n for n, _ in commits]
+    earliest_since = [*accumulate((at for _, at in reversed(commits)), min)][::-1]
+    refused = min(log.quarantined, default=None)
+    suspects = []
+    for interval, n in outputs:
+        later = bisect_right(ids, n)
+        changed = later < len(ids) and earliest_since[later] < interval.end
+        if interval.start >= restored_until and (changed or (refused is not None and n >= refused)):
+            suspects.append(interval)
+    found = results_of(log, suspects, Interval(start, start + timedelta(milliseconds=1)))
+    spoilt: dict[datetime, Reason] = {
+        interval.start: "stale" if log.quarantine_above(result.id) is None else "quarantined"
+        for interval, result in found.items()
+        if result.spoilt is not None
+    }
+    points = frozenset({start, *(kept.interval.end for kept in usable)})
+    return Health(
+        start=start,
+        results={interval.start: interval for interval, _ in outputs},
+        spoilt=spoilt,
+        points=points,
+        jumps=_jumps(log, [(i, n) for i, n in outputs if i.start > max(points) or i.start in spoilt]),
+    )
+
+
+def _jumps(log: Log, outputs: Sequence[tuple[Interval, int]]) -> dict[datetime, datetime]:
+    found = {}
+    for interval, n in outputs:
+        entry = log.entries[n]
+        base_id = None if isinstance(entry, SweepRecord) else base_of(entry)
+        base = None if base_id is None else log.entries[base_id]
+        if base is not None and not isinstance(base, SweepRecord) and interval_of(base).end < interval.start:
+            found[interval.start] = interval_of(base).end
+    return found
+
+
+# --- state in Airflow ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AirflowRun:
+    """A run of the pipeline's DAG.
+
+    Attributes:
+        run_id: Airflow's id of the run.
+        start: Start of the run's data interval.
+        state: Airflow's state: queued, running, success or failed.
+        of_backfill: True if a backfill made or cleared the run.
+        manual: True if a person triggered the run, perhaps for an interval that is not in the schedule.
+        queued: When the run was queued; None if Airflow does not say.
+        started: When the run started last; None if it has not.
+        ended: When the run ended; None if it has not.
+        committed: True if the run's `checkpoint` task has succeeded, so that a failure concerns only later tasks.
+    """
+
+    run_id: str
+    start: datetime
+    state: str
+    of_backfill: bool = False
+    manual: bool = False
+    queued: datetime | None = None
+    started: datetime | None = None
+    ended: datetime | None = None
+    committed: bool = False
+
+    @property
+    def at_work(self) -> bool:
+        """True if the run is queued or running."""
+        return self.state in ("queued", "running")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenBackfill:
+    """A backfill of the pipeline's DAG that Airflow has not completed.
+
+    Attributes:
+        id: Airflow's id of the backfill.
+        first: First logical date.
+        last: Last logical date, included.
+        paused: True if Airflow starts no run of the backfill.
+        created: When the backfill was created.
+        at_work: Number of queued and running runs between the two dates.
+    """
+
+    id: int
+    first: datetime
+    last: datetime
+    paused: bool
+    created: datetime
+    at_work: int = 1
+
+    def __str__(self) -> str:
+        return f"backfill {self.id} of {format_instant(self.first)} to {format_instant(self.last)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AirflowView:
+    """The pipeline's DAG in Airflow.
+
+    Attributes:
+        dag_id: Id of the DAG.
+        paused: True if the DAG is paused.
+        runs: The runs whose intervals start in the planned time, in any order.
+        backfills: The open backfills; Airflow allows one.
+    """
+
+    dag_id: str
+    paused: bool
+    runs: tuple[AirflowRun, ...]
+    backfills: tuple[OpenBackfill, ...] = ()
+
+    def latest(self) -> dict[datetime, AirflowRun]:
+        """Return a run of each interval, by its start: the run that is at work, else the run that ended last."""
+
+        def order(run: AirflowRun) -> tuple[bool, float, float]:
+            return run.at_work, _time(run.ended), _time(run.queued)
+
+        return {run.start: run for run in sorted(self.runs, key=order)}
+
+
+# --- the plan ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToRun:
+    """An interval that must run.
+
+    Attributes:
+        interval: The interval.
+        reason: Why: no result, a failed run, a stale or quarantined result, or a valid result whose state retention has
+            dropped while a later interval needs it.
+    """
+
+    interval: Interval
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnpauseDag:
+    """Step: unpause the DAG, since Airflow starts no task of a paused DAG."""
+
+    dag_id: str
+
+    def __str__(self) -> str:
+        return f"unpause DAG {self.dag_id}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adopt:
+    """Step: unpause a paused backfill that runs the next interval, and wait for its runs."""
+
+    backfill: OpenBackfill
+
+    def __str__(self) -> str:
+        return f"adopt {self.backfill}, which is paused: unpause it and wait for its runs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndBackfill:
+    """Step: cancel an open backfill. Its queued runs fail; its started runs go on."""
+
+    backfill: OpenBackfill
+    why: str
+
+    def __str__(self) -> str:
+        return f"end {self.backfill}: {self.why}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndRun:
+    """Step: mark a run as failed that Airflow will never start."""
+
+    run: AirflowRun
+
+    def __str__(self) -> str:
+        return f"mark run {self.run.run_id} as failed: it is queued, and the backfill that it belongs to has ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitFor:
+    """Step: wait until a run ends."""
+
+    run: AirflowRun
+    backfill: OpenBackfill | None
+
+    def __str__(self) -> str:
+        if self.backfill is None:
+            return f"wait for run {self.run.run_id}, which is {self.run.state}"
+        return f"adopt {self.backfill}: wait for its run {self.run.run_id}, which is {self.run.state}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunIntervals:
+    """Step: run intervals, one after the other.
+
+    Attributes:
+        to_run: The intervals with their reasons.
+        allow_gap: True if the first interval started after a gap before, so that it may do so again.
+    """
+
+    to_run: tuple[ToRun, ...]
+    allow_gap: bool = False
+
+    @property
+    def first(self) -> datetime:
+        """The start of the first interval."""
+        return self.to_run[0].interval.start
+
+    @property
+    def last(self) -> datetime:
+        """The start of the last interval."""
+        return self.to_run[-1].interval.start
+
+    def __str__(self) -> str:
+        counts = Counter(to_run.reason for to_run in self.to_run)
+        reasons = ", ".join(f"{n} {reason}" for reason, n in counts.items())
+        if len(self.to_run) == 1:
+            return f"run the interval that starts at {format_instant(self.first)}: {self.to_run[0].reason}"
+        return f"run {len(self.to_run)} intervals from {format_instant(self.first)} to {format_instant(self.last)}: {reasons}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GiveUp:
+    """Step: stop, because a run of this `cairn heal` did not repair the next interval."""
+
+    to_run: ToRun
+    run: AirflowRun
+
+    def __str__(self) -> str:
+        start = format_instant(self.to_run.interval.start)
+        if self.run.state == "failed":
+            return f"stop: run {self.run.run_id} of the interval that starts at {start} failed"
+        return (
+            f"stop: run {self.run.run_id} of the interval that starts at {start} succeeded, but the interval is still "
+            f"{self.to_run.reason} in the log"
+        )
+
+
+Step = UnpauseDag | Adopt | EndBackfill | EndRun | WaitFor | RunIntervals | GiveUp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealPlan:
+    """The next steps of `cairn heal --to DATE`. Intervals are in the order of time.
+
+    Attributes:
+        steps: The steps in order; empty if every interval up to `DATE` has a valid result.
+        to_run: The intervals that `cairn heal` must run.
+        unfinished: The intervals of `to_run`, and the intervals that a queued or running run of Airflow computes.
+        running: Number of intervals that a queued or running run computes.
+        skipped: The intervals without a result over which somebody allowed a gap with `allow_gap`.
+        not_repeatable: The failed runs that `cairn heal` does not repeat: their intervals have a valid result, and
+            retention has dropped the checkpoint from which the intervals would start.
+        off_schedule: The intervals with a stale or quarantined result that the present schedule does not have. They ran
+            before the schedule changed.
+    """
+
+    steps: tuple[Step, ...]
+    to_run: tuple[ToRun, ...]
+    unfinished: tuple[Interval, ...]
+    running: int
+    skipped: tuple[Interval, ...]
+    not_repeatable: tuple[AirflowRun, ...]
+    off_schedule: tuple[Interval, ...]
+
+
+def plan_heal(
+    health: Health,
+    calendar: Sequence[Interval],
+    airflow: AirflowView | None,
+    *,
+    first_seen: Mapping[str, datetime | None] | None = None,
+    queued_for: timedelta = timedelta(0),
+) -> HealPlan:
+    """Return the next steps until all intervals of the calendar are healthy.
+
+    Args:
+        health: The state of the results, read after Airflow was asked.
+        calendar: The intervals to heal, in order. It begins at or before `health.good_until`.
+        airflow: The DAG in Airflow; None without Airflow.
+        first_seen: By run id, when the run had started last when this `cairn heal` first saw it. A run that has started
+            again since and did not help is not repeated. None: all runs are seen for the first time.
+        queued_for: How long the first run at work has been queued while `cairn heal` watched it.
+    """
+    latest = airflow.latest() if airflow is not None else {}
+    runs = [latest.get(interval.start) for interval in calendar]
+    to_run, not_repeatable = _to_run(health, calendar, runs)
+    working = {i: run for i, run in enumerate(runs) if run is not None and run.at_work}
+    steps: list[Step] = []
+    if airflow is not None and (to_run or working):
+        steps += _steps_in_airflow(calendar, runs, airflow, to_run, working, first_seen or {}, queued_for)
+    if not any(isinstance(step, GiveUp) for step in steps):
+        steps += _blocks(health, calendar, to_run, working)
+    fitting = {interval.start for interval in calendar}
+    spoilt = [health.results[start] for start in sorted(health.spoilt)]
+    return HealPlan(
+        steps=tuple(steps),
+        to_run=tuple(ToRun(interval=calendar[i], reason=to_run[i]) for i in sorted(to_run)),
+        unfinished=tuple(calendar[i] for i in sorted({*to_run, *working})),
+        running=len(working),
+        skipped=tuple(i for i in calendar if i.start not in health.results and health.is_skipped(i.start)),
+        not_repeatable=not_repeatable,
+        off_schedule=tuple(i for i in spoilt if calendar and i.start <= calendar[-1].start and i.start not in fitting),
+    )
+
+
+def _to_run(
+    health: Health, calendar: Sequence[Interval], runs: Sequence[AirflowRun | None]
+) -> tuple[dict[int, Reason], tuple[AirflowRun, ...]]:
+    """Return why each interval must run, by index in the calendar, and the failed runs that are not repeated."""
+    to_run: dict[int, Reason] = {}
+    not_repeatable = []
+    newest = max(health.points, default=None)
+    for i, run in enumerate(runs):
+        start = calendar[i].start
+        failed = run is not None and run.state == "failed"
+        if start in health.spoilt:
+            to_run[i] = health.spoilt[start]
+        elif start in health.results:
+            if run is not None and failed and not run.committed:
+                if health.can_start_at(start):
+                    to_run[i] = "failed"
+                else:
+                    not_repeatable.append(run)
+        elif (newest is None or start >= newest) and not health.is_skipped(start):
+            to_run[i] = "failed" if failed else "missing"
+    for i in sorted(to_run):
+        at = i
+        while at > 0 and at - 1 not in to_run and not health.can_start_at(calendar[at].start):
+            at -= 1
+            to_run[at] = "base dropped"
+    return to_run, tuple(not_repeatable)
+
+
+def _steps_in_airflow(
+    calendar: Sequence[Interval],
+    runs: Sequence[AirflowRun | None],
+    airflow: AirflowView,
+    to_run: Mapping[int, Reason],
+    working: Mapping[int, AirflowRun],
+    first_seen: Mapping[str, datetime | None],
+    queued_for: timedelta,
+) -> list[Step]:
+    """Return the steps before the first backfill can be created: about open backfills, and about runs at work."""
+    head = min([*to_run, *working])
+    steps: list[Step] = [UnpauseDag(dag_id=airflow.dag_id)] if airflow.paused else []
+    if head in working:
+        run = working[head]
+        owner = _owner(airflow, run)
+        if run.state == "queued" and owner is not None and owner.paused:
+            steps.append(Adopt(backfill=owner))
+        elif run.state == "queued" and run.of_backfill and owner is None and queued_for >= QUEUED_PATIENCE:
+            steps.append(EndRun(run=run))
+        else:
+            steps.append(WaitFor(run=run, backfill=owner))
+        return steps
+    ended, start = runs[head], format_instant(calendar[head].start)
+    stuck = ended is not None and _has_had_its_chance(ended, runs[head - 1] if head else None, first_seen)
+    why = f"none of its runs is for the interval that starts at {start}, which comes first"
+    steps += [
+        EndBackfill(backfill=backfill, why=f"its runs come after the interval that starts at {start}" if stuck else why)
+        for backfill in airflow.backfills
+        if backfill.at_work
+    ]
+    if stuck and ended is not None:
+        steps.append(GiveUp(to_run=ToRun(interval=calendar[head], reason=to_run[head]), run=ended))
+    return steps
+
+
+def _has_had_its_chance(run: AirflowRun, before: AirflowRun | None, first_seen: Mapping[str, datetime | None]) -> bool:
+    """Return True if a run started after `cairn heal` and after the run of the interval before had ended.
+
+    If such a run did not repair its interval, another run would not either.
+    """
+    if run.started is None or first_seen.get(run.run_id, run.started) == run.started:
+        return False
+    return before is None or before.ended is None or before.ended <= run.started
+
+
+def _blocks(
+    health: Health, calendar: Sequence[Interval], to_run: Mapping[int, Reason], working: Mapping[int, AirflowRun]
+) -> list[Step]:
+    """Return one `RunIntervals` for each group of intervals that one backfill can run.
+
+    The backfill skips intervals whose run is queued or running.
+    """
+    blocks: list[list[int]] = []
+    alone = -1
+    for i in sorted(i for i in to_run if i not in working):
+        jumped = calendar[i].start in health.jumps and calendar[i].start not in health.points
+        joined = bool(blocks) and not jumped and all(j in working for j in range(blocks[-1][-1] + 1, i))
+        if joined and blocks[-1][0] != alone:
+            blocks[-1].append(i)
+        else:
+            blocks.append([i])
+        alone = i if jumped else alone
+    return [
+        RunIntervals(
+            to_run=tuple(ToRun(interval=calendar[i], reason=to_run[i]) for i in block),
+            # The permission counts for every run of a backfill, so an interval behind a gap gets a backfill of its own.
+            allow_gap=calendar[block[0]].start in health.jumps and calendar[block[0]].start not in health.points,
+        )
+        for block in blocks
+    ]
+
+
+def _owner(airflow: AirflowView, run: AirflowRun) -> OpenBackfill | None:
+    """Return the open backfill that a run belongs to, as far as its dates tell; Airflow's API does not say."""
+    for backfill in airflow.backfills:
+        late = run.queued is not None and run.queued < backfill.created
+        if run.of_backfill and backfill.first <= run.start <= backfill.last and not late:
+            return backfill
+    return None
+
+
+def _time(instant: datetime | None) -> float:
+    return 0.0 if instant is None else instant.timestamp()

@@ -1,0 +1,31 @@
+"""Check for the Java runtime that a Spark driver on this machine needs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from state_backend.values.errors import UsageError
+
+
+def require_java(user: str) -> None:
+    """Check that this machine has a Java command.
+
+    Args:
+        user: The part that needs Java, as the first words of the message.
+
+    Raises:
+        UsageError: The PATH has no java, and JAVA_HOME is not set.
+    """
+    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+        # Only a clone has the Makefile.
+        clone = (Path(__file__).parents[3] / ".ci" / "java").exists()
+        raise UsageError(
+            f"{user} needs a Java 17+ runtime, but the PATH has no java\n"
+            + (
+                "Run: make java"
+                if clone
+                else "Install OpenJDK 17 or later (the package openjdk-17-jre-headless of Debian and Ubuntu), or set JAVA_HOME"
+            )
+        )

@@ -1,0 +1,97 @@
+"""Report of the demo: a table of the days, and a verdict. Every number is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_COLUMNS = "{:10}  {:>10}  {:>7}  {:>6}  {:>10}  {:>10}  {:>7}  {:>5}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DayResult:
+    """Result of one day of the demo.
+
+    Attributes:
+        day: The day, as in "2013-01-01".
+        checkpoint: The id of the day's checkpoint.
+        input_rows: The number of flights.
+        keys: The number of keys with state after the day.
+        uploaded_bytes: The bytes of state that the day uploaded.
+        state_bytes: The size of the whole state after the day. A full checkpoint would upload these bytes.
+        seconds: The time from the start to the end of the day's run in Airflow.
+        tries: The number of tries of the task `process`.
+        expectations: The number of data checks that passed; None if the checkpoint was not validated.
+        entries: The number of entries that validation restored; None without validation.
+    """
+
+    day: str
+    checkpoint: int
+    input_rows: int
+    keys: int
+    uploaded_bytes: int
+    state_bytes: int
+    seconds: float
+    tries: int
+    expectations: int | None = None
+    entries: int | None = None
+
+
+def table_of(results: Sequence[DayResult]) -> list[str]:
+    """Return a table with a line for each day, of at most 80 columns."""
+    header = _COLUMNS.format("day", "checkpoint", "flights", "keys", "new bytes", "full bytes", "seconds", "tries")
+    return [
+        header,
+        *(
+            _COLUMNS.format(
+                r.day,
+                r.checkpoint,
+                f"{r.input_rows:,}",
+                f"{r.keys:,}",
+                f"{r.uploaded_bytes:,}",
+                f"{r.state_bytes:,}",
+                f"{r.seconds:.1f}",
+                r.tries,
+            )
+            for r in results
+        ),
+    ]
+
+
+def sums_of(results: Sequence[DayResult]) -> list[str]:
+    """Return sentences about the uploaded bytes and the validated checkpoints."""
+    new, full = sum(r.uploaded_bytes for r in results), sum(r.state_bytes for r in results)
+    sentences = [f"Uploaded in total: {new:,} bytes. Full checkpoints would have been {full:,} bytes."]
+    if checked := [r for r in results if r.expectations is not None]:
+        last = checked[-1]
+        with_expectations = [r for r in checked if r.expectations]
+        sentences.append(
+            f"Validation restored {_count(len(checked), 'checkpoint')} from storage, each into an empty folder. The last one has "
+            f"{last.entries:,} entries of {last.keys:,} keys, as recorded. "
+            f"{_count(sum(r.expectations or 0 for r in checked), 'data check')} passed, "
+            f"in {_count(len(with_expectations), 'checkpoint')}."
+        )
+    return sentences
+
+
+def verdict_of(results: Sequence[DayResult], killed_day: str | None) -> str:
+    """Return the verdict on a demo whose days all succeeded, as one sentence.
+
+    Args:
+        results: The results of the days.
+        killed_day: The day whose driver was killed; None if no driver was killed.
+    """
+    parts = [_count(len(results), "day")]
+    recovered = " and recovered" if any(r.day == killed_day and r.tries > 1 for r in results) else ""
+    parts.append(f"1 driver killed{recovered}" if killed_day else "no driver killed")
+    if checks := sum(r.expectations or 0 for r in results):
+        parts.append(f"{_count(checks, 'check')} passed")
+    new, full = sum(r.uploaded_bytes for r in results), sum(r.state_bytes for r in results)
+    saved = round(100 * (1 - new / full)) if full else 0
+    if saved > 0:
+        parts.append(f"{saved} % fewer bytes uploaded than with full checkpoints")
+    return ", ".join(parts)
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"

@@ -1,0 +1,42 @@
+"""Limit on the time without progress, for programs that wait."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+
+class Patience:
+    """Limit on the time between two signs of progress.
+
+    A fixed limit on the whole wait fails on a slow machine. So only the time since the last sign of progress counts. If
+    the machine needed long between earlier signs, the limit grows with that time.
+
+    Args:
+        now_s: The present time of a monotonic clock, in seconds.
+        least_s: The least limit, in seconds.
+        factor: The limit is at least this many times the longest time between two signs.
+    """
+
+    def __init__(self, now_s: float, *, least_s: float, factor: float = 5) -> None:
+        self._least_s = least_s
+        self._factor = factor
+        self._longest_s = 0.0
+        self._moved_s = now_s
+        self._signs: Hashable = None
+
+    @property
+    def limit_s(self) -> float:
+        """Return the longest time without progress, in seconds."""
+        return max(self._least_s, self._factor * self._longest_s)
+
+    def is_over(self, signs: Hashable, now_s: float) -> bool:
+        """Return True if no sign has changed for longer than the limit.
+
+        Args:
+            signs: Values that change if, and only if, the awaited work makes progress.
+            now_s: The present time of the clock, in seconds.
+        """
+        if signs != self._signs:
+            self._longest_s = max(self._longest_s, now_s - self._moved_s)
+            self._moved_s, self._signs = now_s, signs
+        return now_s - self._moved_s > self.limit_s

@@ -1,0 +1,141 @@
+"""The demo's lines, its patience, its verdict: without Airflow and Spark."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from local_stack.demo import activity_of
+from local_stack.demo_report import DayResult, sums_of, table_of, verdict_of
+from local_stack.patience import Patience
+from local_stack.progress_lines import WIDTH, ProgressLines, fold
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.mark.parametrize(
+    ("progress_at_s", "gives_up_at_s"),
+    [
+        ([], 301),
+        # The whole wait may be long, as long as something moves.
+        ([250 * n for n in range(1, 20)], 250 * 19 + 1251),
+        ([10, 20, 30], 331),
+        # A machine that needed 100 s for a step gets five times as long.
+        ([100], 601),
+        ([20], 321),
+    ],
+)
+def test_patience_ends_only_without_progress(progress_at_s: list[int], gives_up_at_s: int) -> None:
+    """The demo gave up after 300 s without a finished day, while the day was at work on a busy machine."""
+    patience = Patience(0, least_s=300)
+    patience.is_over(0, 0)
+    seconds = (s for s in range(10_000) if patience.is_over(sum(at <= s for at in progress_at_s), s))
+    assert next(seconds) == gives_up_at_s
+
+
+def test_a_long_silence_is_filled_and_a_short_one_is_not() -> None:
+    clock, told = Clock(), list[tuple[float, str]]()
+    lines = ProgressLines(silence_s=7, clock=clock, write=lambda text: told.append((clock(), text)))
+    lines.fill_silence()
+    lines.do("Airflow starts")
+    while clock.now_s < 60:
+        if clock.now_s in (3, 12):
+            lines.say("ready")
+        if clock.now_s == 30:
+            lines.do("process runs")
+        lines.do("process runs" if clock.now_s >= 30 else "Airflow starts")
+        lines.fill_silence()
+        clock.now_s += 0.5
+    assert told[:3] == [
+        (3, "   3.0 s  ready"),
+        (10, "  10.0 s  … Airflow starts: 10 s so far"),
+        (12, "  12.0 s  ready"),
+    ]
+    assert "  33.0 s  … process runs: 3 s so far" in [text for _, text in told]
+    assert max(later - earlier for (earlier, _), (later, _) in pairwise([(0, ""), *told])) <= 7.5
+
+
+def test_lines_fit_80_columns_and_paths_stay_whole() -> None:
+    told: list[str] = []
+    ProgressLines(clock=Clock(), write=told.append).say("kill -9 of the driver, after a while " * 5 + "\nsecond")
+    first, *others = told[0].split("\n")
+    assert len(first) > 60 and all(len(line) <= WIDTH for line in [first, *others])
+    assert others[-1] == "          second" and all(line.startswith(" " * 10) for line in others)
+    path = "/folder" * 20
+    assert path in fold(f"failed; log: {path}").split("\n")
+
+
+def day(number: int, tries: int = 1, expectations: int | None = 9) -> DayResult:
+    return DayResult(
+        day=f"2013-01-{number:02}",
+        checkpoint=number,
+        input_rows=842,
+        keys=1_892,
+        uploaded_bytes=37,
+        state_bytes=100,
+        seconds=12.34,
+        tries=tries,
+        expectations=expectations,
+        entries=7_808,
+    )
+
+
+@pytest.mark.parametrize(
+    ("results", "killed", "verdict"),
+    [
+        (
+            [day(n, tries=1 + (n == 5)) for n in range(1, 7)],
+            "2013-01-05",
+            "6 days, 1 driver killed and recovered, 54 checks passed, 63 % fewer bytes uploaded than with full checkpoints",
+        ),
+        # A driver that was killed after its result counted needed no second try: nothing was recovered.
+        (
+            [day(1)],
+            "2013-01-01",
+            "1 day, 1 driver killed, 9 checks passed, 63 % fewer bytes uploaded than with full checkpoints",
+        ),
+        (
+            [day(1, tries=2, expectations=None)],
+            None,
+            "1 day, no driver killed, 63 % fewer bytes uploaded than with full checkpoints",
+        ),
+    ],
+)
+def test_the_verdict_has_measured_numbers_only(results: list[DayResult], killed: str | None, verdict: str) -> None:
+    assert verdict_of(results, killed) == verdict
+
+
+def test_the_report_fits_80_columns() -> None:
+    results = [day(1), day(2, tries=2)]
+    lines = [*table_of(results), *(line for text in sums_of(results) for line in fold(text).split("\n"))]
+    assert max(map(len, lines)) <= WIDTH
+    assert lines[2].split() == ["2013-01-02", "2", "842", "1,892", "37", "100", "12.3", "2"]
+    assert sums_of([day(1, expectations=None)]) == [
+        "Uploaded in total: 37 bytes. Full checkpoints would have been 100 bytes."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tasks", "activity"),
+    [
+        ([], "Airflow starts the next day"),
+        ([("d", "process", None), ("d", "validate", None)], "d: Airflow schedules the next task"),
+        (
+            [("d", "process", "success"), ("d", "savepoint", "skipped"), ("d", "validate", "running")],
+            "d: validate runs",
+        ),
+        ([("d", "validate", "queued"), ("d", "savepoint", "running")], "d: savepoint runs"),
+        ([("d", "process", "up_for_retry"), ("d", "checkpoint", None)], "d: process is up for retry"),
+    ],
+)
+def test_the_activity_names_the_task(tasks: list[tuple[str, str, str | None]], activity: str) -> None:
+    assert activity_of(tasks) == activity

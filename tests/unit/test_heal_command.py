@@ -1,0 +1,194 @@
+"""`cairn heal` against an Airflow that answers from memory, and without Airflow; a real one: tests/integration/test_heal.py."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import urllib.parse
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from cairn.command import airflow_rest, heal
+from cairn.command.airflow_rest import AirflowRest, RestError
+from cairn.command.cli import app
+from state_backend.adapters.open_storage import open_storage
+from state_backend.values.airflow_commands import heal_command
+from tests.support.checkpoints import PIPELINE, START, Folder, day, run
+
+ROOT = "memory://heal"
+
+
+class FakeAirflow:
+    """A DAG whose days end with day 4. A backfill runs all its days at once: ``fails`` names the days whose run fails."""
+
+    def __init__(self, folder: Folder) -> None:
+        self.folder = folder
+        self.runs: dict[int, dict[str, Any]] = {}
+        self.backfills: list[dict[str, Any]] = []
+        self.fails: set[int] = set()
+        self.paused = False
+        self.changes: list[str] = []
+
+    def ended(self, n: int, state: str) -> None:
+        at = f"2024-02-01T00:{len(self.changes):02}:{n:02}+00:00"
+        self.runs[n] = {
+            "dag_run_id": f"day{n}",
+            "data_interval_start": day(n).start.isoformat(),
+            "logical_date": day(n).start.isoformat(),
+            "run_type": "backfill",
+            "state": state,
+            **dict.fromkeys(("queued_at", "start_date", "end_date"), at),
+        }
+
+    def call_once(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        path, _, query = path.partition("?")
+        asked = urllib.parse.parse_qs(query)
+        if path.endswith("/details"):
+            return {"is_paused": self.paused, "start_date": START.isoformat(), "end_date": None}
+        if path.endswith("/dry_run"):
+            first, last = (body or {})["from_date"], (body or {})["to_date"]
+            at_work = {n for n, run in self.runs.items() if run["state"] in ("queued", "running")}
+            days = [day(n).start.isoformat() for n in range(1, 5) if n not in at_work]
+            return {"backfills": [{"logical_date": at} for at in days if first <= at <= last]}
+        if path.endswith("/taskInstances"):
+            return {"task_instances": [{"operator_name": "CheckpointOperator", "state": "upstream_failed"}]}
+        if path.endswith("/dagRuns"):
+            found = [run for run in self.runs.values() if run["state"] in asked.get("state", [run["state"]])]
+            return {"dag_runs": found, "total_entries": len(found)}
+        if (method, path) == ("GET", "/api/v2/backfills"):
+            return {"backfills": self.backfills}
+        self.changes.append(f"{method} {path.rpartition('/')[2]}")
+        if method == "PATCH":
+            self.paused = (body or {})["is_paused"]
+            return None
+        if method == "PUT":
+            self.backfills.clear()
+            raise RestError(409, "Backfill is already completed.")
+        assert (method, path) == ("POST", "/api/v2/backfills") and body is not None
+        for n in range(1, 5):
+            if body["from_date"] <= day(n).start.isoformat() <= body["to_date"]:
+                self.ended(n, "failed" if n in self.fails else "success")
+                if n in self.fails:
+                    break
+                self.folder.run(day(n), f"b{n}-{len(self.changes)}", run=run(f"day{n}"))
+        return {"id": 5, "created_at": "2024-01-31T00:00:00+00:00", "completed_at": "now"}
+
+
+@pytest.fixture
+def folder() -> Folder:
+    """Days 1 to 3; then day 1 with another state."""
+    storage = open_storage(f"{ROOT}/{PIPELINE}")
+    for info in list(storage.list("")):
+        storage.delete(info.path)
+    made = Folder(storage)
+    for n in (1, 2, 3):
+        made.run(day(n), f"a{n}")
+    made.run(day(1), "again")
+    return made
+
+
+@pytest.fixture
+def airflow(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> FakeAirflow:
+    fake = FakeAirflow(folder)
+    monkeypatch.setattr(AirflowRest, "call_once", lambda _, *call: fake.call_once(*call))
+    monkeypatch.setattr(AirflowRest, "_missing", lambda *_: [])
+    for module in (airflow_rest, heal):
+        monkeypatch.setattr(module.time, "sleep", lambda _: None)
+    return fake
+
+
+def type_heal(*more: str) -> Any:
+    return CliRunner().invoke(app, ["heal", "--root", ROOT, "--pipeline", PIPELINE, "--to", "2024-01-04", *more])
+
+
+def test_it_runs_what_is_stale_and_missing_and_then_has_nothing_to_do(airflow: FakeAirflow) -> None:
+    airflow.paused = True
+    planned = type_heal("--dry-run")
+    assert planned.exit_code == 1 and airflow.changes == []
+    assert "run 3 intervals from 2024-01-02T00:00:00Z to 2024-01-04T00:00:00Z: 2 stale, 1 missing" in planned.stdout
+    done = type_heal()
+    assert done.exit_code == 0, done.output
+    assert f"unpause DAG {PIPELINE}" in done.stdout and "3 of 3" in done.stdout
+    assert done.stdout.splitlines()[-1] == f"{PIPELINE} is healthy up to 2024-01-04; 3 intervals ran"
+    changes = [*airflow.changes]
+    again = type_heal("--json")
+    assert (again.exit_code, airflow.changes) == (0, changes)
+    assert json.loads(again.stdout) | {"verdict": ""} == {
+        "healthy": True, "ran": 0, "verdict": "", "command": None, "to_run": [], "steps": []
+    }  # fmt: skip
+
+
+def test_it_stops_at_a_run_that_fails_and_the_printed_command_goes_on(airflow: FakeAirflow) -> None:
+    airflow.ended(3, "failed")
+    airflow.fails = {3}
+    stopped = type_heal()
+    assert stopped.exit_code == 1
+    *_, where, _, command = stopped.stdout.splitlines()
+    assert "stop: run day3 of the interval that starts at 2024-01-03T00:00:00Z failed" in stopped.stdout
+    assert where == f"Its log says why: http://127.0.0.1:8080/dags/{PIPELINE}/runs/day3"
+    assert command == heal_command(ROOT, PIPELINE, "2024-01-04")
+    airflow.fails = set()
+    assert CliRunner().invoke(app, shlex.split(command)[1:]).exit_code == 0
+
+
+def test_a_backfill_that_has_ended_meanwhile_is_no_error(airflow: FakeAirflow) -> None:
+    airflow.ended(4, "queued")
+    later = {"from_date": day(4).start.isoformat(), "to_date": day(4).start.isoformat(), "is_paused": True}
+    made = {"id": 3, "created_at": "2024-01-31T00:00:00+00:00", "completed_at": None}
+    airflow.backfills.append({**later, **made})
+
+    original = airflow.call_once
+
+    def call(method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        if method == "PUT":
+            airflow.ended(4, "failed")
+        return original(method, path, body)
+
+    airflow.call_once = call  # type: ignore[method-assign]
+    done = type_heal()
+    assert done.exit_code == 0, done.output
+    assert "end backfill 3 of 2024-01-04T00:00:00Z to 2024-01-04T00:00:00Z" in done.stdout
+    # Its run was at work when Airflow was asked for the schedule, and is not forgotten now that it has ended.
+    ran = [line for line in done.stdout.splitlines() if "done, " in line]
+    assert [line[:12] for line in ran] == [f"[2024-01-{n:02}T" for n in (2, 3, 4)]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (RestError(404, "Could not find DAG"), 2, "has no DAG"),
+        (RestError(403, "Forbidden"), 2, "CAIRN_AIRFLOW_TOKEN"),
+        (ConnectionRefusedError(111, "refused"), 3, "no Airflow answers"),
+    ],
+)
+@pytest.mark.usefixtures("folder")
+def test_what_airflow_refuses_is_explained(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, text: str
+) -> None:
+    def refuse(*_: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(AirflowRest, "call_once", refuse)
+    result = type_heal()
+    assert result.exit_code == code and text in result.stderr
+
+
+def test_a_pipeline_that_ran_without_airflow_needs_its_code(folder: Folder) -> None:
+    folder.run(day(2), "here", run=run("direct__1"))
+    result = type_heal()
+    assert result.exit_code == 2 and "add --code module:NAME" in result.stderr
+
+
+def test_ctrl_c_prints_the_command_that_continues(airflow: FakeAirflow, monkeypatch: pytest.MonkeyPatch) -> None:
+    airflow.ended(2, "running")
+
+    def stop(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(heal.time, "sleep", stop)
+    result = type_heal()
+    assert result.exit_code == 130
+    assert result.stdout.endswith(f"To continue:\n{heal_command(ROOT, PIPELINE, '2024-01-04')}\n")

@@ -1,0 +1,61 @@
+"""The table of commands, and the modules that a call of `cairn` imports."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cairn.command.cli import COMMANDS
+from cairn.command.lazy_group import Row
+from tests.support.checkpoints import PIPELINE
+from tests.support.real_shards import RealPipeline
+
+HEAVY = (
+    "pyspark",
+    "pyarrow",
+    "numpy",
+    "pandas",
+    "rocksdict",
+    "google",
+    "airflow",
+    "great_expectations",
+    "requests",
+    "cloudpickle",
+)
+
+
+@pytest.mark.parametrize("row", COMMANDS, ids=lambda row: row.name)
+def test_the_table_has_the_first_paragraph_of_the_command_s_docstring(row: Row) -> None:
+    first, *_ = (inspect.getdoc(row.load()) or "").split("\n\n")
+    assert row.help == " ".join(first.split())
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("list",), ("status",)], ids=" ".join)
+def test_a_light_command_imports_no_heavy_module(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    RealPipeline(tmp_path).run(1, "a1", {"a": 1})
+    where = () if arguments == ("--help",) else ("--root", str(tmp_path), "--pipeline", PIPELINE)
+    probe = (
+        "import sys\n"
+        "from cairn.command.cli import app\n"
+        "try:\n    app(sys.argv[1:])\n"
+        f"finally:\n    print([m for m in {HEAVY} if m in sys.modules], file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", probe, *arguments, *where], check=True, capture_output=True, text=True)
+    assert done.stderr.strip() == "[]" and done.stdout
+
+
+def test_completion_offers_names_without_the_commands_modules() -> None:
+    probe = (
+        "import os, sys\n"
+        "os.environ |= {'_CAIRN_COMPLETE': 'complete_bash', 'COMP_WORDS': 'cairn s', 'COMP_CWORD': '1'}\n"
+        "from cairn.command.cli import app\n"
+        "try:\n    app(prog_name='cairn')\n"
+        "finally:\n    print([m for m in sys.modules if m.startswith('state_backend.checkpoint')], file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], check=True, capture_output=True, text=True)
+    assert set(done.stdout.split()) == {row.name for row in COMMANDS if row.name.startswith("s")}
+    assert done.stderr.strip() == "[]"

@@ -1,0 +1,107 @@
+"""`cairn pipelines`, and the names that messages suggest."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from cairn.command.cli import app
+from state_backend.adapters.open_storage import folders_in
+from state_backend.formats import paths
+from state_backend.inspection.find_pipelines import pipelines_below
+from state_backend.values.similar_names import did_you_mean
+from tests.support.checkpoints import PIPELINE
+from tests.support.real_shards import RealPipeline
+
+
+def cairn(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Three pipelines: a healthy one, one with a quarantined checkpoint, one whose log can't be read; and other folders."""
+    for name in ("fine", "refused", "damaged"):
+        pipeline = RealPipeline(tmp_path / "work")
+        for day in (1, 2):
+            pipeline.run(day, f"a{day}", {"a": day})
+        if name == "refused":
+            pipeline.coordinator.quarantine(2, "a test says so", ("total < 0",))
+        (tmp_path / "work" / PIPELINE).rename(tmp_path / name)
+    (tmp_path / "damaged" / paths.record(2)).write_bytes(b"garbage")
+    (tmp_path / "savepoints" / "sp").mkdir(parents=True)
+    (tmp_path / "a file").write_bytes(b"")
+    return tmp_path
+
+
+def test_pipelines_with_problems_come_first_and_the_printed_command_works(root: Path) -> None:
+    said = cairn("pipelines", "--root", str(root))
+    assert said.exit_code == 0, said.output
+    _, *rows, _, command = said.stdout.splitlines()
+    assert [row.split()[0] for row in rows] == ["damaged", "refused", "fine"]
+    assert paths.record(2) in rows[0] and "unreadable" in rows[0]
+    assert "2024-01-02 to 2024-01-03" in rows[1] and "blocked" in rows[1] and "1 quarantined" in rows[1]
+    assert "2024-01-02 to 2024-01-03" in rows[2] and " ok " in rows[2]
+    assert cairn(*shlex.split(command)[1:]).exit_code == 1
+
+    answer = json.loads(cairn("pipelines", "--root", str(root), "--json").stdout)
+    assert answer[2] == {
+        "name": "fine",
+        "last": ["2024-01-02T00:00:00Z", "2024-01-03T00:00:00Z"],
+        "state": "ok",
+        "problems": [],
+    }
+    assert "no pipeline in" in cairn("pipelines", "--root", str(root / "savepoints")).stdout
+
+
+def test_only_folders_with_a_log_are_pipelines(root: Path) -> None:
+    assert {"savepoints", "work"} < set(folders_in(str(root), ""))
+    assert pipelines_below(str(root)) == ["damaged", "fine", "refused"]
+
+
+def test_a_wrong_name_of_a_pipeline_gets_the_right_one(root: Path) -> None:
+    for command in (["list"], ["status"], ["verify"]):
+        refused = cairn(*command, "--root", str(root), "--pipeline", "refusd")
+        assert (refused.exit_code, refused.stderr.splitlines()[-1]) == (2, "Did you mean 'refused'?")
+    refused = cairn("list", "--root", str(root), "--pipeline", "zzz")
+    assert refused.stderr.splitlines()[-1] == "These exist: damaged, fine, refused"
+
+
+def test_a_wrong_name_of_a_state_gets_the_right_one(root: Path, tmp_path: Path) -> None:
+    where = ["--root", str(root), "--pipeline", "fine", "--state", "valu"]
+    for command in (["diff", "1", "2"], ["export", "--to", str(tmp_path / "to")]):
+        refused = cairn(*command, *where)
+        assert refused.exit_code == 2 and "Did you mean 'value'" in refused.stderr
+
+
+@pytest.mark.parametrize("typed", ["verfy", "pipeline", "exprt"])
+def test_a_wrong_command_gets_the_right_one(typed: str) -> None:
+    assert "Did you mean" in cairn(typed).stderr
+
+
+@pytest.mark.parametrize(
+    ("known", "line"),
+    [
+        (["aircraft", "clicks"], "\nDid you mean 'aircraft'?"),
+        (["clicks"], "\nThese exist: clicks"),
+        ([f"p{n}" for n in range(12)], "\nThese exist: p0, p1, p10, p11, p2, p3, p4, p5, p6, p7 and 2 more"),
+        ([], ""),
+    ],
+)
+def test_the_suggestion(known: list[str], line: str) -> None:
+    assert did_you_mean("aircarft", known) == line
+
+
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_both_options_print_the_help(option: str) -> None:
+    assert "Look" in cairn(option).stdout and "--newest" in cairn("list", option).stdout
+
+
+def test_the_version_is_printed() -> None:
+    from state_backend.values.release import RELEASE
+
+    assert cairn("--version").stdout == f"cairn {RELEASE}\n"

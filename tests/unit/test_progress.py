@@ -1,0 +1,113 @@
+"""Progress bars, Ctrl-C and the colours of `cairn`: what a terminal shows, and what a pipe gets."""
+
+from __future__ import annotations
+
+import os
+import pty
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from cairn.command.cli import app
+from cairn.command.printing import style_of
+from cairn.command.progress import progress
+from tests.support.checkpoints import PIPELINE
+from tests.support.real_shards import RealPipeline
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    pipeline = RealPipeline(tmp_path)
+    pipeline.run(1, "a1", {"a": 1})
+    pipeline.coordinator.quarantine(1, "a test says so", ("total < 0",))
+    return tmp_path
+
+
+def on_terminal(root: Path, command: str, **variables: str) -> bytes:
+    """What a terminal gets from a call of `cairn`: stdout and stderr are one."""
+    there, ours = pty.openpty()
+    words = [sys.executable, "-m", "cairn.command.cli", command, "--root", str(root), "--pipeline", PIPELINE]
+    environment = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "CI")}
+    done = subprocess.run(
+        words, stdout=ours, stderr=ours, env={**environment, "TERM": "xterm", **variables}, check=False
+    )
+    os.close(ours)
+    said = b"".join(_all(there))
+    os.close(there)
+    assert done.returncode in (0, 1), said
+    return said
+
+
+def _all(descriptor: int) -> Iterator[bytes]:
+    while True:
+        try:
+            part = os.read(descriptor, 65_536)
+        except OSError:  # Linux' end of a terminal
+            return
+        if not part:
+            return
+        yield part
+
+
+def test_a_quarantined_checkpoint_has_a_colour_on_a_terminal_only(root: Path) -> None:
+    assert b"\x1b[31m" in on_terminal(root, "list")
+    assert b"\x1b[3" not in on_terminal(root, "list", NO_COLOR="1")
+    piped = CliRunner().invoke(app, ["list", "--root", str(root), "--pipeline", PIPELINE])
+    assert "quarantined" in piped.stdout and "\x1b" not in piped.stdout
+
+
+@pytest.mark.parametrize(
+    ("state", "colour"),
+    [
+        ("completed", ""),
+        ("replaced by 6", ""),
+        ("stale by 7", "yellow"),
+        ("quarantined", "red"),
+        ("descends from quarantined 3", "red"),
+        ("blocked", "red"),
+        ("ok", ""),
+    ],
+)
+def test_the_colour_of_a_state(state: str, colour: str) -> None:
+    assert style_of(state) == colour
+
+
+def test_a_bar_appears_on_a_terminal_only(root: Path) -> None:
+    assert b"verifying" in on_terminal(root, "verify")
+    words = [sys.executable, "-m", "cairn.command.cli", "verify", "--root", str(root), "--pipeline", PIPELINE]
+    piped = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert piped.stderr == "" and "verifying" not in piped.stdout
+
+
+def test_ctrl_c_says_how_much_is_done_and_the_command_that_continues(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: Any, on_progress: Any, **__: Any) -> None:
+        on_progress(3, 8)
+        raise KeyboardInterrupt
+
+    where = ["--root", str(root), "--pipeline", PIPELINE]
+    for arguments, place, says in [
+        (["verify", *where], "cairn.command.verify.verify_pipeline", "changed nothing"),
+        (["sweep", *where], "cairn.command.sweep.sweep_pipeline", "To continue"),
+        (["export", "1", "--to", "/tmp/of a test", *where], "cairn.command.export.export_state", "Delete its folder"),
+    ]:
+        monkeypatch.setattr(place, stopped)
+        monkeypatch.setattr(sys, "argv", ["cairn", *arguments])
+        result = CliRunner().invoke(app, arguments)
+        assert result.exit_code == 130
+        lines = result.stderr.splitlines()
+        assert lines[0] == "Stopped by Ctrl-C" and " 3 of 8 " in lines[1] and says in result.stderr
+        assert shlex.split(lines[-1]) == ["cairn", *arguments]
+
+
+def test_a_block_that_counted_nothing_adds_no_note() -> None:
+    with pytest.raises(KeyboardInterrupt) as raised, progress("verifying", "shards"):
+        raise KeyboardInterrupt
+    assert not hasattr(raised.value, "__notes__")

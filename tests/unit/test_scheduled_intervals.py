@@ -1,0 +1,256 @@
+"""Status, messages and `cairn run` of a pipeline whose intervals have no common length: weekdays at 6 in Berlin.
+
+Clocks go forward on Sunday, 31 March 2024.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import pytest
+from airflow.sdk import DAG, CronDataIntervalTimetable, CronTriggerTimetable, DeltaDataIntervalTimetable
+from dateutil.relativedelta import relativedelta
+from pendulum import timezone
+from typer.testing import CliRunner
+
+import cairn
+from cairn.command.cli import app
+from cairn.command.run import _Asked
+from cairn.driver.driver_protocol import Call, Process, parse_call, to_arguments
+from cairn.pipeline import Pipeline
+from cairn.testing import PipelineTester
+from cairn_operators.dag_schedule import schedule_of_dag
+from pipelines.aircraft import AIRCRAFT, READ_SCHEMA
+from state_backend.adapters.memory_storage import MemoryStorage
+from state_backend.checkpoint.lineage import choose_base
+from state_backend.checkpoint.log import Log
+from state_backend.checkpoint.retention import with_schedule
+from state_backend.formats import record_codec
+from state_backend.inspection.status import status_of
+from state_backend.values.errors import StaleStateError, StateGapError, UsageError
+from state_backend.values.intervals import Interval, format_instant
+from state_backend.values.records import NO_PERMISSIONS, Record
+from state_backend.values.schedule import Cron, Every, Schedule, decode, starting_between
+from tests.support.checkpoints import PIPELINE, content, record
+from tests.support.log_in_memory import log_in_memory
+
+WEEKDAYS = Cron("0 6 * * 1-5", "Europe/Berlin")
+START = datetime(2024, 3, 26, 5, tzinfo=UTC)
+# Tuesday 26 to Friday 5 April; number 3, of Friday, lasts 71 hours.
+DAYS = list(starting_between(WEEKDAYS, START, datetime(2024, 4, 5, 5, tzinfo=UTC)))
+START_MS = DAYS[0].start_ms
+
+
+def log_of(count: int, schedule: Schedule | None = WEEKDAYS, stale: dict[int, int] | None = None) -> Log:
+    records = {
+        n: record(
+            n,
+            DAYS[n - 1],
+            n - 1 or None,
+            retained={m: (stale or {}).get(m) for m in range(1, n + 1)},
+            schedule=schedule,
+            pipeline_start_ms=START_MS,
+        )
+        for n in range(1, count + 1)
+    }
+    return log_in_memory(records)
+
+
+def test_the_next_interval_after_friday_begins_on_monday_s_boundary() -> None:
+    assert DAYS[3].end - DAYS[3].start == timedelta(hours=71)
+    for count in (3, 4, 5):
+        found = status_of(log_of(count), PIPELINE, MemoryStorage())
+        assert (found.next, found.base, found.problem) == (DAYS[count], count, None)
+    # Without a schedule, the length of the last interval is all that is known.
+    guessed = status_of(log_of(4, None), PIPELINE, MemoryStorage()).next
+    assert guessed is not None and guessed.end - guessed.start == timedelta(hours=71)
+
+
+@pytest.mark.parametrize(("there", "wanted"), [(2, 4), (3, 5), (1, 7), (4, 6)])
+def test_a_gap_names_every_interval_that_is_missing(there: int, wanted: int) -> None:
+    with pytest.raises(StateGapError) as refused:
+        choose_base(log_of(there), PIPELINE, DAYS[wanted], NO_PERMISSIONS, START_MS)
+    again = refused.value.rerun
+    assert again is not None
+    assert list(starting_between(WEEKDAYS, again.first, again.last)) == DAYS[there:wanted]
+    assert format_instant(DAYS[wanted - 1].start) in str(refused.value)
+
+
+def test_a_stale_base_names_every_stale_interval() -> None:
+    # Checkpoint 5 ran Wednesday again, and Thursday's and Friday's results are stale: Friday's is Monday's base.
+    records: dict[int, Record] = {n: log_of(4).whole(n) for n in range(1, 5)}
+    retained = {1: None, 2: None, 3: 5, 4: 5, 5: None}
+    newest = record(5, DAYS[1], 1, retained=retained, schedule=WEEKDAYS, pipeline_start_ms=START_MS, attempt="other")
+    log = log_in_memory({**records, 5: newest})
+    with pytest.raises(StaleStateError) as refused:
+        choose_base(log, PIPELINE, DAYS[4], NO_PERMISSIONS, START_MS)
+    again = refused.value.rerun
+    assert again is not None
+    assert (again.first, again.last) == (DAYS[2].start, DAYS[3].start)
+
+
+def test_the_schedule_of_the_newest_interval_wins_and_a_rewind_keeps_it() -> None:
+    log, other = log_of(2), Every(3_600_000)
+    made = content(DAYS[2], "a", 2)
+    assert with_schedule(log, replace(made, schedule=other)).schedule == other
+    assert with_schedule(log, made).schedule == WEEKDAYS
+    assert with_schedule(log, replace(made, kind="restore", schedule=other)).schedule == WEEKDAYS
+    assert with_schedule(log_of(2, None), replace(made, kind="restore", schedule=other)).schedule == other
+
+
+@pytest.mark.parametrize("schedule", [None, WEEKDAYS, Every(1)])
+def test_a_record_keeps_the_schedule(schedule: Schedule | None) -> None:
+    made = record(1, DAYS[0], schedule=schedule)
+    assert record_codec.decode(record_codec.encode(made), "r", Record).content.schedule == schedule
+
+
+def test_a_record_with_a_zone_that_this_host_lacks_can_be_read() -> None:
+    made = record(1, DAYS[0], schedule=Cron("@daily", "Mars/Olympus"))
+    assert record_codec.decode(record_codec.encode(made), "r", Record) == made
+
+
+# --- declarations -----------------------------------------------------------------------------------------------------------
+
+
+def declared(schedule: object, start: datetime = START) -> Pipeline:
+    return Pipeline(
+        name="p",
+        start=start,
+        source=print,
+        key=["k"],
+        processor=print,
+        output_schema="k string",
+        schedule=schedule,  # type: ignore[arg-type]
+    )
+
+
+def test_a_text_counts_in_the_zone_of_the_start() -> None:
+    berlin = datetime(2024, 3, 26, 6, tzinfo=ZoneInfo("Europe/Berlin"))
+    assert declared("0 6 * * 1-5", berlin).declared_schedule == WEEKDAYS
+    assert declared("@daily").declared_schedule == Cron("0 0 * * *", "UTC")
+    assert declared(timedelta(hours=1)).declared_schedule == Every(3_600_000)
+    assert declared(cairn.Cron("0 6 * * MON-FRI", "Europe/Berlin")).declared_schedule != WEEKDAYS
+    assert declared(None).declared_schedule is None
+
+
+@pytest.mark.parametrize(
+    ("schedule", "says"),
+    [
+        ("every day", "no cron expression"),
+        ("0 0 30 2 *", "no cron expression"),
+        (3600, "no schedule"),
+        (timedelta(0), "no length"),
+        (Cron("@daily", "Mars/Olympus"), "no time zone"),
+    ],
+)
+def test_a_schedule_that_is_none_is_refused(schedule: object, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        declared(schedule)
+
+
+def test_a_cron_of_other_types_is_refused() -> None:
+    with pytest.raises(UsageError, match="both must be texts"):
+        Cron("@daily", 3)  # type: ignore[arg-type]
+
+
+def test_the_dag_gives_the_schedule_or_has_the_declared_one() -> None:
+    assert declared(None).scheduled_by(WEEKDAYS, "the DAG").declared_schedule == WEEKDAYS
+    named = declared(Cron("0 6 * * MON-FRI", "Europe/Berlin"))
+    assert named.scheduled_by(WEEKDAYS, "the DAG") == named
+    with pytest.raises(
+        UsageError, match=r"cron '0 6 \* \* MON-FRI' in Europe/Berlin, but the schedule of the DAG is every 1:00:00"
+    ):
+        named.scheduled_by(Every(3_600_000), "the DAG")
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        (CronDataIntervalTimetable("0 6 * * 1-5", timezone="Europe/Berlin"), WEEKDAYS),
+        (CronDataIntervalTimetable("@daily", timezone=timezone("Asia/Kolkata")), Cron("@daily", "Asia/Kolkata")),
+        (DeltaDataIntervalTimetable(timedelta(minutes=15)), Every(900_000)),
+        (DeltaDataIntervalTimetable(relativedelta(months=1)), None),
+        (CronTriggerTimetable("@daily", timezone="UTC"), None),
+        (None, None),
+    ],
+)
+def test_the_schedule_of_a_dag_travels_to_the_driver(schedule: object, expected: Schedule | None) -> None:
+    found = schedule_of_dag(DAG("p", schedule=schedule, start_date=START))  # type: ignore[arg-type]
+    assert (None if found is None else decode(found)) == expected
+    request = Process(
+        start=START, end=DAYS[0].end, attempt="a", run_id="r", clear_number=0, try_number=1, schedule=found
+    )
+    call = Call(pipeline="m:P", root="memory://r", spark="local[1]")
+    words = [request.command, *to_arguments(call), *to_arguments(request)]
+    assert parse_call(words, [])[1] == request
+
+
+# --- cairn run --------------------------------------------------------------------------------------------------------------
+
+
+def asked(
+    newest: Interval | None, start: str | None = None, from_: str | None = None, to: str | None = None, count: int = 1
+) -> tuple[Interval, ...]:
+    return _Asked(start=start, from_=from_, to=to, count=count).scheduled(WEEKDAYS, START, newest)
+
+
+def test_run_takes_the_intervals_of_the_schedule() -> None:
+    assert asked(None, count=3) == tuple(DAYS[:3])
+    assert asked(DAYS[2], count=2) == tuple(DAYS[3:5])
+    assert asked(DAYS[2], start="2024-03-27T05:00Z") == (DAYS[1],)
+    # A date is a day of Berlin. Monday's interval begins an hour earlier in UTC than Friday's, since clocks changed.
+    assert asked(None, from_="2024-03-29", to="2024-04-01") == tuple(DAYS[3:5])
+    hourly = _Asked(start=None, from_="2024-03-31", to="2024-03-31", count=1)
+    assert len(hourly.scheduled(Cron("@hourly", "Europe/Berlin"), START, None)) == 23
+
+
+def test_run_refuses_a_start_that_no_interval_has() -> None:
+    with pytest.raises(UsageError, match="the nearest begin at 2024-03-29T05:00:00Z and 2024-04-01T04:00:00Z"):
+        asked(None, start="2024-03-30T05:00Z")
+    with pytest.raises(UsageError, match="no interval of the schedule"):
+        asked(None, from_="2024-03-30", to="2024-03-31")
+
+
+AS_PRINTED = ["run", "pipelines.aircraft:AIRCRAFT", "--root"]
+DRY = ["--dry-run", "--reprocess", "none"]
+
+
+def test_run_asks_for_the_length_if_the_last_two_differ(tmp_path: Path) -> None:
+    tester = PipelineTester(AIRCRAFT, input_schema=READ_SCHEMA, root=str(tmp_path))
+    for hours in (24, 71):
+        tester.every = timedelta(hours=hours)
+        tester.run()
+    refused = CliRunner().invoke(app, [*AS_PRINTED, str(tmp_path), *DRY])
+    assert refused.exit_code == 2 and "declares no schedule" in refused.stderr, refused.output
+    commands = [shlex.split(line)[1:] for line in refused.stderr.splitlines() if line.startswith("cairn run")]
+    assert len(commands) == 2
+    for command in commands:
+        result = CliRunner().invoke(app, [*command, *DRY])
+        assert "[2013-01-04T23:00:00Z, 2013-01-07T22:00:00Z): would be computed" in result.output, result.output
+
+
+def test_run_and_the_tester_follow_the_schedule_over_a_weekend(tmp_path: Path) -> None:
+    scheduled = replace(AIRCRAFT, schedule=Cron("0 0 * * 1-5"))
+    tester = PipelineTester(scheduled, input_schema=READ_SCHEMA, root=str(tmp_path))
+    lengths = [
+        done.interval.end - done.interval.start for done in (tester.run(), tester.run(), tester.run(), tester.run())
+    ]
+    assert lengths == [timedelta(days=n) for n in (1, 1, 1, 3)]
+    assert {c.content.schedule for c in tester.checkpoints} == {Cron("0 0 * * 1-5")}
+    # The code behind the command declares no schedule: the record's counts.
+    result = CliRunner().invoke(app, [*AS_PRINTED, str(tmp_path), "--count", "5", *DRY])
+    assert result.exit_code == 0, result.output
+    assert "[2013-01-11T00:00:00Z, 2013-01-14T00:00:00Z): would be computed" in result.output
+    heal = ["heal", "--local", "--code", AS_PRINTED[1], "--root", str(tmp_path), "--pipeline", "aircraft"]
+    result = CliRunner().invoke(app, [*heal, "--to", "2013-01-13", "--dry-run", "--json"])
+    assert result.exit_code == 1, result.output
+    to_run = [one["start"] for one in json.loads(result.stdout)["to_run"]]
+    assert to_run == [f"2013-01-{day:02}T00:00:00Z" for day in (7, 8, 9, 10, 11)]
+    tester.run([], Interval(datetime(2013, 1, 7, tzinfo=UTC), datetime(2013, 1, 7, 6, tzinfo=UTC)))
+    with pytest.raises(UsageError, match="no interval of the schedule"):
+        tester.run()
