@@ -155,14 +155,20 @@ def _needed(storage: Storage, log: Log) -> Needed:
 
     A checkpoint whose base is retained has two kinds of state files: files of its base, and files of its own attempt. The
     function keeps all state files of the attempt, so it need not read the checkpoint's record and manifests. It reads
-    record and manifests of the other retained checkpoints.
+    record and manifests of the other retained checkpoints. Manifests of quarantined checkpoints may be damaged.
     """
     intervals = [k for k in log.kept if k.kind == "interval" and k.base_id in log.retained]
     inner = {k.id for k in intervals}
     log.entries.load(k.id for k in log.kept if k.id not in inner)
-    beginnings = [log.whole(k.id).content for k in log.kept if k.id not in inner]
-    named = {h.path for content in beginnings for ref in content.shards for h in _named(ref)}
+    usable, refused = (
+        [k for k in log.kept if k.id not in inner and (k.id in log.quarantined) is one] for one in (False, True)
+    )
+    beginnings = [log.whole(k.id).content for k in usable]
+    # A checkpoint may be quarantined because its manifest is damaged. It must not stop all deletions while it is held.
+    damaged = [log.whole(k.id).content for k in refused]
+    named = {h.path for content in (*beginnings, *damaged) for ref in content.shards for h in _named(ref)}
     named |= {h.path for h in _manifests_files(beginnings, storage)}
+    named |= {h.path for h in _manifests_files(damaged, storage, gone_before=True)}
     return Needed(paths=named, attempts=frozenset(k.attempt for k in intervals))
 
 

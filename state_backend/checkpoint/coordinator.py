@@ -52,6 +52,7 @@ from state_backend.checkpoint.output_schemas import output_so_far
 from state_backend.checkpoint.parallel import at_once
 from state_backend.checkpoint.record_reader import RecordReader
 from state_backend.checkpoint.release import computed_without
+from state_backend.checkpoint.retention import DEFAULT_POLICY, held_in_quarantine, with_retention
 from state_backend.formats import paths, record_codec
 from state_backend.formats.types import names_and_types, parse_struct
 from state_backend.ports.storage import KeepsRoom, Storage, lists_late
@@ -460,7 +461,8 @@ class Coordinator:
         commit drops no validated checkpoint. The method then saves the listing of the folder, which costs as much as a
         dozen look-ups.
         """
-        decision = plan_commit(log, prepared, self._policy)
+        held = self._held_in_quarantine(log, prepared.content)
+        decision = plan_commit(log, prepared, self._policy, held)
         if not isinstance(decision, Create):
             return decision
         dropped = sorted(log.retained.keys() - {r.id for r in decision.record.retained})
@@ -470,7 +472,21 @@ class Coordinator:
         there = [info.path for info in looked_at if info is not None]
         if few and not there:
             return decision
-        return plan_commit(log, prepared, self._policy, self._newest_validated(log, there))
+        return plan_commit(log, prepared, self._policy, held | self._newest_validated(log, there))
+
+    def _held_in_quarantine(self, log: Log, content: Content) -> frozenset[int]:
+        """Return the quarantined checkpoints that the commit of an attempt must retain, with their bases.
+
+        The quarantine began when its mark was written, and the time now is about the time of the attempt's
+        `prepared.json`. Both are times of the storage: the clocks of hosts may differ.
+        """
+        refused = sorted(log.retained.keys() & log.quarantined.keys())
+        if not refused:
+            return frozenset()
+        files = [paths.prepared(content.attempt), *map(paths.quarantine, refused)]
+        now, *since = (None if info is None else info.modified_ms for info in at_once(self._storage.stat, files))
+        policy = self._policy or with_retention(log, content).retention or DEFAULT_POLICY
+        return held_in_quarantine(log, dict(zip(refused, since, strict=True)), now, policy)
 
     def _check_not_refused(self, attempt: str) -> None:
         path = paths.refused(attempt)
@@ -775,6 +791,23 @@ class Coordinator:
         raise StorageUnavailable(
             f"{self._pipeline}: other commits were faster {_COMMIT_ROUNDS} times in a row; try again"
         )
+
+    def drop_quarantined(self, checkpoint_id: int) -> None:
+        """Let the next commit drop a quarantined checkpoint. The checkpoint stays quarantined.
+
+        The method rewrites the mark. Until a commit has dropped the checkpoint, `release` still ends the quarantine.
+
+        Args:
+            checkpoint_id: The id of the checkpoint.
+
+        Raises:
+            UsageError: The checkpoint is not quarantined.
+        """
+        found = self.log().quarantined.get(checkpoint_id)
+        if found is None or not self._rewrite_mark(
+            paths.quarantine(checkpoint_id), Quarantine, replace(found, dropped=True)
+        ):
+            raise self._not_quarantined(checkpoint_id)
 
     def _not_quarantined(self, checkpoint_id: int) -> UsageError:
         return UsageError(

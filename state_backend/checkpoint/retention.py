@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from state_backend.checkpoint.log import Log, base_of, kind_of
 from state_backend.values.records import Content, Kept, Record, Retained
-from state_backend.values.retention import RetentionPolicy, default_retention
+from state_backend.values.retention import RetentionPolicy, default_retention, quarantined_days
 
 # The policy for a commit whose content has none: the default policy of daily intervals.
 DEFAULT_POLICY: RetentionPolicy = default_retention(timedelta(days=1))
@@ -51,7 +51,8 @@ def plan_retention(
     of an old day does not cost today's state; and the ids in `protected`. The policy chooses among the other usable
     checkpoints.
 
-    Quarantined checkpoints and their descendants do not count for the policy, and are dropped if not protected. A
+    Quarantined checkpoints and their descendants do not count for the policy, and are dropped if not protected
+    (`held_in_quarantine`). A
     consolidated checkpoint's base is dropped one commit later than the consolidation, because a running interval may
     still restore the base.
 
@@ -74,3 +75,29 @@ def plan_retention(
         Retained(id=i, stale_by=inherited[i].stale_by if i in inherited and inherited[i].stale_by else marks.get(i))
         for i in sorted(keep)
     )
+
+
+def held_in_quarantine(
+    log: Log, since_ms: Mapping[int, int | None], now_ms: int | None, policy: RetentionPolicy
+) -> frozenset[int]:
+    """Return the quarantined checkpoints, and their bases, that a commit must still retain.
+
+    A person may look at a quarantined checkpoint and compare it with its base, or release it. It is held until the
+    person releases or drops it, or until the days of the policy have passed. Its base may be quarantined too.
+
+    Args:
+        log: The log before the commit.
+        since_ms: The time at which each quarantine began, by the id of a retained checkpoint, by the storage's clock;
+            None for an unknown time.
+        now_ms: The time now by the same clock; None for an unknown time. An unknown time holds the checkpoint.
+        policy: The retention policy of the commit.
+    """
+    days_ms = quarantined_days(policy) * 86_400_000
+    held = set()
+    for kept in log.kept:
+        mark, since = log.quarantined.get(kept.id), since_ms.get(kept.id)
+        if mark is None or mark.dropped or days_ms == 0:
+            continue
+        if since is None or now_ms is None or now_ms - since < days_ms:
+            held |= {kept.id} if kept.base_id is None else {kept.id, kept.base_id}
+    return frozenset(held & log.retained.keys())

@@ -296,7 +296,8 @@ def _needed(log: Log, storage: Storage) -> frozenset[str]:
     """Return every path that a record or a savepoint names.
 
     Raises:
-        NotFound: The manifest of a retained checkpoint is missing, so the files that it needs are unknown.
+        NotFound: The manifest of a retained checkpoint that is not quarantined is missing, so the files that it needs
+            are unknown.
     """
     named = {o.handle.path for _, outputs in log.current_outputs().values() for o in outputs}
     near = {n: log.entries[n] for n in {*log.retained, *log.summary.dropping}}
@@ -309,11 +310,12 @@ def _needed(log: Log, storage: Storage) -> frozenset[str]:
     named |= {h.path for fact in settled for h in handles_in(read_settled(storage, fact))}
     whole = [e for e in near.values() if isinstance(e, Record)]
     named |= {paths.prepared(record.content.attempt) for record in whole}
-    retained = [r.content for r in whole if r.id in log.retained]
+    # A quarantined checkpoint is held for days, maybe because its manifest is damaged. It must not stop all sweeps.
+    retained = [r.content for r in whole if r.id in log.retained and r.id not in log.quarantined]
     # A dropped checkpoint has a full record until a clean-up has deleted the checkpoint's files and made the record a
     # tombstone. A clean-up that stopped before may have deleted some manifests of the checkpoint. So `paths_in` accepts
     # that a manifest of a dropped checkpoint is missing.
-    dropped = [r.content for r in whole if r.id not in log.retained]
+    dropped = [r.content for r in whole if r.id not in log.retained or r.id in log.quarantined]
     # Look up the savepoint by name: a listing may miss files that were written some seconds ago.
     if storage.stat(paths.SAVEPOINT_RECORD) is not None:
         saved = record_codec.decode(storage.read(paths.SAVEPOINT_RECORD), paths.SAVEPOINT_RECORD, Savepoint)
@@ -334,7 +336,8 @@ def _needed(log: Log, storage: Storage) -> frozenset[str]:
         except (NotFound, CorruptFile):
             if handle in strict:
                 raise
-            # Manifests that are not in `strict` belong to dropped checkpoints, whose files the sweep need not keep.
+            # Manifests that are not in `strict` belong to dropped checkpoints, whose files the sweep need not keep, or to
+            # quarantined ones, which nobody can restore without the manifest.
             return []
         return [h.path for h in handles_in(manifest)]
 

@@ -27,7 +27,7 @@ class Status:
         problem: The reason why `next` can't start; None if it can.
         rerun: The intervals to run first so that `next` can start; None if no run helps.
         stale: The stale checkpoints, each with the id of the commit that made it stale. Checkpoints whose interval was
-            run again since are left out.
+            run again since, and quarantined ones, are left out.
         quarantined: The quarantined checkpoints, each with the reason. Checkpoints whose interval has a newer usable
             checkpoint are left out.
         unpublished: The intervals whose current output the sink hook has not published, each with the id of the commit.
@@ -119,7 +119,8 @@ def status_of(log: Log, pipeline: str, storage: Storage) -> Status:
         stale=tuple(
             (n, by)
             for n, by in sorted((n, r.stale_by) for n, r in log.retained.items() if r.stale_by is not None)
-            if not (isinstance(entry := log.entries[n], Record) and is_superseded(log, entry))
+            if n not in log.quarantined
+            and not (isinstance(entry := log.entries[n], Record) and is_superseded(log, entry))
         ),
         quarantined=tuple((n, log.quarantined[n].reason) for n in sorted(log.quarantined) if _still_refused(log, n)),
         unpublished=tuple(unpublished),

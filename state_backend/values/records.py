@@ -830,17 +830,19 @@ class Names:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quarantine:
-    """The mark on a checkpoint that validation refused.
+    """The mark on a checkpoint that validation or a person refused.
 
     Attributes:
         id: The id of the checkpoint.
         reason: Why the checkpoint is refused, for people.
         findings: A sentence for each problem that validation found.
+        dropped: True after a person has dropped the checkpoint: the next commit does not retain it.
     """
 
     id: int
     reason: str
     findings: tuple[str, ...] = field(default=())
+    dropped: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -129,6 +129,36 @@ class KeepYounger:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepQuarantined:
+    """The policy that keeps each quarantined checkpoint and its base for some days after the quarantine began.
+
+    The other policies ignore quarantined checkpoints. A policy without `KeepQuarantined` keeps them for 14 days. With 0,
+    the next commit drops a quarantined checkpoint. The policy belongs in `AnyOf`, beside the policies for usable
+    checkpoints.
+    """
+
+    quarantined_days: int
+
+    def __post_init__(self) -> None:
+        _check_number("KeepQuarantined", self.quarantined_days)
+
+    def keep(self, checkpoints: Sequence[Ended]) -> frozenset[int]:
+        """Return no id: `checkpoints` are usable ones. A commit reads the number of days with `quarantined_days`."""
+        return frozenset()
+
+    def intervals_back(self, every: timedelta) -> int:
+        """Return 0: the policy keeps no usable checkpoint.
+
+        Args:
+            every: Length of each interval.
+        """
+        return 0
+
+    def __str__(self) -> str:
+        return f"quarantined ones for {self.quarantined_days} days"
+
+
+@dataclass(frozen=True, slots=True)
 class AnyOf:
     """The policy that keeps each checkpoint that at least one of its policies keeps.
 
@@ -169,6 +199,8 @@ class AllOf:
 
     def __post_init__(self) -> None:
         _check_policies("AllOf", self.all_of)
+        if any(isinstance(policy, KeepQuarantined) for policy in self.all_of):
+            raise UsageError("KeepQuarantined is not about usable checkpoints, so it belongs in AnyOf, not in AllOf")
 
     def keep(self, checkpoints: Sequence[Ended]) -> frozenset[int]:
         """Return the ids of the checkpoints that all of the policies keep."""
@@ -190,7 +222,7 @@ class AllOf:
 
 # No two policy classes share a field name: a record stores only the fields of a policy, and the decoder finds the class
 # by their names.
-RetentionPolicy: TypeAlias = KeepLast | KeepPerDay | KeepYounger | AnyOf | AllOf
+RetentionPolicy: TypeAlias = KeepLast | KeepPerDay | KeepYounger | KeepQuarantined | AnyOf | AllOf
 _NAMES = " or ".join(policy.__name__ for policy in get_args(RetentionPolicy))
 # The largest number of days or checkpoints that a policy accepts. A larger number is probably a typing error, and a
 # timedelta holds at most 999,999,999 days.
@@ -210,6 +242,23 @@ def default_retention(interval_length: timedelta) -> RetentionPolicy:
     """
     recent = min(timedelta(days=2), _MOST_RECENT * interval_length)
     return AnyOf((KeepLast(10), KeepYounger(recent), KeepPerDay(35)))
+
+
+# A person who returns from two weeks of holidays still finds the files of a refused checkpoint.
+_QUARANTINED_DAYS = 14
+
+
+def quarantined_days(policy: RetentionPolicy) -> int:
+    """Return for how many days a policy keeps quarantined checkpoints: the highest number of its `KeepQuarantined`, or 14."""
+    found = _all_quarantined_days(policy)
+    return max(found, default=_QUARANTINED_DAYS)
+
+
+def _all_quarantined_days(policy: RetentionPolicy) -> list[int]:
+    if isinstance(policy, KeepQuarantined):
+        return [policy.quarantined_days]
+    inner = policy.any_of if isinstance(policy, AnyOf) else policy.all_of if isinstance(policy, AllOf) else ()
+    return [days for one in inner for days in _all_quarantined_days(one)]
 
 
 def check_retention(retention: object, what: str) -> None:

@@ -60,14 +60,14 @@ from state_backend.values.records import (
     RunRef,
     Savepoint,
 )
-from state_backend.values.retention import KeepLast
+from state_backend.values.retention import AnyOf, KeepLast, KeepQuarantined
 from tests.support.checkpoints import content, day, files_in, manifest, sst, start_ms
 from tests.support.faulty_storage import FaultyStorage, StaleStorage, StopHere, lost_answer_at, stop_at
 from tests.support.tiers import ALL, at_tier
 
 EXAMPLES = int(os.environ.get("CAIRN_MODEL_EXAMPLES", "0"))
 STEPS = 50
-HOUR_MS = 3_600_000
+HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 INTERVALS = (*(day(n) for n in range(1, 6)), Interval(day(2).start, day(3).end))
 SEEN: Counter[str] = Counter()
 
@@ -123,6 +123,7 @@ class Model:
     log: list[Entry | None] = field(default_factory=list)
     kept: dict[int, int | None] = field(default_factory=dict)
     refused: set[int] = field(default_factory=set)
+    since_ms: dict[int, int] = field(default_factory=dict)
     abandoned: set[str] = field(default_factory=set)
     tries: dict[str, Try] = field(default_factory=dict)
 
@@ -276,7 +277,14 @@ class Model:
                     kept[old] = id
         ends = {old: self.entry(old).made.interval.end for old in kept if self.good(old)} | {id: made.interval.end}
         stay = {id, max(ends, key=lambda n: (ends[n], n)), *sorted(ends)[-last:]}
+        for old in self.held(made.written_ms):
+            SEEN["held in quarantine"] += old not in stay
+            stay |= {old, *({self.entry(old).made.base} & kept.keys())}
         return Entry(id=id, made=made, reproduction=equal), {n: kept.get(n) for n in sorted(stay - made.drops)}
+
+    def held(self, now_ms: int) -> set[int]:
+        """The quarantined checkpoints whose files stay: refused for less than a day, and not dropped by a person."""
+        return {n for n in self.refused & self.kept.keys() if n in self.since_ms and now_ms - self.since_ms[n] < DAY_MS}
 
     def outputs(self) -> dict[Interval, Entry]:
         return {i: e for i, e in self.published().items() if e.made.interval == i}
@@ -343,7 +351,8 @@ class House:
         self.published: dict[Interval, int] = {}
 
     def coordinator(self, last: int = 3, over: Storage | None = None) -> Coordinator:
-        return Coordinator(over or self.storage, self.name, policy=KeepLast(last))
+        policy = AnyOf((KeepLast(last), KeepQuarantined(1)))
+        return Coordinator(over or self.storage, self.name, policy=policy)
 
     def hook(self, record: Record) -> None:
         self.published[record.content.interval] = record.id
@@ -663,7 +672,23 @@ class Pipelines(RuleBasedStateMachine):
         ids = [e.id for e in house.model.entries()]
         if ids:
             house.coordinator().quarantine(ids[goal % len(ids)], "wrong")
-            house.model.refused.add(ids[goal % len(ids)])
+            id = ids[goal % len(ids)]
+            if id not in house.model.refused:
+                house.model.since_ms[id] = self.now_ms
+            house.model.refused.add(id)
+
+    @rule(which=WHICH, goal=WHICH, waits=st.booleans())
+    def give_up_a_quarantined_one(self, which: int, goal: int, waits: bool) -> None:
+        """A person drops it, or a day passes. The next commit does not retain it."""
+        if waits:
+            self.now_ms += DAY_MS
+            return
+        house = self.house(which)
+        ids = sorted(house.model.refused)
+        if ids:
+            house.coordinator().drop_quarantined(ids[goal % len(ids)])
+            house.model.since_ms.pop(ids[goal % len(ids)], None)
+            SEEN["given up"] += 1
 
     @rule(which=WHICH, goal=WHICH)
     def release(self, which: int, goal: int) -> None:
@@ -1102,6 +1127,8 @@ def test_histories_of_pipelines_are_what_the_model_says() -> None:
         "hosts",
         "forgets",
         "released",
+        "held in quarantine",
+        "given up",
     ):
         assert SEEN[happening], happening
 
