@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cairn.trials.try_code import try_code
     from state_backend.adapters.rocks import EngineOptions
     from state_backend.shard.changelog import ChangelogOptions
-    from state_backend.values.retention import AllOf, AnyOf, KeepLast, KeepPerDay, KeepYounger
+    from state_backend.values.retention import AllOf, AnyOf, KeepLast, KeepPerDay, KeepQuarantined, KeepYounger
     from state_backend.values.schedule import Cron
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "Interval",
     "KeepLast",
     "KeepPerDay",
+    "KeepQuarantined",
     "KeepYounger",
     "OverTime",
     "Pipeline",

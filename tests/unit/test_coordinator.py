@@ -46,7 +46,7 @@ from state_backend.values.records import (
     ShardRef,
     Tombstone,
 )
-from state_backend.values.retention import KeepLast
+from state_backend.values.retention import AnyOf, KeepLast, KeepQuarantined
 from tests.support.checkpoints import PIPELINE, Folder, content, day, run, sst, start_ms
 from tests.support.faulty_storage import Fault, FaultyStorage, StopHere, lost_answer_at, stop_at
 from tests.support.tiers import at_tier
@@ -649,8 +649,31 @@ def test_output_outlives_its_checkpoint_until_the_interval_is_run_again() -> Non
     assert {old, paths.output(day(1), "again", 0, 0)} <= folder.paths()
 
 
+@pytest.mark.parametrize("ends", ["by a person", "by the policy", "not"])
+def test_a_quarantined_checkpoint_and_its_base_are_held(ends: str) -> None:
+    folder = Folder(policy=AnyOf((KeepLast(1), KeepQuarantined(0 if ends == "by the policy" else 14))))
+    folder.run(day(1), "a1")
+    folder.run(day(2), "a2")
+    folder.coordinator.quarantine(2, "wrong")
+    if ends == "by a person":
+        folder.coordinator.drop_quarantined(2)
+    folder.run(day(2), "again")
+    assert [*folder.coordinator.log().retained] == ([1, 2, 3] if ends == "not" else [3])
+
+
+def test_a_held_checkpoint_with_a_damaged_manifest_does_not_stop_a_clean_up() -> None:
+    folder = scenario(inline=False)
+    log = folder.coordinator.log()
+    newest = log.head_id
+    folder.coordinator.quarantine(newest, "its manifest is missing")
+    for ref in log.whole(newest).content.shards:
+        assert ref.manifest is not None
+        folder.storage.delete(ref.manifest.path)
+    folder.coordinator.clean_up()
+
+
 def test_failing_rows_go_with_their_quarantined_checkpoint() -> None:
-    folder = Folder(policy=KeepLast(1))
+    folder = Folder(policy=AnyOf((KeepLast(1), KeepQuarantined(0))))
     folder.run(day(1), "a1")
     rows = folder.storage.create(f"{paths.failing('a1', 'check')}rows.parquet", b"rows").path
     folder.coordinator.quarantine(1, "wrong")

@@ -90,6 +90,7 @@ def quarantine(
     checkpoint: Which,
     reason: Annotated[str, typer.Option(help="Why the checkpoint is refused.")] = "a person refused it",
     release: Annotated[bool, typer.Option("--release", help="End the quarantine of the checkpoint.")] = False,
+    drop: Annotated[bool, typer.Option("--drop", help="Let the next commit drop the quarantined checkpoint.")] = False,
     dag: Dag = None,
     dry_run: DryRun = False,
     as_json: Json = False,
@@ -100,11 +101,15 @@ def quarantine(
     """
     coordinator = Coordinator(open_storage(join_url(root, pipeline)), pipeline)
     record = coordinator.record(parse_checkpoint(checkpoint))
-    if release:
+    if release and drop:
+        raise UsageError("--release and --drop contradict each other; give one of them")
+    if release or drop:
         if record.id not in coordinator.log().quarantined:
             raise UsageError(
                 f"checkpoint {record.id} of pipeline {pipeline!r} is not quarantined, but {state_of(coordinator.log(), record)}"
             )
+        if drop:
+            return _drop(coordinator, record.id, dry_run=dry_run, as_json=as_json)
         if not dry_run:
             coordinator.release(record.id)
         return _say_released(coordinator, record, dry_run=dry_run, as_json=as_json)
@@ -115,6 +120,16 @@ def quarantine(
         said = {"checkpoint": record.id, "dry_run": dry_run, "quarantined": not dry_run}
         return print_json(said | _costs(costs, dag or pipeline))
     _print_refusal(record, costs, dag or pipeline, dry_run=dry_run)
+    return 0
+
+
+def _drop(coordinator: Coordinator, checkpoint_id: int, *, dry_run: bool, as_json: bool) -> int:
+    if not dry_run:
+        coordinator.drop_quarantined(checkpoint_id)
+    if as_json:
+        return print_json({"checkpoint": checkpoint_id, "dry_run": dry_run, "dropped": not dry_run})
+    would = "would drop" if dry_run else "drops"
+    print_text(f"the next commit {would} checkpoint {checkpoint_id}, which stays quarantined")
     return 0
 
 
