@@ -127,6 +127,10 @@ def test_a_person_refuses_a_checkpoint_and_accepts_it_again(root: Path) -> None:
         assert (released.exit_code, released.stdout) == (0, "checkpoint 7 is released: completed\n")
         verified = cairn(root, "verify", "--fast")
         assert verified.exit_code == 0, verified.stdout
+    assert cairn(root, "quarantine", "7").exit_code == 0
+    dropped = cairn(root, "quarantine", "7", "--drop")
+    assert (dropped.exit_code, RealPipeline(root).coordinator.log().quarantined[7].dropped) == (0, True), dropped.output
+    assert cairn(root, "quarantine", "7", "--release").exit_code == 0
     again = cairn(root, "quarantine", "7", "--release")
     assert again.exit_code == 2 and "checkpoint 7 of pipeline 'counting' is not quarantined" in again.stderr
     assert cairn(root, "quarantine", "99").exit_code == 2

@@ -651,14 +651,15 @@ def test_output_outlives_its_checkpoint_until_the_interval_is_run_again() -> Non
 
 @pytest.mark.parametrize("ends", ["by a person", "by the policy", "not"])
 def test_a_quarantined_checkpoint_and_its_base_are_held(ends: str) -> None:
-    folder = Folder(policy=AnyOf((KeepLast(1), KeepQuarantined(0 if ends == "by the policy" else 14))))
+    folder = Folder(policy=AnyOf((KeepLast(2), KeepQuarantined(0 if ends == "by the policy" else 14))))
     folder.run(day(1), "a1")
     folder.run(day(2), "a2")
     folder.coordinator.quarantine(2, "wrong")
     if ends == "by a person":
         folder.coordinator.drop_quarantined(2)
     folder.run(day(2), "again")
-    assert [*folder.coordinator.log().retained] == ([1, 2, 3] if ends == "not" else [3])
+    folder.run(day(3), "a3")
+    assert [*folder.coordinator.log().retained] == ([1, 2, 3, 4] if ends == "not" else [3, 4])
 
 
 def test_a_held_checkpoint_with_a_damaged_manifest_does_not_stop_a_clean_up() -> None:

@@ -25,7 +25,7 @@ from state_backend.values.errors import CairnError, CorruptRecord
 from state_backend.values.handles import Handle
 from state_backend.values.records import Claim, Record, SweepRecord, Tombstone
 from state_backend.values.release import RELEASE
-from state_backend.values.retention import KeepLast
+from state_backend.values.retention import AnyOf, KeepLast, KeepQuarantined
 from tests.support.checkpoints import PIPELINE, day, trial_of
 from tests.support.crash_matrix import FAR_MS, HOME, NEW, SAVED, Try, restore, take, values_of
 from tests.support.real_shards import RealPipeline
@@ -38,7 +38,7 @@ FORMATS: tuple[Any, ...] = ("native", "canonical")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Days 1 to 5 of which three are retained, one of them quarantined and made again; each kind of file at least once."""
     root = tmp_path_factory.mktemp("original")
-    made = RealPipeline(root, policy=KeepLast(3))
+    made = RealPipeline(root, policy=AnyOf((KeepLast(3), KeepQuarantined(0))))
     for n in (1, 2, 3, 4, 5):
         made.prepare(n, f"a{n}", values_of(n), mode="changelog" if n == 5 else "incremental")
         made.coordinator.commit(f"a{n}")

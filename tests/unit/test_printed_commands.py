@@ -113,7 +113,6 @@ RUN = {
     "cairn quarantine … … --release": CLI + "test_a_person_refuses_a_checkpoint_and_accepts_it_again",
     "cairn quarantine": CLI + "test_a_person_refuses_a_checkpoint_and_accepts_it_again",
     "cairn quarantine --release": CLI + "test_a_person_refuses_a_checkpoint_and_accepts_it_again",
-    "cairn quarantine … --drop": CLI + "test_a_person_refuses_a_checkpoint_and_accepts_it_again",
     "cairn validate": "tests/integration/test_validation.py::test_validate_on_the_command_line",
     "cairn savepoint --root … --code … --checkpoint … --to": "not run: needs Spark and a pipeline's code; with the same options it is, "
     "in tests/integration/test_savepoints.py",

@@ -128,8 +128,8 @@ def _drop(coordinator: Coordinator, checkpoint_id: int, *, dry_run: bool, as_jso
         coordinator.drop_quarantined(checkpoint_id)
     if as_json:
         return print_json({"checkpoint": checkpoint_id, "dry_run": dry_run, "dropped": not dry_run})
-    would = "would drop" if dry_run else "drops"
-    print_text(f"the next commit {would} checkpoint {checkpoint_id}, which stays quarantined")
+    drops = "would drop" if dry_run else "drops"
+    print_text(f"the next commit {drops} checkpoint {checkpoint_id}, which stays quarantined")
     return 0
 
 
