@@ -229,9 +229,7 @@ class Coordinator:
         for tried in range(_READ_ROUNDS):
             self._check_start(log, pipeline_start_ms)
             try:
-                chosen = choose_base(
-                    log, self._pipeline, interval, permissions, pipeline_start_ms, schedule=schedule
-                )
+                chosen = choose_base(log, self._pipeline, interval, permissions, pipeline_start_ms, schedule=schedule)
                 base = log.whole(chosen.id) if chosen is not None else None
                 break
             except (StateUnusable, CorruptRecord):

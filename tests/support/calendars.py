@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -52,7 +53,7 @@ class Case:
     def intervals(self) -> list[Interval]:
         """The intervals that the DAG must run."""
         utc = [bound.astimezone(UTC) for bound in self.bounds]
-        return [Interval(start, end) for start, end in zip(utc, utc[1:], strict=False)]
+        return [Interval(start, end) for start, end in pairwise(utc)]
 
 
 def _days(first: str, count: int, at: time, zone: tzinfo, weekdays: str = "0123456") -> tuple[datetime, ...]:
@@ -95,7 +96,7 @@ CASES = {
     )
 }
 
-DAGS = '''
+DAGS = """
 # Airflow DAGs.
 from datetime import timedelta
 from airflow.sdk import CronDataIntervalTimetable, DeltaDataIntervalTimetable
@@ -112,7 +113,7 @@ for case in CASES.values():
     )
     made.get_task("process").driver_module = "tests.support.calendar_driver"
     globals()[case.name] = made
-'''
+"""
 
 FOLDER = Path(os.environ.get("CAIRN_CALENDARS", "/nowhere"))
 ROOT = f"file://{FOLDER}/state"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -126,10 +127,12 @@ def test_the_driver_explains_it_for_an_empty_pipeline(
 ) -> None:
     for name in ("check_running", "use_this_python"):
         monkeypatch.setattr(process_interval, name, lambda *_: None)
-    monkeypatch.setattr(process_interval, "in_zone_of", lambda *_: open("/dev/null"))
+    monkeypatch.setattr(process_interval, "in_zone_of", lambda *_: nullcontext())
     monkeypatch.setattr(driver.Session, "connect", lambda *_: None)
     monkeypatch.setattr(driver, "load_pipeline", lambda _: pipeline(None))
-    call = Call(pipeline="m:P", root=f"file://{tmp_path}", spark="local", task=None, again=False, settings_on_stdin=False)
+    call = Call(
+        pipeline="m:P", root=f"file://{tmp_path}", spark="local", task=None, again=False, settings_on_stdin=False
+    )
     request = Process(
         start=datetime(2024, 2, 1, tzinfo=UTC),
         end=datetime(2024, 2, 2, tzinfo=UTC),
@@ -138,7 +141,9 @@ def test_the_driver_explains_it_for_an_empty_pipeline(
         clear_number=0,
         try_number=1,
         schedule=encode(Cron("@daily")),
-        newest_first=_is_newest_first({"dag_run": SimpleNamespace(run_type=kind), "dag": SimpleNamespace(catchup=catchup)}),
+        newest_first=_is_newest_first(
+            {"dag_run": SimpleNamespace(run_type=kind), "dag": SimpleNamespace(catchup=catchup)}
+        ),
     )
     with pytest.raises(StateGapError, match="31 intervals earlier") as refused:
         driver._process(driver.Session(call=call, token=None, conf={}), request)
