@@ -95,7 +95,8 @@ class Pipe:
         return {**own, "CAIRN_AIRFLOW": self.airflow.client.url}
 
     def status(self) -> tuple[int, str]:
-        command = [sys.executable, "-m", "cairn", "status", "--root", self.root, "--pipeline", self.name]
+        program = str(Path(sys.executable).parent / "cairn")
+        command = [program, "status", "--root", self.root, "--pipeline", self.name]
         env = {**os.environ, **self.environment()}
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
         return done.returncode, done.stdout
