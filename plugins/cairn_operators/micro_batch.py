@@ -251,7 +251,9 @@ class StatefulMicroBatchOperator(DriverOperator):
         from state_backend.values.airflow_commands import with_command
         from state_backend.values.errors import CairnError
         from state_backend.values.intervals import Interval
+        from state_backend.values.schedule import decode
 
+        schedule = schedule_of_dag(context.get("dag"))
         permissions = granted(self.permissions)
         runs = predecessor_runs(context, start, end, self._checkpoint_tasks(context))
         queued = any(run.state == "queued" for run in runs)
@@ -269,6 +271,7 @@ class StatefulMicroBatchOperator(DriverOperator):
                 runs,
                 alone_for=timedelta(milliseconds=0 if alone_since_ms is None else _now_ms() - alone_since_ms),
                 patience=self.start_patience,
+                schedule=None if schedule is None else decode(schedule),
             )
             decision = decide(earlier_running=queued and is_earlier_running(context, start))
             if isinstance(decision, Wait) and decision.heal_to is not None and is_earlier_blocked(context, start):
@@ -414,6 +417,7 @@ class StatefulMicroBatchOperator(DriverOperator):
             permissions=granted(self.permissions),
             committed=there,
             schedule=schedule_of_dag(context.get("dag")),
+            newest_first=_is_newest_first(context),
             earlier=(store.get(_ATTEMPT_KEY) or None) if known else None,
         )
 
@@ -438,6 +442,12 @@ class StatefulMicroBatchOperator(DriverOperator):
         prepared = result["attempt"] if result.get("reused") else attempt
         push_outputs(context, attempt=prepared, sink=result["sink"])
         return {**result, "attempt": prepared}
+
+
+def _is_newest_first(context: Any) -> bool:
+    """Return True if Airflow's scheduler made the run, and the DAG's catchup is off."""
+    kind = getattr(context["dag_run"], "run_type", None)
+    return str(getattr(kind, "value", kind)) == "scheduled" and not getattr(context.get("dag"), "catchup", True)
 
 
 def check_mode(task_id: str, mode: str) -> None:

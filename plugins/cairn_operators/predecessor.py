@@ -19,6 +19,7 @@ from state_backend.checkpoint.log import Log, interval_of, run_of
 from state_backend.values.errors import CairnError, Rerun, StaleStateError, StateGapError
 from state_backend.values.intervals import Interval, from_ms
 from state_backend.values.records import Permissions
+from state_backend.values.schedule import Schedule, interval_before
 
 _ENDED_BADLY = frozenset({"failed", "upstream_failed", "skipped", "removed"})
 
@@ -116,6 +117,7 @@ def plan_start(
     earlier_queued: bool = False,
     alone_for: timedelta = timedelta(0),
     patience: timedelta = timedelta(minutes=2),
+    schedule: Schedule | None = None,
 ) -> Go | Wait | Refuse:
     """Decide whether `interval` may be processed now, must wait, or is refused.
 
@@ -139,6 +141,7 @@ def plan_start(
             It counts only if the base is stale.
         alone_for: How long the task has been waiting for runs that are all queued, while no earlier run is running.
         patience: The value of `alone_for` at which the task no longer waits for these runs.
+        schedule: The DAG's schedule; None for the recorded one.
 
     Returns:
         `Go` to process the interval now, `Wait` to wait for a run, `Refuse` to fail for good.
@@ -148,7 +151,7 @@ def plan_start(
     if open_runs:
         alone = not earlier_running and all(run.state == "queued" for run in open_runs)
         if not alone or alone_for < patience:
-            soon = all(_is_at_work(log, run, interval) for run in open_runs)
+            soon = all(_is_at_work(log, run, interval, schedule) for run in open_runs)
             return Wait(reason=", ".join(map(str, open_runs)), runs=open_runs, alone=alone, soon=soon)
         left_alone = (
             f"{', '.join(map(str, open_runs))} did not start within {patience}. This task does not wait longer, since Airflow may "
@@ -159,7 +162,7 @@ def plan_start(
         return Go(reason=left_alone)
     pipeline_start_ms = log.newest.content.pipeline_start_ms
     try:
-        choose_base(log, pipeline, interval, permissions, pipeline_start_ms)
+        choose_base(log, pipeline, interval, permissions, pipeline_start_ms, schedule=schedule)
     except CairnError as error:
         there = _result(log, interval, pipeline_start_ms)
         if isinstance(error, StateGapError) and there is not None and there.dropped:
@@ -206,16 +209,18 @@ def is_unfinished(wanted: Sequence[str], tasks: Mapping[str, str | None]) -> boo
     return any(state != "success" for state in states) and not any(state in _ENDED_BADLY for state in states)
 
 
-def _is_at_work(log: Log, run: PredecessorRun, interval: Interval) -> bool:
+def _is_at_work(log: Log, run: PredecessorRun, interval: Interval, schedule: Schedule | None) -> bool:
     """Return True if `run`, the run of the interval before `interval`, is computing its interval or has computed it.
 
     Airflow's task states do not suffice: a `process` task in state running may still be waiting for the run before
-    `run`. So the newest checkpoint, if there is one, must also end at or after the start of the interval of `run`. The
-    function computes this start as if the interval of `run` were as long as `interval`. A wrong answer does little
+    `run`. So the newest checkpoint, if there is one, must also end at or after the start of the interval of `run`. Without
+    a schedule, the function computes this start as if the interval of `run` were as long as `interval`. A wrong answer does little
     harm: a task that waits for `run` would only keep its worker slot too long, or give it back too early.
     """
     process, *rest = (run.tasks.get(name) for name in run.wanted)
-    before_it = interval.start - (interval.end - interval.start)
+    schedule = schedule or log.schedule
+    scheduled = interval_before(schedule, interval.start) if schedule is not None else None
+    before_it = interval.start - (interval.end - interval.start) if scheduled is None else scheduled.start
     begun = log.newest is None or log.newest.content.interval.end >= before_it
     near = ("scheduled", "queued", "running")
     return begun and (

@@ -88,6 +88,7 @@ from state_backend.values.records import (
     ValidationMode,
 )
 from state_backend.values.retention import RetentionPolicy
+from state_backend.values.schedule import Schedule
 
 logger = logging.getLogger("cairn")
 
@@ -206,7 +207,15 @@ class Coordinator:
             self._last = log
         return log
 
-    def begin(self, interval: Interval, *, permissions: Permissions, pipeline_start_ms: int, attempt: str) -> Begun:
+    def begin(
+        self,
+        interval: Interval,
+        *,
+        permissions: Permissions,
+        pipeline_start_ms: int,
+        attempt: str,
+        schedule: Schedule | None = None,
+    ) -> Begun:
         """Choose the checkpoint that an interval starts from. The method writes nothing.
 
         Args:
@@ -214,6 +223,7 @@ class Coordinator:
             permissions: Permissions of the run.
             pipeline_start_ms: Start of the pipeline, in milliseconds since the epoch.
             attempt: Uuid of the attempt.
+            schedule: The pipeline's schedule, for the message about a gap; None for the recorded one.
 
         Raises:
             UsageError: The pipeline's start differs from the recorded start; the interval begins before the start; or
@@ -225,7 +235,7 @@ class Coordinator:
         for tried in range(_READ_ROUNDS):
             self._check_start(log, pipeline_start_ms)
             try:
-                chosen = choose_base(log, self._pipeline, interval, permissions, pipeline_start_ms)
+                chosen = choose_base(log, self._pipeline, interval, permissions, pipeline_start_ms, schedule=schedule)
                 base = log.whole(chosen.id) if chosen is not None else None
                 break
             except (StateUnusable, CorruptRecord):

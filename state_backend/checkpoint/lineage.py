@@ -11,7 +11,7 @@ from state_backend.checkpoint.log import Log, interval_of, kind_of, left_same_st
 from state_backend.values.errors import Rerun, StaleStateError, StateGapError, StateUnusable, UsageError
 from state_backend.values.intervals import Interval, format_instant, from_ms
 from state_backend.values.records import Content, Kept, Permissions, Record, Tombstone
-from state_backend.values.schedule import interval_before
+from state_backend.values.schedule import Schedule, are_same, first_interval, interval_before, interval_from
 
 
 def plan_base(
@@ -22,6 +22,7 @@ def plan_base(
     pipeline_start_ms: int,
     *,
     as_of: int | None = None,
+    schedule: Schedule | None = None,
 ) -> Record | None:
     """Return the record of the checkpoint that `choose_base` chooses for the interval; None for empty state.
 
@@ -34,11 +35,12 @@ def plan_base(
         as_of: At commit: the highest id in the log when the attempt began. If a commit with a higher id made the base
             stale or made overlapping output, the function raises an error in spite of the permissions. None, before
             the commit: no such limit.
+        schedule: The pipeline's schedule now; None for the recorded one.
 
     Raises:
         CorruptRecord: The record is missing or is a tombstone. The other errors are those of `choose_base`.
     """
-    chosen = choose_base(log, pipeline, interval, permissions, pipeline_start_ms, as_of=as_of)
+    chosen = choose_base(log, pipeline, interval, permissions, pipeline_start_ms, as_of=as_of, schedule=schedule)
     return log.whole(chosen.id) if chosen is not None else None
 
 
@@ -50,6 +52,7 @@ def choose_base(
     pipeline_start_ms: int,
     *,
     as_of: int | None = None,
+    schedule: Schedule | None = None,
 ) -> Kept | None:
     """Return the retained checkpoint that the interval starts from; None for empty state.
 
@@ -66,6 +69,7 @@ def choose_base(
         as_of: At commit: the highest id in the log when the attempt began. The permissions do not cover the effects of
             later commits, which were unknown when a person gave the permissions: if a later commit made the base stale
             or made overlapping output, the function raises an error. None, before the commit: no such limit.
+        schedule: The pipeline's schedule now, which says which intervals fill a gap; None for the recorded one.
 
     Raises:
         UsageError: The interval begins before the pipeline's start; or current output of an interval with other
@@ -95,7 +99,7 @@ def choose_base(
                 if log.quarantine_above(c.id) is None and is_forgiven(log.retained[c.id].stale_by, permissions, as_of)
             }
         )
-        text, filling = _gap(log, pipeline, interval, points, from_ms(pipeline_start_ms))
+        text, filling = _gap(log, pipeline, interval, points, from_ms(pipeline_start_ms), schedule or log.schedule)
         raise StateGapError(text, rerun=filling)
     usable = [c for c in candidates if log.quarantine_above(c.id) is None]
     if not usable:
@@ -256,9 +260,9 @@ def lines_of(what: Iterable[object], most: int = 10) -> str:
     return "".join(listed if more <= 0 else [*listed[:most], f"\n  and {more} more"])
 
 
-def _start_before(log: Log, end: datetime, length: timedelta) -> datetime:
-    """Return the start of the interval that ends at `end`: by the recorded schedule, else `length` before."""
-    found = interval_before(log.schedule, end) if log.schedule is not None else None
+def _start_before(schedule: Schedule | None, end: datetime, length: timedelta) -> datetime:
+    """Return the start of the interval that ends at `end`: by the schedule, else `length` before."""
+    found = interval_before(schedule, end) if schedule is not None else None
     return end - length if found is None else found.start
 
 
@@ -266,7 +270,7 @@ def _overlapping(log: Log, pipeline: str, interval: Interval, others: list[tuple
     length = interval.end - interval.start
     start = min(interval.start, *(other.start for other, _ in others))
     end = max(interval.end, *(other.end for other, _ in others))
-    again = Rerun(first=start, last=max(start, _start_before(log, end, length)), replace_overlapping=True)
+    again = Rerun(first=start, last=max(start, _start_before(log.schedule, end, length)), replace_overlapping=True)
     shown = lines_of((f"{other} (checkpoint {n})" for other, n in others), 3)
     text = (
         f"{pipeline} {interval}: output of intervals with other boundaries overlaps this interval:{shown}\n"
@@ -280,7 +284,12 @@ def _overlapping(log: Log, pipeline: str, interval: Interval, others: list[tuple
 
 
 def _gap(
-    log: Log, pipeline: str, interval: Interval, points: list[datetime], start: datetime
+    log: Log,
+    pipeline: str,
+    interval: Interval,
+    points: list[datetime],
+    start: datetime,
+    schedule: Schedule | None,
 ) -> tuple[str, Rerun | None]:
     """Return the message about a gap, and the intervals that fill it.
 
@@ -291,11 +300,13 @@ def _gap(
         points: The interval ends of the checkpoints that an interval may start from, sorted. Ends of stale and quarantined
             checkpoints are left out, since a re-run from there would fail too.
         start: The pipeline's start.
+        schedule: The pipeline's schedule; None if it is unknown.
     """
     text = f"{pipeline} {interval}: no checkpoint ends where the interval starts."
     if not points:
         there = "All checkpoints are quarantined or stale" if log.kept else "The pipeline has no checkpoint"
-        again = Rerun(first=start, last=max(start, _start_before(log, interval.start, interval.end - interval.start)))
+        last = _start_before(schedule, interval.start, interval.end - interval.start)
+        again = Rerun(first=start, last=max(start, last))
         return (
             f"{text}\n{there}. Begin at the pipeline's start, {format_instant(start)}.\n"
             f"To fill the gap, run {intervals_of(again)}.",
@@ -310,8 +321,11 @@ def _gap(
     if not before:
         text += f" The earliest ends at {format_instant(points[0])}. Restore an older savepoint, or begin at the pipeline's start."
         return text, None
+    bridge = _bridge(log, schedule, Interval(before[-1], interval.start))
+    if bridge is not None:
+        return f"{text}\n{bridge}", None
     length, gap = interval.end - interval.start, interval.start - before[-1]
-    scheduled = interval_before(log.schedule, interval.start) if log.schedule is not None else None
+    scheduled = interval_before(schedule, interval.start) if schedule is not None else None
     if scheduled is not None and scheduled.start >= before[-1]:
         again = Rerun(first=before[-1], last=scheduled.start)
         return f"{text}\nTo fill the gap, run {intervals_of(again)}.", again
@@ -331,6 +345,34 @@ def _gap(
     return f"{text}\nTo fill the gap, run {intervals_of(again)}.", again
 
 
+def _bridge(log: Log, schedule: Schedule | None, gap: Interval) -> str | None:
+    """Return the advice for a gap after a change of the schedule, if no interval of the new schedule begins at the gap's start.
+
+    Args:
+        log: The log, which has the schedule before the change.
+        schedule: The pipeline's schedule.
+        gap: The time from the newest usable checkpoint to the interval that can't start.
+
+    Returns:
+        The advice; None if an interval of the schedule begins at the gap's start, or the schedule has not changed.
+    """
+    if schedule is None or log.schedule is None or are_same(log.schedule, schedule):
+        return None
+    if interval_from(schedule, gap.start) is not None:
+        return None
+    end = min(first_interval(schedule, gap.start).start, gap.end)
+    seconds = (end - gap.start).total_seconds()
+    words = ["cairn", "run", "module:NAME", "--start", format_instant(gap.start), "--every", f"{seconds:g}s"]
+    if any(other.overlaps(Interval(gap.start, end)) for other, _ in log.outputs_near(Interval(gap.start, end))):
+        words.append("--replace-overlapping")
+    return (
+        f"The schedule has changed from {log.schedule} to {schedule}, and no interval of the new schedule begins at "
+        f"{format_instant(gap.start)}.\n"
+        f"Run one interval outside of the schedule, from there to {format_instant(end)}, with the pipeline's module:NAME and --root:\n"
+        f"{' '.join(words)}"
+    )
+
+
 def _stale(log: Log, pipeline: str, interval: Interval, base: Kept) -> tuple[str, Rerun]:
     stale_by = log.retained[base.id].stale_by
     assert stale_by is not None
@@ -347,7 +389,7 @@ def _stale(log: Log, pipeline: str, interval: Interval, base: Kept) -> tuple[str
         # `changed` is the interval that was run again, and `whole` is the base's interval. If `changed` is a part of
         # `whole`, the intervals from the end of `changed` to the end of `whole` must be run again.
         if changed.overlaps(whole):
-            last_start = max(first.start, _start_before(log, whole.end, length))
+            last_start = max(first.start, _start_before(log.schedule, whole.end, length))
     again = Rerun(first=first.start, last=last_start)
     return f"{text}\nRun again {intervals_of(again)}.", again
 

@@ -236,6 +236,27 @@ def starting_between(schedule: Schedule, first: datetime, last: datetime) -> Ite
         one = next_interval(schedule, one)
 
 
+def count_between(schedule: Schedule, first: datetime, last: datetime, most: int = 20_000) -> tuple[int, bool]:
+    """Return how many intervals begin at or between two instants, and True if the number is exact.
+
+    Args:
+        schedule: The schedule.
+        first: Start of the first interval.
+        last: The latest start.
+        most: The number of boundaries of a cron expression that are counted, before the function extrapolates.
+    """
+    if isinstance(schedule, Every):
+        return max(0, (last - first) // schedule.length + 1), True
+    after, _ = schedule.boundaries()
+    begun = at = first_interval(schedule, first).start
+    found = 0
+    while at <= last:
+        if found == most:
+            return round(found * ((last - begun) / (at - begun))), False
+        at, found = after(at), found + 1
+    return found, True
+
+
 def interval_from(schedule: Schedule, start: datetime) -> Interval | None:
     """Return the interval that begins at `start`; None if no boundary of the schedule lies there."""
     found = first_interval(schedule, start)

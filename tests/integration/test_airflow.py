@@ -1,4 +1,4 @@
-"""The aircraft pipeline under a real Airflow scheduler and a real Spark Connect server. The tests build on each other."""
+"""The aircraft pipeline under a real Airflow scheduler and a real Spark Connect server. Fixtures make the days that several tests need."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -33,6 +34,7 @@ from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.log import Log, read_log
 from state_backend.checkpoint.savepoints import read_savepoint
+from state_backend.values.records import Record
 from tests.oracles.aircraft import expected, row_order
 from tests.support.checkpoints import day as tally_day
 from tests.support.reading import read_output, read_state
@@ -140,6 +142,8 @@ def airflow(data: Path, connect: SparkConnectServer, pages: tuple[str, list[str]
                 "tally",
                 "tally_scheduled",
                 "tally_two",
+                "tally_deleted",
+                "tally_whole",
                 "tally_halves",
                 "tally_alarms",
                 "created_0",
@@ -190,35 +194,79 @@ def states(airflow: AirflowServer, run_id: str, dag_id: str = DAG) -> dict[str, 
     return {task["task_id"]: task["state"] for task in airflow.client.task_instances(dag_id, run_id)}
 
 
-def test_backfill_survives_a_killed_driver(airflow: AirflowServer, data: Path) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreeDays:
+    """The first three days after their backfill.
+
+    Attributes:
+        runs: Airflow's ids of the runs, by day.
+        tries: How many tries each `process` task had.
+        completed: The records of the checkpoints.
+        tasks: Airflow's states of the third day's tasks.
+        events: The asset events, the oldest first.
+    """
+
+    runs: list[str]
+    tries: list[int]
+    completed: list[Record]
+    tasks: dict[str, str]
+    events: list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def three_days(airflow: AirflowServer, data: Path) -> ThreeDays:
+    """A backfill of three days; the driver of the second day is killed once."""
+    client = airflow.client
     killer = DriverKiller(airflow.processes, FIRST_DAY + timedelta(days=1), after_s=0.5)
-    airflow.client.backfill(DAG, day(1), day(3))
+    client.backfill(DAG, day(1), day(3))
     runs = [run_of(airflow, number) for number in (1, 2, 3)]
     deadline_s = time.monotonic() + 120
     while not killer.done:
         assert time.monotonic() < deadline_s, "no driver to kill"
         killer.look()
         time.sleep(0.1)
-    assert set(airflow.client.wait_for_runs(DAG, runs, timeout_s=240).values()) == {"success"}
+    assert set(client.wait_for_runs(DAG, runs, timeout_s=240).values()) == {"success"}
+    assert not drivers(airflow)
+    events = client.call("GET", f"/api/v2/assets/events?source_dag_id={DAG}")["asset_events"]
+    return ThreeDays(
+        runs=runs,
+        tries=[len(client.tries(DAG, run, "process")) for run in runs],
+        completed=list(log_of(data).completed()),
+        tasks=states(airflow, runs[2]),
+        events=sorted(events, key=lambda event: event["id"]),
+    )
 
-    assert [len(airflow.client.tries(DAG, run, "process")) for run in runs] == [1, 2, 1]
-    assert "the Spark driver was killed (SIGKILL)" in "\n".join(airflow.client.log(DAG, runs[1], "process", 1))
-    completed = log_of(data).completed()
+
+def stale(data: Path) -> set[int]:
+    return {number for number, retained in log_of(data).retained.items() if retained.stale_by}
+
+
+def newest_before(data: Path, number: int) -> int:
+    """Return the id of the checkpoint that day `number` starts from."""
+    start = datetime.fromisoformat(day(number))
+    earlier = [record for record in log_of(data).completed() if record.content.interval.end <= start]
+    return max(earlier, key=lambda record: (record.content.interval.end, record.id)).id
+
+
+def test_backfill_survives_a_killed_driver(airflow: AirflowServer, data: Path, three_days: ThreeDays) -> None:
+    assert three_days.tries == [1, 2, 1]
+    assert "the Spark driver was killed (SIGKILL)" in "\n".join(
+        airflow.client.log(DAG, three_days.runs[1], "process", 1)
+    )
+    completed = three_days.completed
     assert [(record.id, record.content.base_id) for record in completed] == [(1, None), (2, 1), (3, 2)]
     assert [record.content.interval.start.isoformat() for record in completed] == [day(1), day(2), day(3)]
     assert completed[1].content.run.try_number == 2
-    assert states(airflow, runs[2]) == {
+    assert three_days.tasks == {
         "process": "success",
         "checkpoint": "success",
         "validate": "success",
         "savepoint": "skipped",
     }
-    assert airflow.client.xcom(DAG, runs[2], "checkpoint")["checkpoint"] == 3
-    events = airflow.client.call("GET", f"/api/v2/assets/events?source_dag_id={DAG}")["asset_events"]
-    events.sort(key=lambda event: event["id"])
-    told = [(event["extra"]["checkpoint"], event["extra"]["validated"]) for event in events]
+    assert airflow.client.xcom(DAG, three_days.runs[2], "checkpoint")["checkpoint"] == 3
+    told = [(event["extra"]["checkpoint"], event["extra"]["validated"]) for event in three_days.events]
     assert told == [(1, False), (1, True), (2, False), (2, True), (3, False), (3, True)]
-    assert events[0]["extra"]["rows"] == completed[0].content.totals.output_rows
+    assert three_days.events[0]["extra"]["rows"] == completed[0].content.totals.output_rows
 
     # And all of it, the killed day included, is what pandas says.
     oracle = expected(FIRST_DAY.date(), 3)
@@ -231,24 +279,21 @@ def test_backfill_survives_a_killed_driver(airflow: AirflowServer, data: Path) -
     routes = read_state(root, completed[-1], "routes", data / "restored")
     counts = {(tail, origin, dest): fields["flights"] for (tail, origin, dest), fields in routes.items()}
     assert counts == {(tail, *route): n for tail, flown in oracle.routes.items() for route, n in flown.items()}
-    assert not drivers(airflow)
 
 
-def test_clearing_a_past_day_reproduces_it(airflow: AirflowServer, data: Path) -> None:
-    run = run_of(airflow, 2)
+def test_clearing_a_past_day_reproduces_it(airflow: AirflowServer, data: Path, three_days: ThreeDays) -> None:
+    run, before = three_days.runs[1], stale(data)
     airflow.client.clear(DAG, run, ["process"])
     assert airflow.client.wait_for_runs(DAG, [run], timeout_s=120) == {run: "success"}
-    log = log_of(data)
-    records = {record.id: record for record in log.completed()}
-    again, first = records[4], records[2]
+    again, first = log_of(data).completed()[-1], three_days.completed[1]
     assert (again.content.base_id, again.content.interval) == (1, first.content.interval)
     assert again.content.run.clear_number == first.content.run.clear_number + 1
     assert again.content.digest == first.content.digest
-    assert not any(retained.stale_by for retained in log.retained.values())
+    assert stale(data) == before
 
 
 @pytest.mark.long("40 seconds: three runs of a form")
-def test_a_range_in_one_go_from_the_form(airflow: AirflowServer, data: Path) -> None:
+def test_a_range_in_one_go_from_the_form(airflow: AirflowServer, data: Path, three_days: ThreeDays) -> None:
     """The days of the test above, on another root: a dry run, all of them, and the same once more. Each has the digest that it had as a
     run of its own."""
     client, days = airflow.client, {"from": day(1)[:10], "to": day(3)[:10]}
@@ -275,7 +320,7 @@ def test_a_range_in_one_go_from_the_form(airflow: AirflowServer, data: Path) -> 
     said, result, ended = ran()
     assert result["checkpoint"] == 3 and ended == {"backfill": "success", "validate": "success"}
     made = {r.content.interval: r.content.digest for r in read_log(open_storage(url)).completed()}
-    assert made == {r.content.interval: r.content.digest for r in log_of(data).completed()} and len(made) == 3
+    assert made == {r.content.interval: r.content.digest for r in three_days.completed} and len(made) == 3
     events = client.call("GET", "/api/v2/assets/events?source_dag_id=aircraft_range")["asset_events"]
     assert sorted((e["extra"]["checkpoint"], e["extra"]["validated"]) for e in events) == [
         (1, False), (2, False), (3, False), (3, True)
@@ -291,9 +336,12 @@ def test_a_range_in_one_go_from_the_form(airflow: AirflowServer, data: Path) -> 
     assert len(kept) > 20 and not [file for file in kept if KEY.encode() in file.read_bytes()]
 
 
-def test_who_reaches_the_port_of_airflow_needs_its_password(airflow: AirflowServer, tmp_path: Path) -> None:
+def test_who_reaches_the_port_of_airflow_needs_its_password(
+    airflow: AirflowServer, tmp_path: Path, three_days: ThreeDays
+) -> None:
     """A command of the same user finds the password; any other user gets no token and no answer."""
-    assert AirflowClient(airflow.client.url).dag_runs(DAG)
+    found = {run["dag_run_id"] for run in AirflowClient(airflow.client.url).dag_runs(DAG)}
+    assert {*three_days.runs} <= found
     with pytest.MonkeyPatch.context() as other:
         other.setenv("XDG_STATE_HOME", str(tmp_path))
         stranger = AirflowClient(airflow.client.url)
@@ -309,44 +357,51 @@ def test_who_reaches_the_port_of_airflow_needs_its_password(airflow: AirflowServ
     assert stat.S_IMODE(airflow.passwords.stat().st_mode) == 0o600
 
 
-def test_clearing_only_the_checkpoint_commits_nothing(airflow: AirflowServer, data: Path) -> None:
-    run = run_of(airflow, 3)
-    head = log_of(data).head_id
+def test_clearing_only_the_checkpoint_commits_nothing(
+    airflow: AirflowServer, data: Path, three_days: ThreeDays
+) -> None:
+    run, head = three_days.runs[2], log_of(data).head_id
+    checkpoint = airflow.client.xcom(DAG, run, "checkpoint")["checkpoint"]
     airflow.client.clear(DAG, run, ["checkpoint"], downstream=False)
     assert airflow.client.wait_for_runs(DAG, [run], timeout_s=60) == {run: "success"}
     assert log_of(data).head_id == head
-    assert airflow.client.xcom(DAG, run, "checkpoint")["checkpoint"] == 3
+    assert airflow.client.xcom(DAG, run, "checkpoint")["checkpoint"] == checkpoint
 
 
+@pytest.mark.usefixtures("three_days")
 def test_marking_failed_stops_the_driver(airflow: AirflowServer, data: Path) -> None:
+    head, base = log_of(data).head_id, newest_before(data, 4)
     airflow.client.backfill(DAG, day(4), day(4))
     run = run_of(airflow, 4)
     wait_until(lambda: drivers(airflow), 60, "a driver runs")
     airflow.client.fail_task(DAG, run, "process")
     wait_until(lambda: not drivers(airflow), 30, "the driver is stopped")
     assert airflow.client.wait_for_runs(DAG, [run], timeout_s=60) == {run: "failed"}
-    assert log_of(data).head_id == 4
+    assert log_of(data).head_id == head
 
     airflow.client.clear(DAG, run, ["process"])
     assert airflow.client.wait_for_runs(DAG, [run], timeout_s=120) == {run: "success"}
     newest = log_of(data).completed()[-1]
-    assert (newest.id, newest.content.base_id) == (5, 3)
+    assert (newest.id, newest.content.base_id) == (head + 1, base)
 
 
+@pytest.mark.usefixtures("three_days")
 def test_a_gap_fails_at_once_and_a_permission_closes_it(airflow: AirflowServer, data: Path) -> None:
     # Triggered: a backfill would be refused up to half a minute after the one before has ended.
+    head = log_of(data).head_id
     interval = {"data_interval_start": day(12), "data_interval_end": day(13)}
     run = airflow.client.trigger(DAG, day(12), **interval)["dag_run_id"]
     assert airflow.client.wait_for_runs(DAG, [run], timeout_s=120) == {run: "failed"}
     assert len(airflow.client.tries(DAG, run, "process")) == 1
     assert "StateGapError" in "\n".join(airflow.client.log(DAG, run, "process", 1))
-    assert log_of(data).head_id == 5
+    assert log_of(data).head_id == head
 
+    base = newest_before(data, 10)
     airflow.client.backfill(DAG, day(10), day(10), conf={"allow_gap": True})
     run = run_of(airflow, 10)
     assert airflow.client.wait_for_runs(DAG, [run], timeout_s=120) == {run: "success"}
     newest = log_of(data).completed()[-1]
-    assert (newest.id, newest.content.base_id, newest.content.permissions.allow_gap) == (6, 5, True)
+    assert (newest.id, newest.content.base_id, newest.content.permissions.allow_gap) == (head + 1, base, True)
 
 
 def test_a_run_without_date_is_refused(airflow: AirflowServer) -> None:
@@ -355,14 +410,17 @@ def test_a_run_without_date_is_refused(airflow: AirflowServer) -> None:
     assert "this run has no data interval" in "\n".join(airflow.client.log(DAG, run, "process", 1))
 
 
+@pytest.mark.usefixtures("three_days")
 @pytest.mark.long("40 seconds")
 def test_stopping_with_a_savepoint_loses_no_interval(
     airflow: AirflowServer, data: Path, connect: SparkConnectServer
 ) -> None:
     """F47, F76: `cairn savepoint --stop` while an interval is under way: the DAG is paused, the interval ends and is committed, the
     savepoint has it. Unpaused, the run's own `checkpoint` finds that done, and the run succeeds."""
+    head = log_of(data).head_id
     interval = {"data_interval_start": day(5), "data_interval_end": day(6)}
-    run = airflow.client.trigger(DAG, day(5), **interval)["dag_run_id"]
+    # The fourth day may be missing: another test makes it.
+    run = airflow.client.trigger(DAG, day(5), conf={"allow_gap": True}, **interval)["dag_run_id"]
     wait_until(lambda: drivers(airflow), 60, "a driver runs")
     (driver, *_) = drivers(airflow)
     os.kill(driver, signal.SIGSTOP)  # so that it ends after the pause, however fast the machine is
@@ -377,16 +435,17 @@ def test_stopping_with_a_savepoint_loses_no_interval(
         said, _ = stopping.communicate(timeout=180)
     assert stopping.returncode == 0
     answer = json.loads(said)
-    assert (answer["committed"], answer["checkpoint"], answer["paused"]) == ([7], 7, DAG)
+    assert (answer["committed"], answer["checkpoint"], answer["paused"]) == ([head + 1], head + 1, DAG)
     assert read_savepoint(LocalStorage(folder)).content.interval.start.isoformat() == day(5)
     assert states(airflow, run)["process"] == "success" and states(airflow, run)["checkpoint"] != "success"
     assert airflow.client.call("GET", f"/api/v2/dags/{DAG}")["is_paused"]
 
     airflow.client.pause(DAG, False)
     assert airflow.client.wait_for_runs(DAG, [run], timeout_s=120) == {run: "success"}
-    assert airflow.client.xcom(DAG, run, "checkpoint")["checkpoint"] == log_of(data).head_id == 7
+    assert airflow.client.xcom(DAG, run, "checkpoint")["checkpoint"] == log_of(data).head_id == head + 1
 
 
+@pytest.mark.usefixtures("three_days")
 @pytest.mark.long("half a minute")
 def test_going_back_waits_for_a_person(airflow: AirflowServer, data: Path) -> None:
     """Back to day 2: it asks, validates on Spark, commits; the next interval starts from there."""
@@ -443,20 +502,23 @@ def test_a_retry_takes_what_a_killed_task_had_prepared(airflow: AirflowServer, d
 
 def test_deleting_the_dag_deletes_no_state(airflow: AirflowServer, data: Path) -> None:
     """All that Airflow knows of the DAG is gone, its runs and XComs too; every file of the pipeline is there as it was."""
+    days = Tally(airflow.client, data / "tally", "tally_deleted")
 
     def files() -> dict[str, tuple[int, int]]:
-        found = [path.stat() for path in sorted((data / "state").rglob("*")) if path.is_file()]
-        names = [str(path) for path in sorted((data / "state").rglob("*")) if path.is_file()]
-        return dict(zip(names, [(f.st_size, f.st_mtime_ns) for f in found], strict=True))
+        paths = sorted(path for path in (days.base / "state" / days.name).rglob("*") if path.is_file())
+        return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in paths}
 
-    before, head = files(), log_of(data).head_id
-    airflow.client.pause(DAG, True)
-    airflow.client.call("DELETE", f"/api/v2/dags/{DAG}")
+    days.input(1, {"a": 1})
+    run = days.trigger(f"{day_of(2)[:10]}T00:00:01+00:00")
+    assert days.client.wait_for_runs(days.name, [run], timeout_s=120) == {run: "success"}
+    before = files()
+    days.client.pause(days.name, True)
+    days.client.call("DELETE", f"/api/v2/dags/{days.name}")
     # The DAG processor finds the file again, and makes a DAG without a past of it.
-    airflow.wait_for_dag(DAG)
-    assert airflow.client.dag_runs(DAG) == []
-    assert files() == before and any(name.endswith(".sst") for name in before)
-    assert log_of(data).head_id == head
+    airflow.wait_for_dag(days.name)
+    assert days.client.dag_runs(days.name) == []
+    assert before and files() == before
+    assert days.log().head_id == 1 and days.mine() == days.undisturbed(1)
 
 
 def test_commands_for_airflow_do_what_the_docs_say(airflow: AirflowServer) -> None:
@@ -501,9 +563,10 @@ def tally(airflow: AirflowServer, data: Path) -> Callable[[str], Tally]:
 DAYS = 10 if ALL else 5
 
 
-def test_days_in_order_with_a_failing_try_interrupted_and_continued(tally: Callable[[str], Tally]) -> None:
-    """A backfill with max-active-runs 4: runs that are too early defer. It is paused half-way, and continued."""
-    days = tally("tally")
+@pytest.fixture(scope="module")
+def five_days(airflow: AirflowServer, data: Path) -> Tally:
+    """A backfill with max-active-runs 4, paused half-way, and continued; the second day's input comes late."""
+    days = Tally(airflow.client, data / "tally", "tally")
     for n in range(1, DAYS + 3):
         days.input(n, {"every": n, f"even{n % 2}": 1, f"only{n}": 2})
     days.fails_once(2)
@@ -514,44 +577,56 @@ def test_days_in_order_with_a_failing_try_interrupted_and_continued(tally: Calla
     assert "queued" in {run["state"] for run in days.runs().values()}, "the backfill was not interrupted"
     days.client.call("PUT", f"/api/v2/backfills/{backfill}/unpause")
     assert days.wait(range(1, DAYS + 1)) == {"success"}
+    return days
 
-    records = days.log().completed()
+
+def last_day(days: Tally) -> int:
+    """Return the number of the last day that has a checkpoint."""
+    return max(record.content.interval.start for record in days.log().completed()).day
+
+
+def test_days_in_order_with_a_failing_try_interrupted_and_continued(five_days: Tally) -> None:
+    """Runs that are too early defer."""
+    days = five_days
+    records = days.log().completed()[:DAYS]
     assert [record.content.interval.start for record in records] == [tally_day(n).start for n in range(1, DAYS + 1)]
     assert [record.content.base_id for record in records] == [None, *range(1, DAYS)]
     assert "SourceError: 2024-01-02 has not landed" in days.process_log(2) and days.tries(2) >= 2
     assert any("waiting, without a worker slot" in days.process_log(n) for n in range(2, DAYS + 1))
-    assert days.mine() == days.undisturbed(DAYS)
+    assert days.mine(DAYS) == days.undisturbed(DAYS)
     days.assert_one_at_a_time()
 
 
-def test_a_cleared_day_with_the_same_result_lets_tomorrow_pass(tally: Callable[[str], Tally]) -> None:
-    days = tally("tally")
+def test_a_cleared_day_with_the_same_result_lets_tomorrow_pass(five_days: Tally) -> None:
+    days = five_days
+    last = last_day(days)
+    base = max((r.content.interval.end, r.id) for r in days.log().completed())[1]
     days.clear(2)
     assert days.wait([2]) == {"success"}
     log = days.log()
     assert not any(retained.stale_by for retained in log.retained.values())
     # Triggered by hand at a second past midnight: the interval is the day that ended then.
-    run = days.trigger(f"{day_of(DAYS + 2)[:10]}T00:00:01+00:00")
+    run = days.trigger(f"{day_of(last + 2)[:10]}T00:00:01+00:00")
     assert days.client.wait_for_runs("tally", [run], timeout_s=60) == {run: "success"}
     newest = days.log().completed()[-1]
-    assert (newest.content.interval, newest.content.base_id) == (tally_day(DAYS + 1), DAYS)
-    assert days.mine() == days.undisturbed(DAYS + 1)
+    assert (newest.content.interval, newest.content.base_id) == (tally_day(last + 1), base)
+    assert days.mine() == days.undisturbed(last + 1)
 
 
 def test_a_cleared_day_with_another_result_makes_tomorrow_wait_with_the_command(
-    airflow: AirflowServer, tally: Callable[[str], Tally]
+    airflow: AirflowServer, five_days: Tally
 ) -> None:
-    days = tally("tally")
+    days, last = five_days, last_day(five_days)
     days.input(1, {"every": 100, "new": 1})
     days.clear(1)
     assert days.wait([1]) == {"success"}
     head = days.log().head_id
-    run = days.trigger(f"{day_of(DAYS + 3)[:10]}T00:00:01+00:00")
+    run = days.trigger(f"{day_of(last + 2)[:10]}T00:00:01+00:00")
     wait_until(lambda: states_of(days, run)["process"] == "deferred", 60, "the run waits")
     text = "\n".join(days.client.log("tally", run, "process", 1))
     assert f"its base, checkpoint {head - 1}, is stale" in text
     (heal,) = dict.fromkeys(printed_commands(text))
-    assert heal.startswith("cairn heal --root ") and heal.endswith(f"--to {day_of(DAYS + 1)[:10]}T00:00:00Z")
+    assert heal.startswith("cairn heal --root ") and heal.endswith(f"--to {day_of(last)[:10]}T00:00:00Z")
     assert days.log().head_id == head
 
     # The command, as it is printed. The run that waits goes on by itself.
@@ -561,30 +636,31 @@ def test_a_cleared_day_with_another_result_makes_tomorrow_wait_with_the_command(
     assert {n: days.runs()[n]["dag_run_id"] for n in before} == before
     assert days.client.wait_for_runs("tally", [run], timeout_s=60) == {run: "success"}
     made = [record for record in days.log().completed() if record.id > head]
-    assert [record.content.interval for record in made] == [tally_day(n) for n in range(2, DAYS + 3)]
-    assert days.log().completed()[-1].content.interval == tally_day(DAYS + 2)
-    assert days.mine() == days.undisturbed(DAYS + 2)
+    assert [record.content.interval for record in made] == [tally_day(n) for n in range(2, last + 2)]
+    assert days.log().completed()[-1].content.interval == tally_day(last + 1)
+    assert days.mine() == days.undisturbed(last + 1)
 
 
 @pytest.mark.long("half a minute: five more days")
-def test_a_backfill_of_done_days_with_changed_input_reads_no_old_state(tally: Callable[[str], Tally]) -> None:
+def test_a_backfill_of_done_days_with_changed_input_reads_no_old_state(five_days: Tally) -> None:
     """From the very first interval on, with max-active-runs 4: every day starts from what this backfill made of the day before."""
-    days = tally("tally")
-    for n in range(1, DAYS + 1, 3):
+    days, last = five_days, last_day(five_days)
+    for n in range(1, last + 1, 3):
         days.input(n, {"every": 1000 * n, "changed": n})
     head = days.log().head_id
-    days.backfill(1, DAYS)
-    assert days.wait(range(1, DAYS + 1)) == {"success"}
+    days.backfill(1, last)
+    assert days.wait(range(1, last + 1)) == {"success"}
     again = [record for record in days.log().completed() if record.id > head]
-    assert [record.content.interval.start for record in again] == [tally_day(n).start for n in range(1, DAYS + 1)]
-    assert [record.content.base_id for record in again] == [None, *range(head + 1, head + DAYS)]
-    assert days.mine(DAYS) == days.undisturbed(DAYS)
+    assert [record.content.interval.start for record in again] == [tally_day(n).start for n in range(1, last + 1)]
+    assert [record.content.base_id for record in again] == [None, *range(head + 1, head + last)]
+    assert days.mine() == days.undisturbed(last)
     days.assert_one_at_a_time()
 
 
-@pytest.mark.long("half a minute: six runs")
-def test_a_backfill_over_done_days_while_scheduled_runs_go_on(tally: Callable[[str], Tally]) -> None:
-    days = tally("tally_scheduled")
+@pytest.fixture(scope="module")
+def scheduled_days(airflow: AirflowServer, data: Path) -> tuple[Tally, list[Record]]:
+    """Four scheduled days, the first two run again by a backfill meanwhile; and the records of that time."""
+    days = Tally(airflow.client, data / "tally", "tally_scheduled")
     for n in range(1, 5):
         days.input(n, {"every": n, f"only{n}": 1})
     days.slow(3, 2.0)
@@ -595,16 +671,21 @@ def test_a_backfill_over_done_days_while_scheduled_runs_go_on(tally: Callable[[s
     days.backfill(1, 2)
     wait_until(lambda: len(days.runs()) == 4, 90, "the scheduled runs go on")
     assert days.wait(range(1, 5)) == {"success"}
-    log = days.log()
-    assert sorted(r.content.interval.start.day for r in log.completed()) == [1, 1, 2, 2, 3, 4]
-    assert not any(retained.stale_by for retained in log.retained.values())
+    return days, list(days.log().completed())
+
+
+@pytest.mark.long("half a minute: six runs")
+def test_a_backfill_over_done_days_while_scheduled_runs_go_on(scheduled_days: tuple[Tally, list[Record]]) -> None:
+    days, made = scheduled_days
+    assert sorted(r.content.interval.start.day for r in made) == [1, 1, 2, 2, 3, 4]
+    assert not any(retained.stale_by for retained in days.log().retained.values())
     assert days.mine() == days.undisturbed(4)
 
 
 @pytest.mark.long("half a minute: four runs")
-def test_a_cleared_day_with_everything_after_it(tally: Callable[[str], Tally]) -> None:
+def test_a_cleared_day_with_everything_after_it(scheduled_days: tuple[Tally, list[Record]]) -> None:
     """All runs are cleared at a time, from the first, with changed input: each starts from the re-run of the day before."""
-    days = tally("tally_scheduled")
+    days, _ = scheduled_days
     days.input(1, {"every": 400})
     head = days.log().head_id
     days.clear(1, future=True)
@@ -639,7 +720,10 @@ def test_the_command_that_replaces_output_of_another_cut_does_so(
     airflow: AirflowServer, tally: Callable[[str], Tally]
 ) -> None:
     """Days are to become halves of days. The first half is refused; the message's command runs both halves, and the day is gone."""
-    days = tally("tally")
+    days = tally("tally_whole")
+    days.input(1, {"a": 1})
+    whole = days.trigger(f"{day_of(2)[:10]}T00:00:01+00:00")
+    assert days.client.wait_for_runs(days.name, [whole], timeout_s=60) == {whole: "success"}
     halves = "tally_halves"
     interval = {"data_interval_start": day_of(1), "data_interval_end": f"{day_of(1)[:10]}T12:00:00+00:00"}
     run = days.client.trigger(halves, day_of(1), **interval)["dag_run_id"]

@@ -29,7 +29,8 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def load(line: str) -> Any:
-        name = f"sources_page_{abs(hash(line))}"
+        # Python imports a name once: two tests that load the same block need two names.
+        name = f"sources_page_{abs(hash((line, tmp_path)))}"
         text = block_with(PAGE, line).replace("/landed/", f"{tmp_path}/landed/")
         (tmp_path / f"{name}.py").write_text(text.replace("file:///data/state", f"file://{tmp_path}/state"))
         return importlib.import_module(name)

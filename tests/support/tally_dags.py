@@ -36,9 +36,11 @@ def tally(name: str, **more: object) -> DAG:
 
 
 by_hand = tally("tally", max_active_runs=4)
-# The same pipeline, cut otherwise.
+deleted = tally("tally_deleted")
+# One pipeline with two schedules: days, and halves of days.
+whole = tally("tally_whole")
 halves = tally(
-    "tally_halves", schedule=CronDataIntervalTimetable("0 0,12 * * *", timezone="UTC"), pipeline_name="tally"
+    "tally_halves", schedule=CronDataIntervalTimetable("0 0,12 * * *", timezone="UTC"), pipeline_name="tally_whole"
 )
 # Paused, so that a test says when its scheduled runs begin.
 scheduled = tally(

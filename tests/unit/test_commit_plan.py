@@ -234,7 +234,17 @@ def test_a_log_that_lost_its_end_takes_no_commit() -> None:
     assert "Nothing is committed. Put the record back from a backup" in str(raised.value)
 
 
-def test_what_was_quarantined_meanwhile_is_not_consolidated() -> None:
-    log = log_of(C1, C2, quarantined={2: Quarantine(id=2, reason="a test says so")})
+@pytest.mark.parametrize("kind", ["restore", "consolidate"])
+@pytest.mark.parametrize("refused", [1, 2])
+def test_what_was_quarantined_meanwhile_is_neither_restored_nor_consolidated(kind: str, refused: int) -> None:
+    """The base itself, or an ancestor of the base."""
+    log = log_of(C1, C2, quarantined={refused: Quarantine(id=refused, reason="a test says so")})
     with pytest.raises(BaseMoved, match=r"checkpoint 2 has been quarantined since this attempt began\nChoose a usable"):
-        plan(log, mine(day(2), 2, 2, kind="consolidate"))
+        plan(log, mine(day(2), 2, 2, kind=kind))
+
+
+def test_a_consolidation_of_a_stale_checkpoint_is_stale() -> None:
+    log = log_of(C1, C2, record(3, day(1), None, {1: 3, 2: 3, 3: None}))
+    made = plan(log, mine(day(2), 2, 3, kind="consolidate", digest=C2.content.digest))
+    assert isinstance(made, Create)
+    assert {r.id: r.stale_by for r in made.record.retained}[4] == 3

@@ -184,6 +184,24 @@ def test_a_new_file_that_is_not_as_acked_refuses_the_commit(damage: str, inline:
     assert folder.paths() == before
 
 
+class WithoutChecksums(MemoryStorage):
+    """Keeps no checksums, as a local disk."""
+
+    def stat(self, path: str) -> FileInfo | None:
+        info = super().stat(path)
+        return None if info is None else replace(info, crc32c=None)
+
+
+def test_a_shorter_file_refuses_the_commit_where_no_checksums_are_kept() -> None:
+    folder = Folder(WithoutChecksums())
+    folder.prepare(day(1), "a1")
+    data = folder.storage.read(sst("a1"))
+    folder.storage.delete(sst("a1"))
+    folder.storage.create(sst("a1"), data[:-1])
+    with pytest.raises(CorruptFile, match=f"{sst('a1')}: expected {len(data)} bytes"):
+        folder.coordinator.commit("a1")
+
+
 def test_a_missing_output_refuses_the_commit() -> None:
     folder = Folder()
     folder.prepare(day(1), "a1")
@@ -919,6 +937,15 @@ def test_a_newest_record_that_a_stale_listing_left_out_is_found_before_anything_
     assert folder.coordinator.commit("a5").id == 5
     with pytest.raises(StateGapError, match="2024-01-06T00:00:00Z"):
         begin(folder, 7)
+
+
+def test_a_file_that_a_stale_listing_left_out_is_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator, "_FEW_FILES", 0)  # each folder is listed
+    storage = StaleListing()
+    folder = Folder(storage)
+    folder.prepare(day(1), "a1")
+    storage.unlisted = {sst("a1")}
+    assert folder.coordinator.commit("a1").id == 1
 
 
 def test_a_commit_that_loses_its_id_to_a_record_that_it_does_not_list() -> None:

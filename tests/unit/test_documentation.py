@@ -96,7 +96,9 @@ def arguments_of(thing: Any) -> set[str]:
 @pytest.mark.parametrize("name", [name for name in cairn_operators.__all__ if name != "retry_arguments"])
 def test_the_page_of_the_operators_names_their_arguments(name: str) -> None:
     page = (ROOT / "docs" / "operators.md").read_text()
-    (section,) = (part for part in page.split("\n## ") if f"`{name}`" in part.splitlines()[0])
+    sections = [part for part in page.split("\n## ") if f"`{name}`" in part.splitlines()[0]]
+    assert len(sections) == 1, f"docs/operators.md needs one section with `{name}` in its heading"
+    (section,) = sections
     tables = dict(re.findall(r"^\| argument(?: of `(\w+)`)? .*\n\|---.*\n((?:\|.*\n)+)", section, re.MULTILINE))
     rows = re.findall(r"^\| ([^|]+) \|", tables.get(name) or tables[""], re.MULTILINE)
     named = {argument for row in rows for argument in re.findall(r"`(\w+)`", row)}

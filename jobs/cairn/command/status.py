@@ -28,9 +28,7 @@ def status(
         print_json(_status(found, command))
         return 0 if found.well else FINDINGS
     if found.next is None:
-        print_text(
-            "the pipeline has no checkpoint yet\nTo process its first interval, unpause its DAG, or call cairn run"
-        )
+        print_text(_empty(dag or pipeline, root))
     elif found.problem is None:
         print_text(f"next: {found.next}, from checkpoint {found.base}")
     else:
@@ -55,6 +53,18 @@ def status(
             f"cairn publish {where} --skip {first}"
         )
     return 0 if found.well else FINDINGS
+
+
+def _empty(dag: str, root: str) -> str:
+    """Return the advice for a pipeline without a checkpoint. `cairn status` does not know the pipeline's start."""
+    return (
+        "the pipeline has no checkpoint yet\n"
+        "Its first interval begins at Pipeline.start. An unpaused DAG runs the newest interval first, unless catchup is on. To process "
+        "all intervals in order instead, give the first and the last start:\n"
+        f"cairn backfill --dag {shlex.quote(dag)} --from START --to END\n"
+        "To process the first interval without Airflow:\n"
+        f"cairn run module:NAME --root {shlex.quote(root)}"
+    )
 
 
 def _status(found: Status, command: str | None) -> dict[str, Any]:

@@ -46,7 +46,7 @@ from cairn.spark.session import connect, explain, interrupt_former, interrupt_on
 from state_backend.adapters.open_storage import join_url
 from state_backend.inspection.checkpoint_names import parse_checkpoint
 from state_backend.inspection.describe import summarise
-from state_backend.values.errors import CairnError, ProcessorError, UsageError
+from state_backend.values.errors import CairnError, ProcessorError, StateGapError, UsageError
 from state_backend.values.records import RunRef
 from state_backend.values.schedule import decode
 
@@ -139,6 +139,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _process(session: Session, request: Process) -> ProcessResult:
+    from cairn.operations.coordinator_of import coordinator_of
+    from cairn.operations.first_start import with_choices
     from cairn.operations.plan_interval import Attempt
     from cairn.operations.process_interval import process_interval
     from cairn.operations.run_intervals import committed_alike
@@ -182,7 +184,12 @@ def _process(session: Session, request: Process) -> ProcessResult:
             "sink": session.call.pipeline if pipeline.sink is not None else "",
             "seconds": round(time.monotonic() - started, 3),
         }
-    prepared = process_interval(spark, pipeline, session.call.root, attempt, on_begin=on_begin, read=read)
+    try:
+        prepared = process_interval(spark, pipeline, session.call.root, attempt, on_begin=on_begin, read=read)
+    except StateGapError as error:
+        if coordinator_of(pipeline, session.call.root).log().newest is not None:
+            raise
+        raise with_choices(error, pipeline, interval, newest_first=request.newest_first) from error
     content = prepared.content
     return {
         "attempt": content.attempt,

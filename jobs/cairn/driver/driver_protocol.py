@@ -77,6 +77,7 @@ class Process(Run):
         committed: True if a committed result exists. The driver keeps this result if code and input are the same.
         schedule: The DAG's schedule, encoded. The driver checks that the pipeline declares no other one. None skips the
             check.
+        newest_first: True for a scheduled run of a DAG whose catchup is off: an unpaused DAG begins with the newest interval.
         permissions: Refused actions that the user allows.
     """
 
@@ -90,6 +91,7 @@ class Process(Run):
     earlier: dict[str, Any] | None = None
     committed: bool = False
     schedule: dict[str, Any] | None = None
+    newest_first: bool = False
     permissions: Permissions = NO_PERMISSIONS
 
 

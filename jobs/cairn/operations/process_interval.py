@@ -73,6 +73,7 @@ def process_interval(
             permissions=attempt.permissions,
             pipeline_start_ms=to_ms(pipeline.start),
             attempt=attempt.id,
+            schedule=pipeline.declared_schedule,
         )
         _log_begin(pipeline, attempt, begun)
         declared = ask_pipeline(spark, pipeline, attempt, begun, read)
