@@ -766,38 +766,52 @@ class Coordinator:
     def release(self, checkpoint_id: int) -> None:
         """End the quarantine of a checkpoint. The checkpoint and its descendants count again.
 
-        The method changes the mark, and then adds a record without content to the log. A commit that read the log before
-        this record can't create its own record, so it reads the log again and sees that the checkpoint counts. If the
-        process stops between both steps, the checkpoint counts, but such a commit may still start from another base.
+        No commit may be computed without the checkpoint and end up after the release. So the method takes three steps:
+
+        1. The mark says that a release is under way. From now on, a commit that reads the mark is refused.
+        2. A record without content is added to the log. A commit that read the log before step 1 can't create its own
+           record, so it reads the log and the mark again.
+        3. If a usable checkpoint was computed without this one, the mark becomes as it was. Otherwise the mark says
+           that the checkpoint is released.
+
+        If the process stops in between, the checkpoint stays quarantined and commits stay refused until the method is
+        called again.
 
         Args:
             checkpoint_id: The id of the checkpoint.
 
         Raises:
             UsageError: The checkpoint is not quarantined, or a usable checkpoint was computed without it.
-            UnknownOutcome: The storage did not report whether it wrote a file. Check with `cairn status`.
+            UnknownOutcome: The storage did not report whether it wrote a file. Call the method again.
         """
-        path, found = paths.quarantine(checkpoint_id), self.log().quarantined.get(checkpoint_id)
-        released = None if found is None else Released(id=found.id, reason=found.reason, findings=found.findings)
-        if found is None or released is None:
+        path, log = paths.quarantine(checkpoint_id), self.log()
+        found = log.quarantined.get(checkpoint_id)
+        if found is None:
             raise self._not_quarantined(checkpoint_id)
-        self._check_release(self.log(), checkpoint_id)
-        if not self._rewrite_mark(path, Quarantine, released):
+        if not found.releasing:
+            self._check_release(log, checkpoint_id)
+        waiting, before = replace(found, releasing=True), replace(found, releasing=False)
+        released = Released(id=found.id, reason=found.reason, findings=found.findings)
+        if not self._rewrite_mark(path, found, waiting):
             raise self._not_quarantined(checkpoint_id)
+        self._append_fence()
+        try:
+            self._check_release(self.log(), checkpoint_id)
+        except UsageError:
+            self._rewrite_mark(path, waiting, before)
+            raise
+        if not self._rewrite_mark(path, waiting, released):
+            raise self._not_quarantined(checkpoint_id)
+
+    def _append_fence(self) -> None:
+        """Add a record without content: a commit that has read the log must read it again."""
         for _ in range(_COMMIT_ROUNDS):
             log = self.log()
-            try:
-                self._check_release(log, checkpoint_id)
-            except UsageError:
-                self._rewrite_mark(path, Released, found)
-                raise
             retained = tuple(r for _, r in sorted(log.retained.items()))
             fence = SweepRecord(id=log.head_id + 1, retained=retained, sweep=str(uuid4()), abandoned=())
-            try:
+            with suppress(AlreadyExists):
                 append(self._storage, log, fence)
                 return
-            except AlreadyExists:
-                continue
         raise StorageUnavailable(
             f"{self._pipeline}: other commits were faster {_COMMIT_ROUNDS} times in a row; try again"
         )
@@ -815,7 +829,7 @@ class Coordinator:
         """
         found = self.log().quarantined.get(checkpoint_id)
         if found is None or not self._rewrite_mark(
-            paths.quarantine(checkpoint_id), Quarantine, replace(found, dropped=True)
+            paths.quarantine(checkpoint_id), found, replace(found, dropped=True)
         ):
             raise self._not_quarantined(checkpoint_id)
 
@@ -833,12 +847,12 @@ class Coordinator:
                 f"To make its state the newest instead, use `cairn restore` with --checkpoint {checkpoint_id} and --allow-quarantined"
             )
 
-    def _rewrite_mark(self, path: str, old: type[Quarantine | Released], new: Quarantine | Released) -> bool:
-        """Replace a quarantine mark if it has the type `old`, and return False if it has the type of `new` already."""
+    def _rewrite_mark(self, path: str, old: Quarantine | type[Released], new: Quarantine | Released) -> bool:
+        """Replace a quarantine mark, and return False if the mark is not `old`: neither equal, nor of that type."""
         for _ in range(_MARK_ROUNDS):
             info = self._storage.stat(path)  # taken before the read, so that a write in between makes `replace` fail
             found = record_codec.decode(self._storage.read(path), path, Quarantine, Released)
-            if not isinstance(found, old) or info is None:
+            if info is None or not (isinstance(found, old) if isinstance(old, type) else found == old):
                 return False
             with suppress(PreconditionFailed):
                 self._storage.replace(path, record_codec.encode(new), generation=info.generation)

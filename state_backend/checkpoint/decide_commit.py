@@ -36,6 +36,7 @@ from state_backend.values.errors import (
     CorruptRecord,
     Fenced,
     RetryableError,
+    StorageUnavailable,
     Swept,
     UsageError,
 )
@@ -91,6 +92,7 @@ def plan_commit(
             another commit changed the output schema.
         Swept: A sweep abandoned the attempt: the sweep took it for dead, and its record in the log forbids the commit.
         CorruptRecord: The log ends before the record at which the attempt began, so its newest record is lost.
+        StorageUnavailable: A quarantined checkpoint is being released.
     """
     content = prepared.content
     if log.head_id < prepared.h0:
@@ -115,6 +117,7 @@ def plan_commit(
             f"{_who(content)}: {_run(run_of(fence))} committed checkpoint {fence.id} for {interval_of(fence)} first, "
             "so this attempt does not count\nClear the task to process the interval again"
         )
+    _check_no_release(log, _who(content))
     _check_base(log, prepared)
     check_commit(log, prepared, _who(content))
     new_id = log.head_id + 1
@@ -141,6 +144,15 @@ def plan_commit(
     retained = plan_retention(log, new, marks, policy or new.content.retention or DEFAULT_POLICY, protected)
     drops = content.forget.drops if content.kind == "forget" and content.forget is not None else ()
     return Create(record=replace(new, retained=tuple(r for r in retained if r.id not in drops)))
+
+
+def _check_no_release(log: Log, who: str) -> None:
+    """Raise an error while a release is under way: the released checkpoint may be the one to start from."""
+    for checkpoint_id in sorted(n for n, mark in log.quarantined.items() if mark.releasing):
+        raise StorageUnavailable(
+            f"{who}: checkpoint {checkpoint_id} is being released from quarantine, so nothing is committed\n"
+            f"If no release is running, one stopped half-way. End it: cairn quarantine {checkpoint_id} --release"
+        )
 
 
 def _replaced(log: Log, content: Content) -> tuple[Interval, ...]:

@@ -837,12 +837,14 @@ class Quarantine:
         reason: Why the checkpoint is refused, for people.
         findings: A sentence for each problem that validation found.
         dropped: True after a person has dropped the checkpoint: the next commit does not retain it.
+        releasing: True while a release is under way. The checkpoint still counts as quarantined, and nothing is committed.
     """
 
     id: int
     reason: str
     findings: tuple[str, ...] = field(default=())
     dropped: bool = False
+    releasing: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ import pytest
 from state_backend.checkpoint.clean_up_dropped import tombstone_of
 from state_backend.checkpoint.decide_commit import Adopted, AlreadyCommitted, Create, plan_commit
 from state_backend.checkpoint.log import Entry, Log
-from state_backend.values.errors import BaseMoved, CorruptRecord, Fenced, Swept
+from state_backend.values.errors import BaseMoved, CorruptRecord, Fenced, StorageUnavailable, Swept
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Permissions, Prepared, Quarantine, Retained, SweepRecord
 from state_backend.values.retention import KeepLast
@@ -248,3 +248,14 @@ def test_a_consolidation_of_a_stale_checkpoint_is_stale() -> None:
     made = plan(log, mine(day(2), 2, 3, kind="consolidate", digest=C2.content.digest))
     assert isinstance(made, Create)
     assert {r.id: r.stale_by for r in made.record.retained}[4] == 3
+
+
+def test_nothing_is_committed_while_a_checkpoint_is_being_released() -> None:
+    again = record(3, day(2), 1, {1: None, 2: None, 3: None}, digest=C3.content.digest)
+    mark = Quarantine(id=3, reason="a test says so", releasing=True)
+    log = log_of(C1, C2, again, quarantined={3: mark})
+    with pytest.raises(StorageUnavailable, match=r"End it: cairn quarantine 3 --release"):
+        plan(log, mine(day(3), 2, 3))
+    assert plan(log, mine(day(2), 1, 1, attempt="a2")) == AlreadyCommitted(id=2)
+    waits = log_of(C1, C2, again, quarantined={3: Quarantine(id=3, reason="a test says so")})
+    assert isinstance(plan(waits, mine(day(3), 2, 3)), Create)

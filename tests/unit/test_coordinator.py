@@ -16,6 +16,7 @@ from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.record_reader import Fact, RecordReader, read_settled
 from state_backend.checkpoint.sweep import sweep
 from state_backend.formats import paths, record_codec
+from state_backend.ports.storage import Storage
 from state_backend.values.errors import (
     AlreadyExists,
     BaseMoved,
@@ -889,6 +890,90 @@ def test_a_fenced_attempt_deletes_all_of_its_own_also_behind_a_manifest(gone: li
         folder.coordinator.commit("loser")
     left = {p for p in folder.paths() if "loser" in p}
     assert left == ({sst("loser")} if gone == ["manifest"] else set())
+
+
+def refused_folder() -> Folder:
+    """Day 2 has checkpoints 2 and 3, which differ; 3 is quarantined, so 2 counts. An attempt of day 3 has started from 2."""
+    folder = Folder()
+    folder.run(day(1), "a1")
+    folder.run(day(2), "a2")
+    folder.run(day(2), "again", run=run("other"), digest=77)
+    folder.coordinator.quarantine(3, "a test says so")
+    folder.prepare(day(3), "without 3")
+    return folder
+
+
+def calls_of_a_release() -> int:
+    folder = refused_folder()
+    faulty = FaultyStorage(folder.storage, {})
+    folder.over(faulty).release(3)
+    return len(faulty.calls)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("retried", [False, True])
+def test_a_release_that_dies_at_any_call_leaves_no_result_on_replaced_state(
+    when: Literal["before", "after"], retried: bool
+) -> None:
+    """The attempt commits after the release died, or after it was called again. Either day 3 starts from 3, or 3 is quarantined."""
+    seen = set()
+    for call in range(calls_of_a_release()):
+        folder = refused_folder()
+        with pytest.raises(StopHere):
+            folder.over(FaultyStorage(folder.storage, stop_at(call, when))).release(3)
+        if retried and 3 in folder.over(folder.storage).log().quarantined:
+            folder.over(folder.storage).release(3)
+        try:
+            folder.over(folder.storage).commit("without 3")
+            came = "committed"
+        except BaseMoved:
+            came = "moved"
+        except StorageUnavailable:
+            came = "refused"
+            folder.over(folder.storage).release(3)
+            with pytest.raises(BaseMoved):
+                folder.over(folder.storage).commit("without 3")
+        log = folder.over(folder.storage).log()
+        assert (3 in log.quarantined) == (came == "committed"), call
+        if came == "committed":
+            with pytest.raises(UsageError, match="was computed without it"):
+                folder.over(folder.storage).release(3)
+        seen.add(came)
+    assert seen == {"moved"} if retried else seen >= {"committed", "refused"}
+
+
+class Meanwhile(FaultyStorage):
+    """Lets another process act right before one call."""
+
+    def __init__(self, inner: Storage, call: int, act: Callable[[], None]) -> None:
+        super().__init__(inner, {})
+        self._at, self._act = call, act
+
+    def _call(self, name: str, path: str, action: Callable[[], Any]) -> Any:
+        if len(self.calls) == self._at:
+            self._at = -1
+            self._act()
+        return super()._call(name, path, action)
+
+
+def test_a_commit_between_two_calls_of_a_release_is_seen() -> None:
+    """At each call of the release, the attempt that has started without the checkpoint is committed."""
+    seen = set()
+    for call in range(calls_of_a_release()):
+        folder = refused_folder()
+
+        def commit(folder: Folder = folder) -> None:
+            with suppress(BaseMoved, StorageUnavailable):
+                folder.over(folder.storage).commit("without 3")
+
+        with suppress(UsageError):
+            folder.over(Meanwhile(folder.storage, call, commit)).release(3)
+        log = folder.over(folder.storage).log()
+        committed = log.of_attempt("without 3") is not None
+        assert (3 in log.quarantined) == committed, call
+        assert not any(mark.releasing for mark in log.quarantined.values())
+        seen.add(committed)
+    assert seen == {False, True}
 
 
 # --- network disks list what was there some seconds ago ------------------------------------------------------------------------------

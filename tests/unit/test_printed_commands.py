@@ -117,6 +117,7 @@ RUN = {
     + "test_the_commands_that_a_page_prints_are_right as printed",
     "cairn quarantine … … --release": CLI + "test_a_person_refuses_a_checkpoint_and_accepts_it_again",
     "cairn quarantine": CLI + "test_a_person_refuses_a_checkpoint_and_accepts_it_again",
+    "cairn quarantine … --release": CLI + "test_a_person_refuses_a_checkpoint_and_accepts_it_again",
     "cairn quarantine --release": CLI + "test_a_person_refuses_a_checkpoint_and_accepts_it_again",
     "cairn validate": "tests/integration/test_validation.py::test_validate_on_the_command_line",
     "cairn savepoint --root … --code … --checkpoint … --to": "not run: needs Spark and a pipeline's code; with the same options it is, "

@@ -1,7 +1,7 @@
 """Evaluation of the owner's Great Expectations suites on the tables of a state.
 
-`Suites` evaluates the expectations of one validation. The tables are Spark DataFrames, or pandas DataFrames in
-`PipelineTester`; `Rows` is the difference between the two.
+`Suites` evaluates the expectations of one validation. `Rows` is the part that depends on the kind of the tables,
+which are Spark DataFrames today.
 """
 
 from __future__ import annotations
