@@ -1,5 +1,5 @@
 """A task and what belongs to it, killed in every way under a real scheduler. One day of a tiny pipeline per way; at the end
-state and outputs of all days equal those of a run that nobody disturbed. The tests build on each other.
+state and outputs of all days equal those of a run that nobody disturbed (the fixture `like_an_undisturbed_run`).
 
 The DAGs of the second example run here too, since a server takes longer to start than they take."""
 
@@ -29,7 +29,6 @@ from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.log import Log, read_log
 from state_backend.values.records import Record
 from tests.support.reading import read_output
-from tests.support.tiers import at_tier
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark]
@@ -150,6 +149,31 @@ def airflow(folder: Path, spark_server: SparkConnectServer, drivers: str) -> Ite
         yield server
         # The scheduler would wait for the task of the killed supervisor, which nobody runs any more.
         server.processes.stop(grace_s=1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def like_an_undisturbed_run(airflow: AirflowServer, folder: Path, spark_server: SparkConnectServer) -> Iterator[None]:
+    """After all tests, in whatever order: digest and rows of every day are those of a run that nobody disturbed, and each day was
+    committed once."""
+    yield
+    disturbed = log_of(folder).completed()
+    days = len(disturbed)
+    if not days:  # none of the tests that kill was chosen
+        return
+    assert [(r.id, r.content.base_id, r.content.interval.start) for r in disturbed] == [
+        (n + 1, n or None, START + timedelta(days=n)) for n in range(days)
+    ]
+    root = folder / "undisturbed"
+    path = os.pathsep.join([str(folder), str(ROOT)])
+    command = [sys.executable, str(folder / "undisturbed.py"), spark_server.url, str(root), str(days)]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    undisturbed = read_log(open_storage(str(root / "counts"))).completed()
+    assert [r.content.digest for r in disturbed] == [r.content.digest for r in undisturbed]
+    for ours, theirs in zip(disturbed, undisturbed, strict=True):
+        rows = read_output(folder / "state" / "counts", ours)
+        assert rows == read_output(root / "counts", theirs)
+        assert len(rows) == 2
 
 
 class Day:
@@ -359,26 +383,3 @@ def test_two_stateful_tasks_and_who_waits_for_them(airflow: AirflowServer, folde
     client.clear("weather", second, ["records"])
     assert client.wait_for_runs("weather", [second], timeout_s=90) == {second: "success"}
     assert committed("weather") == committed("weather_records") == [(1, None, weather_hour(0)), (2, 1, weather_hour(1))]
-
-
-def test_state_and_outputs_are_those_of_an_undisturbed_run(
-    airflow: AirflowServer, folder: Path, spark_server: SparkConnectServer
-) -> None:
-    """Digest and rows of every day; each day was committed once."""
-    disturbed = log_of(folder).completed()
-    days = len(disturbed)
-    assert days == at_tier(fast=4, ci=4, all=6), "each test above is one day"
-    assert [(r.id, r.content.base_id, r.content.interval.start) for r in disturbed] == [
-        (n + 1, n or None, START + timedelta(days=n)) for n in range(days)
-    ]
-    root = folder / "undisturbed"
-    path = os.pathsep.join([str(folder), str(ROOT)])
-    command = [sys.executable, str(folder / "undisturbed.py"), spark_server.url, str(root), str(days)]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    undisturbed = read_log(open_storage(str(root / "counts"))).completed()
-    assert [r.content.digest for r in disturbed] == [r.content.digest for r in undisturbed]
-    for ours, theirs in zip(disturbed, undisturbed, strict=True):
-        rows = read_output(folder / "state" / "counts", ours)
-        assert rows == read_output(root / "counts", theirs)
-        assert len(rows) == 2
