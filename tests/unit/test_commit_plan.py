@@ -11,7 +11,7 @@ from state_backend.checkpoint.decide_commit import Adopted, AlreadyCommitted, Cr
 from state_backend.checkpoint.log import Entry, Log
 from state_backend.values.errors import BaseMoved, CorruptRecord, Fenced, StorageUnavailable, Swept
 from state_backend.values.intervals import Interval
-from state_backend.values.records import Permissions, Prepared, Quarantine, Retained, SweepRecord
+from state_backend.values.records import Permissions, Prepared, Quarantine, Record, Retained, SweepRecord
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import DAY, content, day, record, run
 from tests.support.log_in_memory import log_in_memory
@@ -262,3 +262,14 @@ def test_nothing_is_committed_while_a_checkpoint_is_being_released() -> None:
     assert plan(log, mine(day(2), 1, 1, attempt="a2")) == AlreadyCommitted(id=2)
     waits = log_of(C1, C2, again, quarantined={3: Quarantine(id=3, reason="a test says so")})
     assert isinstance(plan(waits, mine(day(3), 2, 3)), Create)
+
+
+@pytest.mark.parametrize("retained", [{1: None, 2: None, 3: None, 4: None}, {4: None}])
+@pytest.mark.parametrize("shrunk", [False, True])
+def test_a_commit_with_permission_does_not_inherit_the_quarantine_of_its_base(
+    shrunk: bool, retained: dict[int, int | None]
+) -> None:
+    three: Entry = record(3, day(3), 2, permissions=Permissions(allow_quarantined=True))
+    three = tombstone_of(three) if shrunk and isinstance(three, Record) else three
+    log = log_of(C1, C2, three, record(4, day(4), 3, retained), quarantined={2: Quarantine(id=2, reason="wrong")})
+    assert [log.quarantine_above(n) for n in (2, 3, 4)] == [2, None, None]

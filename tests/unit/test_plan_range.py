@@ -28,7 +28,7 @@ from cairn.testing import PipelineTester
 from pipelines.aircraft import AIRCRAFT, READ_SCHEMA
 from state_backend.checkpoint.interval_results import Result, results_of, spoilt_by
 from state_backend.values.errors import Rerun, StaleStateError, UsageError
-from state_backend.values.intervals import Interval
+from state_backend.values.intervals import Interval, format_instant
 from state_backend.values.records import Permissions, Record
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import START, Folder, day, record, run
@@ -113,6 +113,16 @@ def test_the_same_result_again_makes_nothing_stale() -> None:
         folder.run(day(n), f"a{n}")
     folder.run(day(1), "again", digest=first.content.digest)
     assert days(folder, 1, 2, 3, 4) == dict.fromkeys(range(1, 5))
+
+
+def test_a_result_does_not_count_after_a_rewind_to_another_result_of_its_interval() -> None:
+    folder = Folder()
+    folder.run(day(1), "a1")
+    earlier = folder.run(day(2), "a2").record
+    folder.run(day(2), "again")
+    assert earlier is not None and days(folder, 1, 2) == {1: None, 2: None}
+    folder.run(day(2), "back", kind="restore", base_id=2, h0=3, digest=earlier.content.digest, outputs=())
+    assert days(folder, 1, 2) == {1: None, 2: f"checkpoint 4 restored other state at {format_instant(day(2).end)}"}
 
 
 def test_what_is_quarantined_or_replaced_by_another_cut_does_not_count() -> None:

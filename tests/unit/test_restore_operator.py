@@ -147,6 +147,14 @@ def test_what_was_committed_meanwhile_was_not_agreed_to(folder: Folder, driver: 
     assert not driver and folder.coordinator.log().head_id == 5
 
 
+def test_a_retry_asks_again_if_it_would_discard_more(folder: Folder, driver: list[Any], asked: list[Any]) -> None:
+    made, where = operator("2"), context()
+    where["task_state_store"].set(made._agreed_key(where), [3, 4])
+    folder.run(day(5), "a5")
+    park(made, where)
+    assert len(asked) == 1 and not driver and folder.coordinator.log().head_id == 5
+
+
 def test_nobody_is_asked_if_nothing_is_discarded(folder: Folder, driver: list[Any], asked: list[Any]) -> None:
     assert run(operator("4"), context()) == {"kind": "rewind", "checkpoint": 5, "discarded": []}
     assert not asked and driver == [Validate(checkpoint="4")]
