@@ -243,6 +243,31 @@ def test_a_retry_takes_what_an_earlier_try_restored_from_a_savepoint(
     assert len(calls) == 1 + (half_deleted and claim == "CLAIM")
 
 
+def test_a_savepoint_that_another_attempt_claimed_is_left_alone(
+    folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr(RestoreStateOperator, "run_driver", lambda self, request: calls.append(request))
+    made, where = operator(str(tmp_path), claim="CLAIM", validate=False), context()
+    attempt = made._attempt(where)
+    folder.coordinator.prepare(Prepared(h0=4, content=content(day(4), attempt, kind="restore")))
+    folder.coordinator.commit(attempt)
+    claim_savepoint(LocalStorage(tmp_path), Claim(savepoint="saved", owner="us", attempt="another"))
+    assert run(made, where) == {"kind": "savepoint", "checkpoint": 5, "discarded": []}
+    assert calls == []
+
+
+def test_a_cleared_run_restores_again(folder: Folder, driver: list[Any], asked: list[Any]) -> None:
+    made, where = operator("2"), context()
+    made.after_answer(where, answer("Approve"), **park(made, where).kwargs)
+    folder.run(day(3), "once more")
+    cleared = context()
+    cleared["dag_run"].clear_number = 1
+    parked = park(made, cleared)
+    assert made.after_answer(cleared, answer("Approve"), **parked.kwargs)["discarded"] == [6]
+    assert len(asked) == 2 and newest(folder).content.base_id == 2
+
+
 @pytest.mark.parametrize(
     ("target", "more", "message"),
     [
