@@ -766,13 +766,14 @@ class Coordinator:
     def release(self, checkpoint_id: int) -> None:
         """End the quarantine of a checkpoint. The checkpoint and its descendants count again.
 
-        No commit may be computed without the checkpoint and end up after the release. So the method takes three steps:
+        An attempt that started while the checkpoint was quarantined ignores the checkpoint. The log must not have such an
+        attempt's commit after the release. So the method takes three steps:
 
         1. The mark says that a release is under way. From now on, a commit that reads the mark is refused.
-        2. A record without content is added to the log. A commit that read the log before step 1 can't create its own
-           record, so it reads the log and the mark again.
-        3. If a usable checkpoint was computed without this one, the mark becomes as it was. Otherwise the mark says
-           that the checkpoint is released.
+        2. The method adds a record without content to the log. The record takes the next id. A commit that wanted this id
+           reads the log and the mark again.
+        3. If the log has a usable later checkpoint that does not build on this checkpoint, the method restores the mark and
+           raises `UsageError`. Otherwise the mark says that the checkpoint is released.
 
         If the process stops in between, the checkpoint stays quarantined and commits stay refused until the method is
         called again.
@@ -804,7 +805,7 @@ class Coordinator:
             raise self._not_quarantined(checkpoint_id)
 
     def _append_fence(self) -> None:
-        """Add a record without content: a commit that has read the log must read it again."""
+        """Add a record without content to the log. Each commit in progress must then read the log again."""
         for _ in range(_COMMIT_ROUNDS):
             log = self.log()
             retained = tuple(r for _, r in sorted(log.retained.items()))

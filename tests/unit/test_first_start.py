@@ -65,7 +65,7 @@ def test_the_choices_have_their_sizes() -> None:
         "same time. Then clear this task.",
         '- Begin at 2024-01-01T00:00:00Z with longer intervals, if the source can read them: set schedule="@daily" (1,060 intervals) or '
         'schedule="@monthly" (35 intervals) in the DAG, and in the Pipeline if it declares a schedule. Then run the command below.',
-        "- Keep start and schedule: run all about 25,000 intervals in order by this command, then clear this task:",
+        "- Keep start and schedule: run all about 25,000 intervals in order, then clear this task. Command:",
     ]
     assert error.rerun is not None
     assert (error.rerun.first, error.rerun.last) == (START, newest.start - timedelta(hours=1))

@@ -1,4 +1,4 @@
-"""The message about an interval that can't be the first one of an empty pipeline, and the choices that the user has."""
+"""The error of an empty pipeline for an interval that is not the first one, with the user's choices."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def with_choices(error: StateGapError, pipeline: Pipeline, interval: Interval, *
             f"- Begin at {format_instant(first)} with longer intervals, if the source can read them: set {' or '.join(longer)} in the "
             "DAG, and in the Pipeline if it declares a schedule. Then run the command below."
         )
-    lines.append(f"- Keep start and schedule: run all {many} in order by this command, then clear this task:")
+    lines.append(f"- Keep start and schedule: run all {many} in order, then clear this task. Command:")
     return StateGapError("\n".join(lines), rerun=error.rerun)
 
 
