@@ -374,16 +374,22 @@ def test_the_detail_of_a_checkpoint(rides: Reading, storage: Storage) -> None:
     assert [(s.name, len(s.versions)) for s in shown.states] == [("total", 2), ("<i>visits</i>", 1)]
     assert shown.states[0].versions[-1].value == "n long, last timestamp"
     assert '"offset": 136' in shown.source_position
-    back, keep = shown.actions
+    back, keep, again, refuse = shown.actions
     assert back.command == 'airflow dags trigger rides_restore --conf \'{"target": "11"}\''
     assert keep.command == "cairn savepoint --root memory://ui --code m:RIDES --checkpoint 11 --to DESTINATION"
+    assert again.command == "cairn validate 11 --root memory://ui --code m:RIDES"
+    assert refuse.command == "cairn quarantine 11 --root memory://ui --pipeline rides --dry-run"
 
 
 def test_what_can_be_done_with_a_stale_one(rides: Reading, storage: Storage) -> None:
     (record,) = (c for c in rides.log.completed() if c.id == 12)
     ref = PipelineRef(name="rides", root="memory://ui", dag_id="rides")
     shown = detail_of(ref, rides, record, manifests_of(record, storage), None, None)
-    assert [a.command.partition(" --")[0] for a in shown.actions] == ["cairn restore", "cairn backfill"]
+    assert [a.command.partition(" --")[0] for a in shown.actions] == [
+        "cairn restore",
+        "cairn quarantine 12",
+        "cairn backfill",
+    ]
 
 
 def test_a_stale_checkpoint_on_a_stale_base_is_repaired_by_its_command() -> None:

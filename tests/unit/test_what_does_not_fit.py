@@ -20,7 +20,7 @@ from pyspark.sql.connect import functions as connect
 from cairn.change_expectations import OverTime
 from cairn.data_sources.keyed_output import KeyedOutput
 from cairn.data_sources.keyed_state import KeyedState
-from cairn.operations import plan_interval, streaming, take_savepoint, validate
+from cairn.operations import expectation_suites, plan_interval, streaming, take_savepoint, validate
 from cairn.operations.plan_interval import Attempt
 from cairn.operations.restore_savepoint import restore_savepoint
 from cairn.operations.take_savepoint import check_destination, check_free, consolidate_checkpoint
@@ -293,7 +293,9 @@ def test_expectations_of_what_is_not_there(monkeypatch: pytest.MonkeyPatch) -> N
         lambda: validate._expected(ANY, pipeline, target, found, None),
     )
     monkeypatch.setitem(sys.modules, "great_expectations", None)
-    refused(UsageError, "lacks Great Expectations (import of", lambda: validate._Suites(pipeline, target, None))
+    refused(
+        UsageError, "lacks Great Expectations (import of", lambda: expectation_suites.Suites(pipeline, ANY, "run", None)
+    )
 
 
 def test_an_expectation_that_can_not_be_evaluated() -> None:
@@ -301,7 +303,7 @@ def test_an_expectation_that_can_not_be_evaluated() -> None:
     info = {"raised_exception": True, "exception_message": "no column m"}
     result = SimpleNamespace(expectation_config=config, exception_info=info)
     says = "state 'n': expect_column_max_to_be_between m could not be evaluated: no column m\nThe expectation is wrong, not the data. The columns of the table are key_k, n\nFix the expectation"
-    refused(UsageError, says, lambda: validate._finding("n", result, ["key_k", "n"]))
+    refused(UsageError, says, lambda: expectation_suites._check_evaluated("n", result, ["key_k", "n"]))
 
 
 @pytest.mark.parametrize(
