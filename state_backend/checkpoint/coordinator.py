@@ -23,7 +23,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal, get_args
-from uuid import uuid4
 
 from state_backend.checkpoint.append_record import append, note_head
 from state_backend.checkpoint.clean_up_dropped import (
@@ -795,7 +794,7 @@ class Coordinator:
         released = Released(id=found.id, reason=found.reason, findings=found.findings)
         if not self._rewrite_mark(path, found, waiting):
             raise self._not_quarantined(checkpoint_id)
-        self._append_fence()
+        self._append_fence(f"release of checkpoint {checkpoint_id}")
         try:
             self._check_release(self.log(), checkpoint_id)
         except UsageError:
@@ -804,12 +803,12 @@ class Coordinator:
         if not self._rewrite_mark(path, waiting, released):
             raise self._not_quarantined(checkpoint_id)
 
-    def _append_fence(self) -> None:
+    def _append_fence(self, name: str) -> None:
         """Add a record without content to the log. Each commit in progress must then read the log again."""
         for _ in range(_COMMIT_ROUNDS):
             log = self.log()
             retained = tuple(r for _, r in sorted(log.retained.items()))
-            fence = SweepRecord(id=log.head_id + 1, retained=retained, sweep=str(uuid4()), abandoned=())
+            fence = SweepRecord(id=log.head_id + 1, retained=retained, sweep=name, abandoned=())
             with suppress(AlreadyExists):
                 append(self._storage, log, fence)
                 return

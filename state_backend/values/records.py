@@ -713,7 +713,7 @@ class SweepRecord:
     Attributes:
         id: The number of the record.
         retained: The checkpoints that the record retains.
-        sweep: The uuid of the sweep.
+        sweep: The uuid of the sweep, or the release of a quarantined checkpoint that added the record.
         abandoned: The attempts that the sweep abandons.
         summary: The facts about earlier records.
     """

@@ -16,7 +16,14 @@ from state_backend.checkpoint import append_record as appending
 from state_backend.checkpoint import coordinator as coordinating
 from state_backend.checkpoint import sweep as sweeping
 from state_backend.formats import paths
-from state_backend.values.errors import AttemptLost, CorruptFile, StateUnusable, UnknownOutcome, UsageError
+from state_backend.values.errors import (
+    AttemptLost,
+    CorruptFile,
+    StateUnusable,
+    StorageUnavailable,
+    UnknownOutcome,
+    UsageError,
+)
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Permissions
 from state_backend.values.retention import KeepLast, RetentionPolicy
@@ -32,6 +39,7 @@ from tests.support.commit_world import (
     prepare,
     quarantiner,
     reader,
+    releaser,
     remembering_task,
     rewinder,
     scene,
@@ -166,7 +174,37 @@ def lost_settled(days: int, lost: Sequence[int], *rest: Any, dropped: bool = Fal
     return storage
 
 
+def quarantined_result() -> MemoryStorage:
+    """Day 2 has two results, checkpoints 2 and 3. Checkpoint 3 is quarantined, and an attempt at day 3 has started from 2."""
+    storage = scene(2, outputs=False)
+    prepare(storage, day(2), "b2", run("run-b2"), outputs=False)
+    made = coordinator(storage, KeepLast(5))
+    made.commit("b2")
+    made.quarantine(3, "wrong")
+    prepare(storage, day(3), "x", run("rx"), outputs=False)
+    return storage
+
+
+def waiting(actor: Actor) -> Actor:
+    """A commit that meets a release is told to try again."""
+    return replace(actor, may=(*actor.may, StorageUnavailable))
+
+
 SCENARIOS = (
+    *(
+        Scenario(
+            name=f"a release, and an attempt that started without the checkpoint{how}",
+            scene=quarantined_result,
+            actors=(waiting(unpublished(task("x", policy=KeepLast(5)))), releaser(3), *more),
+            **options,
+        )
+        for how, more, options in (
+            ("", (), {}),
+            (", one answer lost", (), {"faults": 1, "lossy": any_but_the_sink}),
+            (", and a second release", (releaser(3, "again"),), {}),
+            (", and the next begin", (waiting(next_day(KeepLast(5), outputs=False)),), {}),
+        )
+    ),
     Scenario(
         name="two attempts at one interval, and a quarantine of their base",
         scene=partial(scene, 2, [X, Y]),

@@ -45,7 +45,9 @@ from state_backend.values.records import (
     OutputFile,
     Permissions,
     Prepared,
+    Quarantine,
     Record,
+    Released,
     RunRef,
     ShardManifest,
     ShardRef,
@@ -254,6 +256,16 @@ def quarantiner(checkpoint_id: int, name: str = "quarantine") -> Actor:
     return Actor(name=name, stages=(work,), may=(UnknownOutcome,))
 
 
+def releaser(checkpoint_id: int, name: str = "release") -> Actor:
+    """A person who ends a quarantine, and tries again after a lost answer."""
+
+    def work(storage: Storage) -> str:
+        coordinator(storage, DEFAULT_POLICY).release(checkpoint_id)
+        return "released"
+
+    return Actor(name=name, stages=(work,), may=(UnknownOutcome, UsageError))
+
+
 def careful(checkpoint_id: int, name: str = "careful") -> Actor:
     """Quarantines a checkpoint; then another host begins the next interval."""
 
@@ -413,8 +425,13 @@ def history_of(contents: Contents) -> History:
         elif path.startswith(GHOST + paths.ATTEMPTS):
             made = decode(data, path, Prepared)
             prepared[made.content.attempt] = made
-    refused = frozenset(n for n in records if paths.quarantine(n) in contents)
+    marks = {n: contents[paths.quarantine(n)][0] for n in records if paths.quarantine(n) in contents}
+    refused = frozenset(n for n, mark in marks.items() if isinstance(_mark(n, mark), Quarantine))
     return History(records=records, prepared=prepared, refused=refused)
+
+
+def _mark(checkpoint_id: int, data: bytes) -> Quarantine | Released:
+    return decode(data, paths.quarantine(checkpoint_id), Quarantine, Released)
 
 
 def check(contents: Contents) -> None:

@@ -106,7 +106,7 @@ class Replay(Storage):
             return self._own(told.log)
         log = read(self, before if before is not None and before.head_id else self._start)
         whole = {n: id(entry) for n, entry in _read_of(log).items()}
-        everything = (log.hint, log.head_id, *sorted(whole.items()), None, *sorted(log.quarantined))
+        everything = (log.hint, log.head_id, *sorted(whole.items()), None, *sorted(map(str, log.quarantined.values())))
         key = everything if self._sees is None else self._sees(log)
         number = self.known.id(_ReadLog(key, log))
         self._answers[at : len(self.trail)] = [number]

@@ -568,6 +568,30 @@ def what_is_settled_is_noted_behind_the_next_record() -> Iterator[None]:
         yield
 
 
+@bug("without the checkpoint, one answer lost")
+def commits_go_on_during_a_release() -> Iterator[None]:
+    with mock.patch.object(committing, "_check_no_release", lambda log, who: None):
+        yield
+
+
+@bug("without the checkpoint, and the next begin")
+def a_release_adds_no_record() -> Iterator[None]:
+    with mock.patch.object(Coordinator, "_append_fence", lambda self, name: None):
+        yield
+
+
+@bug("without the checkpoint, and a second release")
+def a_release_looks_only_before_it_begins() -> Iterator[None]:
+    real = Coordinator._check_release
+
+    def before(self: Coordinator, log: Log, checkpoint_id: int) -> None:
+        if not log.quarantined[checkpoint_id].releasing:
+            real(self, log, checkpoint_id)
+
+    with mock.patch.object(Coordinator, "_check_release", before):
+        yield
+
+
 @bug("stale listings: a quarantine")
 def a_quarantine_is_looked_for_in_a_listing_only() -> Iterator[None]:
     with mock.patch.object(logs, "listed", _only_listed):
