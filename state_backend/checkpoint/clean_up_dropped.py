@@ -155,9 +155,14 @@ def _needed(storage: Storage, log: Log) -> Needed:
 
     A checkpoint whose base is retained has two kinds of state files: files of its base, and files of its own attempt. The
     function keeps all state files of the attempt, so it need not read the checkpoint's record and manifests. It reads
-    record and manifests of the other retained checkpoints. Manifests of quarantined checkpoints may be damaged.
+    record and manifests of the other retained checkpoints. Manifests of quarantined checkpoints may be damaged, so they
+    count as no base.
     """
-    intervals = [k for k in log.kept if k.kind == "interval" and k.base_id in log.retained]
+    intervals = [
+        k
+        for k in log.kept
+        if k.kind == "interval" and k.base_id in log.retained and k.base_id not in log.quarantined
+    ]
     inner = {k.id for k in intervals}
     log.entries.load(k.id for k in log.kept if k.id not in inner)
     usable, refused = (

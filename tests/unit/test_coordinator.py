@@ -976,6 +976,20 @@ def test_a_commit_between_two_calls_of_a_release_is_seen() -> None:
     assert seen == {False, True}
 
 
+def test_a_damaged_manifest_in_quarantine_costs_no_file_of_a_later_checkpoint() -> None:
+    """Checkpoint 3 shares a file with 1, which is dropped. Only the manifests of 2 and 3 name this file, and that of 2 is lost."""
+    folder = Folder(inline=False, policy=KeepLast(2))
+    folder.run(day(1), "a1")
+    folder.run(day(2), "a2", keep=(sst("a1"),))
+    folder.run(day(3), "a3", keep=(sst("a1"), sst("a2")))
+    folder.storage.delete(paths.shared("a2", 0, 0, 0, "manifest"))
+    folder.coordinator.quarantine(2, "its manifest is lost")
+    folder.coordinator.publish(None)
+    folder.coordinator.clean_up()
+    assert {1, 2, 3} - folder.coordinator.log().retained.keys() == {1}
+    assert {sst("a1"), sst("a2"), sst("a3")} <= folder.paths()
+
+
 # --- network disks list what was there some seconds ago ------------------------------------------------------------------------------
 
 
