@@ -159,9 +159,7 @@ def _needed(storage: Storage, log: Log) -> Needed:
     count as no base.
     """
     intervals = [
-        k
-        for k in log.kept
-        if k.kind == "interval" and k.base_id in log.retained and k.base_id not in log.quarantined
+        k for k in log.kept if k.kind == "interval" and k.base_id in log.retained and k.base_id not in log.quarantined
     ]
     inner = {k.id for k in intervals}
     log.entries.load(k.id for k in log.kept if k.id not in inner)

@@ -50,7 +50,7 @@ from state_backend.checkpoint.log import (
 from state_backend.checkpoint.output_schemas import output_so_far
 from state_backend.checkpoint.parallel import at_once
 from state_backend.checkpoint.record_reader import RecordReader
-from state_backend.checkpoint.release import computed_without
+from state_backend.checkpoint.release import computed_without, hidden_by_release
 from state_backend.checkpoint.retention import DEFAULT_POLICY, held_in_quarantine, with_retention
 from state_backend.formats import paths, record_codec
 from state_backend.formats.types import names_and_types, parse_struct
@@ -781,7 +781,8 @@ class Coordinator:
             checkpoint_id: The id of the checkpoint.
 
         Raises:
-            UsageError: The checkpoint is not quarantined, or a usable checkpoint was computed without it.
+            UsageError: The checkpoint is not quarantined; a usable checkpoint was computed without it; or its files are
+                deleted, and it would replace a usable checkpoint.
             UnknownOutcome: The storage did not report whether it wrote a file. Call the method again.
         """
         path, log = paths.quarantine(checkpoint_id), self.log()
@@ -846,9 +847,15 @@ class Coordinator:
                 f"checkpoint {checkpoint_id} of pipeline {self._pipeline!r} can't be released: checkpoint {other} was computed without it\n"
                 f"To make its state the newest instead, use `cairn restore` with --checkpoint {checkpoint_id} and --allow-quarantined"
             )
+        hidden = hidden_by_release(log, checkpoint_id)
+        if hidden is not None:
+            raise UsageError(
+                f"checkpoint {checkpoint_id} of pipeline {self._pipeline!r} can't be released: its files are deleted, and it would replace "
+                f"checkpoint {hidden} of the same interval\nTo replace checkpoint {hidden}, run the interval again"
+            )
 
     def _rewrite_mark(self, path: str, old: Quarantine | type[Released], new: Quarantine | Released) -> bool:
-        """Replace a quarantine mark, and return False if the mark is not `old`: neither equal, nor of that type."""
+        """Replace a quarantine mark if it equals `old` or is an instance of `old`. Return True if it was replaced."""
         for _ in range(_MARK_ROUNDS):
             info = self._storage.stat(path)  # taken before the read, so that a write in between makes `replace` fail
             found = record_codec.decode(self._storage.read(path), path, Quarantine, Released)

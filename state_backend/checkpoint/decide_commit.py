@@ -147,11 +147,12 @@ def plan_commit(
 
 
 def _check_no_release(log: Log, who: str) -> None:
-    """Raise an error while a release is under way: the released checkpoint may be the one to start from."""
+    """Raise an error if a release has begun and not ended: afterwards, the attempt may have to start from the released checkpoint."""
     for checkpoint_id in sorted(n for n, mark in log.quarantined.items() if mark.releasing):
         raise StorageUnavailable(
             f"{who}: checkpoint {checkpoint_id} is being released from quarantine, so nothing is committed\n"
-            f"If no release is running, one stopped half-way. End it: cairn quarantine {checkpoint_id} --release"
+            "If a release is running, wait until it ends. Otherwise a release stopped before its end. To finish it, run:\n"
+            f"cairn quarantine {checkpoint_id} --release"
         )
 
 

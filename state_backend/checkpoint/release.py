@@ -1,10 +1,11 @@
-"""Decide whether the quarantine of a checkpoint may end. A pure function over the log."""
+"""Decide whether the quarantine of a checkpoint may end. Pure functions over the log."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from state_backend.checkpoint.log import Log, base_with_shared_marks, interval_of
+from state_backend.values.intervals import Interval
 from state_backend.values.records import SweepRecord
 
 
@@ -21,20 +22,42 @@ def computed_without(log: Log, checkpoint_id: int) -> int | None:
         log: The log.
         checkpoint_id: The id of the quarantined checkpoint.
     """
-    entry = log.entry(checkpoint_id)
-    if entry is None or isinstance(entry, SweepRecord):
+    if (found := _released(log, checkpoint_id)) is None:
         return None
-    interval = interval_of(entry)
-    after = replace(log, quarantined={n: mark for n, mark in log.quarantined.items() if n != checkpoint_id})
-    newer = [e.id for e in after.commits_near(interval, after=checkpoint_id) if interval_of(e) == interval]
-    if any(after.quarantine_above(n) is None for n in newer):
-        return None
+    after, interval = found
     for kept in log.kept:
         later = kept.id > checkpoint_id and kept.interval.end > interval.end
         counts = later and log.retained[kept.id].stale_by is None and after.quarantine_above(kept.id) is None
         if counts and not _descends(log, kept.id, checkpoint_id):
             return kept.id
     return None
+
+
+def hidden_by_release(log: Log, checkpoint_id: int) -> int | None:
+    """Return the usable checkpoint that a release of a dropped checkpoint would replace; None without one.
+
+    The files of the dropped checkpoint are gone. So the next interval could start from neither of the two.
+
+    Args:
+        log: The log.
+        checkpoint_id: The id of the quarantined checkpoint.
+    """
+    if checkpoint_id in log.retained or (found := _released(log, checkpoint_id)) is None:
+        return None
+    after, interval = found
+    older = [k.id for k in log.kept if k.id < checkpoint_id and k.interval == interval]
+    return next((n for n in reversed(older) if after.quarantine_above(n) is None), None)
+
+
+def _released(log: Log, checkpoint_id: int) -> tuple[Log, Interval] | None:
+    """Return the log after a release, and the checkpoint's interval; None if a usable commit has replaced the checkpoint."""
+    entry = log.entry(checkpoint_id)
+    if entry is None or isinstance(entry, SweepRecord):
+        return None
+    interval = interval_of(entry)
+    after = replace(log, quarantined={n: mark for n, mark in log.quarantined.items() if n != checkpoint_id})
+    newer = [e.id for e in after.commits_near(interval, after=checkpoint_id) if interval_of(e) == interval]
+    return None if any(after.quarantine_above(n) is None for n in newer) else (after, interval)
 
 
 def _descends(log: Log, checkpoint_id: int, ancestor: int) -> bool:

@@ -6,12 +6,10 @@ import json
 import os
 import re
 import shlex
-import shutil
 import signal
 import stat
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -36,6 +34,7 @@ from state_backend.checkpoint.log import Log, read_log
 from state_backend.checkpoint.savepoints import read_savepoint
 from state_backend.values.records import Record
 from tests.oracles.aircraft import expected, row_order
+from tests.support.airflow_on_postgres import airflow_on_postgres
 from tests.support.checkpoints import day as tally_day
 from tests.support.reading import read_output, read_state
 from tests.support.tally import Tally, day_of
@@ -128,30 +127,22 @@ def airflow(data: Path, connect: SparkConnectServer, pages: tuple[str, list[str]
         "PAGER_URL": pages[0],
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "plugins"), str(data / "plugins")]),
     }
-    # Not below pytest's own folder, which nobody but its owner may enter: PostgreSQL does not run as root.
-    database = Path(tempfile.mkdtemp(prefix="cairn-pg-"))
-    database.chmod(0o711)
-    where = {"home": data / "home", "log_dir": data / "logs", "database_dir": database / "data"}
-    try:
-        with AirflowServer(ROOT, env=env, **where) as server:
-            for dag_id in (
-                DAG,
-                "killed",
-                "aircraft_restore",
-                "aircraft_range",
-                "tally",
-                "tally_scheduled",
-                "tally_two",
-                "tally_deleted",
-                "tally_whole",
-                "tally_halves",
-                "tally_alarms",
-                "created_0",
-            ):
-                server.wait_for_dag(dag_id)
-            yield server
-    finally:
-        shutil.rmtree(database, ignore_errors=True)
+    dag_ids = [
+        DAG,
+        "killed",
+        "aircraft_restore",
+        "aircraft_range",
+        "tally",
+        "tally_scheduled",
+        "tally_two",
+        "tally_deleted",
+        "tally_whole",
+        "tally_halves",
+        "tally_alarms",
+        "created_0",
+    ]
+    with airflow_on_postgres(data, env, dags=dag_ids) as server:
+        yield server
 
 
 def day(number: int) -> str:
@@ -196,13 +187,13 @@ def states(airflow: AirflowServer, run_id: str, dag_id: str = DAG) -> dict[str, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThreeDays:
-    """The first three days after their backfill.
+    """The facts that tests need about a backfill of the first three days, as they are right after it.
 
     Attributes:
-        runs: Airflow's ids of the runs, by day.
-        tries: How many tries each `process` task had.
-        completed: The records of the checkpoints.
-        tasks: Airflow's states of the third day's tasks.
+        runs: Airflow's id of the run of each day.
+        tries: Number of tries of each day's `process` task.
+        completed: The log's record of each checkpoint.
+        tasks: Airflow's state of each task of the third day.
         events: The asset events, the oldest first.
     """
 

@@ -6,10 +6,8 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,6 +21,7 @@ from local_stack.airflow_server import AirflowServer
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.log import Log, read_log
 from state_backend.values.intervals import format_instant
+from tests.support.airflow_on_postgres import airflow_on_postgres
 from tests.support.calendars import CASES, DAGS, Case, change, changes_of, fresh_digest, totals_of
 from tests.support.layout import REPOSITORY
 from tests.support.printed_commands import run_printed
@@ -53,17 +52,8 @@ def airflow(folder: Path) -> Iterator[AirflowServer]:
         "CAIRN_CALENDARS": str(folder / "calendars"),
         "PYTHONPATH": os.pathsep.join(str(REPOSITORY / part) for part in ("", "jobs", "plugins")),
     }
-    # PostgreSQL does not run as root, and nobody else may enter pytest's own folder.
-    database = Path(tempfile.mkdtemp(prefix="cairn-pg-"))
-    database.chmod(0o711)
-    where = {"home": folder / "home", "log_dir": folder / "logs", "database_dir": database / "data"}
-    try:
-        with AirflowServer(REPOSITORY, env=env, **where) as server:
-            for name in CASES:
-                server.wait_for_dag(name)
-            yield server
-    finally:
-        shutil.rmtree(database, ignore_errors=True)
+    with airflow_on_postgres(folder, env, dags=list(CASES)) as server:
+        yield server
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +141,8 @@ def commands_in(text: str, *programs: str) -> list[str]:
 
 
 def play(pipe: Pipe, root: Path) -> None:
-    """The newest interval first, then a gap, then a changed interval: each ends by the commands that are printed."""
+    """Three problems in turn: the newest interval runs first, an interval is missing, the input of an interval changes. Cairn prints
+    commands for each problem. The test runs these commands, and they solve the problem."""
     every = pipe.case.intervals
     # The last interval has no base: nothing is committed yet.
     pipe.backfill(every[-1], every[-1])

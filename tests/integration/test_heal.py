@@ -4,8 +4,6 @@ backfills. At the end state and output of each day equal those of a run that nob
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from local_stack.airflow_server import AirflowServer
+from tests.support.airflow_on_postgres import airflow_on_postgres
 from tests.support.heal_histories import DAGS, play
 from tests.support.layout import REPOSITORY
 from tests.support.tally import Tally
@@ -40,17 +39,8 @@ def airflow(folder: Path) -> Iterator[AirflowServer]:
         "CAIRN_TALLY": str(folder / "tally"),
         "PYTHONPATH": os.pathsep.join(str(REPOSITORY / part) for part in ("", "jobs", "plugins")),
     }
-    # PostgreSQL does not run as root, and nobody else may enter pytest's own folder.
-    database = Path(tempfile.mkdtemp(prefix="cairn-pg-"))
-    database.chmod(0o711)
-    where = {"home": folder / "home", "log_dir": folder / "logs", "database_dir": database / "data"}
-    try:
-        with AirflowServer(REPOSITORY, env=env, **where) as server:
-            for seed in SEEDS:
-                server.wait_for_dag(f"heal_{seed}")
-            yield server
-    finally:
-        shutil.rmtree(database, ignore_errors=True)
+    with airflow_on_postgres(folder, env, dags=[f"heal_{seed}" for seed in SEEDS]) as server:
+        yield server
 
 
 @pytest.mark.long("minutes: histories of some twenty runs each")

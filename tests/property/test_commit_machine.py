@@ -168,6 +168,13 @@ class Model:
         ]
         return any(after.good(n) and id not in after.line(n) for n in later)
 
+    def hides(self, id: int) -> bool:
+        """Whether this dropped checkpoint would replace a usable one, if it were released."""
+        after = Model(log=self.log, kept=self.kept, refused=self.refused - {id})
+        mine = self.entry(id).made.interval
+        same = [e.id for e in self.entries() if e.made.interval == mine and after.good(e.id)]
+        return id not in self.kept and not any(n > id for n in same) and any(n in self.kept for n in same)
+
     def line(self, id: int | None) -> list[int]:
         """A checkpoint and what it was made from."""
         found = []
@@ -697,7 +704,7 @@ class Pipelines(RuleBasedStateMachine):
         if not ids:
             return
         id = ids[goal % len(ids)]
-        refused = model.computed_without(id)
+        refused = model.computed_without(id) or model.hides(id)
         self.happens("UsageError" if refused else "", lambda: house.coordinator().release(id))
         SEEN["kept in quarantine" if refused else "released"] += 1
         if not refused:

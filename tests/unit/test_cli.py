@@ -113,7 +113,7 @@ def test_status_names_what_is_wrong_and_its_command_repairs_it(root: Path) -> No
 
 
 def test_a_person_refuses_a_checkpoint_and_accepts_it_again(root: Path) -> None:
-    """Refused, released and refused again, with a record behind each; verify knows the mark that does not count."""
+    """A person quarantines a checkpoint, releases it, and does both again. `verify` finds no fault with the mark of a released one."""
     would = cairn(root, "quarantine", "7", "--dry-run")
     assert (would.exit_code, would.stdout.partition(" of ")[0]) == (0, "would quarantine checkpoint 7")
     assert answer(root, "show", "7")["state"] == "completed"

@@ -9,6 +9,7 @@ import pytest
 from state_backend.checkpoint.clean_up_dropped import tombstone_of
 from state_backend.checkpoint.decide_commit import Adopted, AlreadyCommitted, Create, plan_commit
 from state_backend.checkpoint.log import Entry, Log
+from state_backend.checkpoint.release import computed_without, hidden_by_release
 from state_backend.values.errors import BaseMoved, CorruptRecord, Fenced, StorageUnavailable, Swept
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Permissions, Prepared, Quarantine, Record, Retained, SweepRecord
@@ -257,7 +258,7 @@ def test_nothing_is_committed_while_a_checkpoint_is_being_released() -> None:
     again = record(3, day(2), 1, {1: None, 2: None, 3: None}, digest=C3.content.digest)
     mark = Quarantine(id=3, reason="a test says so", releasing=True)
     log = log_of(C1, C2, again, quarantined={3: mark})
-    with pytest.raises(StorageUnavailable, match=r"End it: cairn quarantine 3 --release"):
+    with pytest.raises(StorageUnavailable, match=r"To finish it, run:\ncairn quarantine 3 --release"):
         plan(log, mine(day(3), 2, 3))
     assert plan(log, mine(day(2), 1, 1, attempt="a2")) == AlreadyCommitted(id=2)
     waits = log_of(C1, C2, again, quarantined={3: Quarantine(id=3, reason="a test says so")})
@@ -273,3 +274,26 @@ def test_a_commit_with_permission_does_not_inherit_the_quarantine_of_its_base(
     three = tombstone_of(three) if shrunk and isinstance(three, Record) else three
     log = log_of(C1, C2, three, record(4, day(4), 3, retained), quarantined={2: Quarantine(id=2, reason="wrong")})
     assert [log.quarantine_above(n) for n in (2, 3, 4)] == [2, None, None]
+
+
+@pytest.mark.parametrize(
+    ("later", "retained", "quarantined", "without", "hidden"),
+    [
+        ((), {1: None, 2: None, 3: None}, {3}, None, None),
+        ((4, day(3), 2), {1: None, 2: None, 3: None, 4: None}, {3}, 4, None),
+        ((4, day(3), 2), {1: None, 2: None, 3: None, 4: None}, {3, 4}, None, None),
+        ((4, day(3), 2), {1: None, 2: None, 3: None, 4: 9}, {3}, None, None),  # stale anyway
+        ((4, day(2), 1), {1: None, 2: None, 3: None, 4: None}, {3}, None, None),  # day 2 was run again
+        ((4, day(1), None), {2: None, 4: None}, {3}, None, 2),
+        ((4, day(1), None), {2: None, 4: None}, {2, 3}, None, None),
+        ((4, day(1), None), {4: None}, {3}, None, None),
+    ],
+)
+def test_who_may_be_released(
+    later: Any, retained: dict[int, int | None], quarantined: set[int], without: int | None, hidden: int | None
+) -> None:
+    """Checkpoint 3 is a second result of day 2. It is quarantined, and may be dropped."""
+    entries = [C1, C2, record(3, day(2), 1, {1: None, 2: None, 3: None})]
+    entries += [record(*later, retained)] if later else []
+    log = log_of(*entries, quarantined={n: Quarantine(id=n, reason="a test says so") for n in quarantined})
+    assert (computed_without(log, 3), hidden_by_release(log, 3)) == (without, hidden)

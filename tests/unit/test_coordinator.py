@@ -915,7 +915,8 @@ def calls_of_a_release() -> int:
 def test_a_release_that_dies_at_any_call_leaves_no_result_on_replaced_state(
     when: Literal["before", "after"], retried: bool
 ) -> None:
-    """The attempt commits after the release died, or after it was called again. Either day 3 starts from 3, or 3 is quarantined."""
+    """The attempt tries to commit after the release died, or after a person called the release again. At the end, day 3 starts from
+    checkpoint 3, or checkpoint 3 is still quarantined."""
     seen = set()
     for call in range(calls_of_a_release()):
         folder = refused_folder()
@@ -957,7 +958,8 @@ class Meanwhile(FaultyStorage):
 
 
 def test_a_commit_between_two_calls_of_a_release_is_seen() -> None:
-    """At each call of the release, the attempt that has started without the checkpoint is committed."""
+    """The attempt tries to commit right before one of the storage calls that the release makes. If it succeeds, the checkpoint stays
+    quarantined."""
     seen = set()
     for call in range(calls_of_a_release()):
         folder = refused_folder()

@@ -65,7 +65,7 @@ def _number(count: int, exact: bool) -> str:
 
 
 def _as_code(at: datetime, start: datetime) -> str:
-    """Return an instant as Python code, in the zone of the pipeline's start if that is a named zone."""
+    """Return an instant as Python code, in the zone of the pipeline's start; in UTC if this zone has no name."""
     if isinstance(start.tzinfo, ZoneInfo) and start.tzinfo.key != "UTC":
         zone, local = f'ZoneInfo("{start.tzinfo.key}")', at.astimezone(start.tzinfo)
     else:

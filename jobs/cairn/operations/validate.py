@@ -344,7 +344,7 @@ def _restored(spark: SparkSession, pipeline: Pipeline, target: _Target, found: V
 def _expected(
     spark: SparkSession, pipeline: Pipeline, target: _Target, found: Validation, docs: Path | None
 ) -> Validation:
-    """Evaluate the owner's expectations, and return `found` with their checks added."""
+    """Evaluate the expectations that the pipeline's owner wrote, and return `found` with the result of each."""
     suites, over_time = declared(pipeline, [s.state for s in found.states], with_base=target.before is not None)
     if not suites and not over_time:
         return found
@@ -354,7 +354,7 @@ def _expected(
     stores = None if target.savepoint is not None or "pipeline" not in target.options else target.folder
     rows = SparkRows(root=stores, attempt=target.content.attempt)
     with first_cause():
-        # Data Docs use the run name in paths. So the interval is written as in Cairn's own paths.
+        # Data Docs put the run name into paths, where a colon is not allowed everywhere. So the interval has the form of Cairn's paths.
         suite = Suites(pipeline, rows, f"{target.name} {interval_name(target.content.interval)}", docs)
         for state in dict.fromkeys([*suites, *over_time]):
             with _tables(spark, target, state, suites.get(state, ()), over_time.get(state)) as tables:
