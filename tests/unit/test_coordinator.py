@@ -978,6 +978,20 @@ def test_a_commit_between_two_calls_of_a_release_is_seen() -> None:
     assert seen == {False, True}
 
 
+def test_a_dropped_checkpoint_does_not_take_the_place_of_a_usable_one() -> None:
+    folder = Folder(policy=AnyOf((KeepLast(10), KeepQuarantined(0))))
+    folder.run(day(1), "a1")
+    folder.run(day(2), "a2")
+    folder.run(day(2), "again", run=run("other"), digest=77)
+    folder.coordinator.quarantine(3, "a test says so")
+    folder.run(day(1), "a1 again", digest=folder.coordinator.record(1).content.digest)  # drops 3
+    with pytest.raises(
+        UsageError, match="its files are deleted, and it would replace checkpoint 2 of the same interval"
+    ):
+        folder.coordinator.release(3)
+    assert begin(folder, 3).base.id == 2
+
+
 def test_a_damaged_manifest_in_quarantine_costs_no_file_of_a_later_checkpoint() -> None:
     """Checkpoint 3 shares a file with 1, which is dropped. Only the manifests of 2 and 3 name this file, and that of 2 is lost."""
     folder = Folder(inline=False, policy=KeepLast(2))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -21,6 +21,7 @@ from state_backend.values.retention import (
     AnyOf,
     KeepLast,
     KeepPerDay,
+    KeepQuarantined,
     KeepYounger,
     RetentionPolicy,
     default_retention,
@@ -184,6 +185,7 @@ POLICIES = [
     KeepLast(1_000_000),
     KeepPerDay(35),
     KeepYounger(timedelta(days=999_999, hours=1, microseconds=7)),
+    KeepQuarantined(7),
     AnyOf(()),
     AllOf((KeepLast(3), AnyOf((KeepPerDay(2), AllOf(()), KeepYounger(timedelta(0)))))),
     DEFAULT_POLICY,
@@ -194,6 +196,13 @@ POLICIES = [
 def test_a_policy_is_recorded_as_it_is(policy: RetentionPolicy) -> None:
     made = record(1, day(1), retention=policy)
     assert record_codec.decode(record_codec.encode(made), "r", Record) == made
+
+
+def test_every_policy_is_recorded_under_fields_of_its_own() -> None:
+    """A record tells policies apart by their fields."""
+    kinds = get_args(RetentionPolicy)
+    assert {type(policy) for policy in POLICIES} == {*kinds}
+    assert len({tuple(sorted(f.name for f in fields(kind))) for kind in kinds}) == len(kinds)
 
 
 @pytest.mark.parametrize(

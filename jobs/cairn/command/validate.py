@@ -75,8 +75,8 @@ def validate(
     for line in (*found.table(), *(f"finding: {finding}" for finding in found.findings)):
         print_text(line)
     verdict = "no findings" if found.success else f"{len(found.findings)} findings"
-    checked = "files" if fast else "files, restored state"
-    print_text(f"{found.what}: {checked} and {found.expectations} expectations checked, {verdict}")
+    checked = "files" if fast else f"files, restored state and {found.expectations} expectations"
+    print_text(f"{found.what}: {checked} checked, {verdict}")
     if found.docs is not None:
         print_text(f"Data Docs: {found.docs}")
     if costs is not None:
