@@ -134,6 +134,8 @@ def test_a_person_refuses_a_checkpoint_and_accepts_it_again(root: Path) -> None:
     again = cairn(root, "quarantine", "7", "--release")
     assert again.exit_code == 2 and "checkpoint 7 of pipeline 'counting' is not quarantined" in again.stderr
     assert cairn(root, "quarantine", "99").exit_code == 2
+    both = cairn(root, "quarantine", "7", "--release", "--drop")
+    assert both.exit_code == 2 and "--release and --drop contradict each other; give one of them" in both.stderr
 
 
 def test_a_checkpoint_that_later_ones_were_computed_without_is_not_released(root: Path) -> None:

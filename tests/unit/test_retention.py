@@ -214,6 +214,7 @@ def test_every_policy_is_recorded_under_fields_of_its_own() -> None:
         lambda: KeepPerDay(1.5),  # type: ignore[arg-type]
         lambda: KeepPerDay(10**9),
         lambda: KeepYounger(3),  # type: ignore[arg-type]
+        lambda: AllOf((KeepLast(3), KeepQuarantined(7))),
         lambda: KeepYounger(timedelta(seconds=-1)),
         lambda: KeepYounger(timedelta.max),
         lambda: AnyOf([KeepLast(1)]),  # type: ignore[arg-type]
