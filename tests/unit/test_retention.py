@@ -198,6 +198,11 @@ def test_a_policy_is_recorded_as_it_is(policy: RetentionPolicy) -> None:
     assert record_codec.decode(record_codec.encode(made), "r", Record) == made
 
 
+def test_quarantined_checkpoints_are_no_condition_on_usable_ones() -> None:
+    with pytest.raises(UsageError, match="KeepQuarantined is not about usable checkpoints, so it belongs in AnyOf"):
+        AllOf((KeepLast(3), KeepQuarantined(7)))
+
+
 def test_every_policy_is_recorded_under_fields_of_its_own() -> None:
     """A record tells policies apart by their fields."""
     kinds = get_args(RetentionPolicy)
@@ -214,7 +219,6 @@ def test_every_policy_is_recorded_under_fields_of_its_own() -> None:
         lambda: KeepPerDay(1.5),  # type: ignore[arg-type]
         lambda: KeepPerDay(10**9),
         lambda: KeepYounger(3),  # type: ignore[arg-type]
-        lambda: AllOf((KeepLast(3), KeepQuarantined(7))),
         lambda: KeepYounger(timedelta(seconds=-1)),
         lambda: KeepYounger(timedelta.max),
         lambda: AnyOf([KeepLast(1)]),  # type: ignore[arg-type]
