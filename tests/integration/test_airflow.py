@@ -27,6 +27,7 @@ import pytest
 from local_stack.airflow_server import AirflowClient, AirflowServer, RestError
 from local_stack.demo import DAG, FIRST_DAY, DriverKiller, pipeline_env
 from local_stack.owned_process import command_line
+from local_stack.running_driver import running_drivers
 from local_stack.spark_server import SparkConnectServer
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.open_storage import join_url, open_storage
@@ -154,7 +155,7 @@ def log_of(data: Path) -> Log:
 
 
 def drivers(airflow: AirflowServer) -> list[int]:
-    return [pid for pid in airflow.processes.pids() if "cairn.driver.driver" in command_line(pid)]
+    return [driver.pid for driver in running_drivers(airflow.processes)]
 
 
 def run_of(airflow: AirflowServer, number: int) -> str:

@@ -19,6 +19,7 @@ from airflow.sdk.exceptions import AirflowException
 
 from cairn_operators.driver_process import DriverProcess, repo_root
 from cairn_operators.warm_driver import WarmDriver, _ask, start_host_if_it_pays, start_warm
+from local_stack.owned_process import command_line
 from tests.support.waiting import wait_until
 from tests.unit.test_operators import FAKE_DRIVER, alive, gone, pids
 
@@ -150,6 +151,9 @@ def test_the_kernel_kills_the_driver_of_a_killed_task(fake: Callable[[str], Path
     running = task(folder)
     driver, child = pids(folder)
     assert Path(f"/proc/{driver}/comm").read_text() == "cairn-driver\n", "not a warm one"
+    assert " ".join(command_line(driver)).startswith(
+        f"cairn-driver of task {running}: {sys.executable} -m warm_fake --result"
+    )
     if stopped:
         os.kill(driver, signal.SIGSTOP)
     os.kill(running, signal.SIGKILL)
