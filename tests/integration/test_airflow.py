@@ -104,11 +104,12 @@ def write_alarms(dags: Path, plugins: Path) -> None:
 RANGE = """
 # An Airflow DAG.
 import os
+from datetime import timedelta
 from cairn_operators import backfill_pipeline
 
 data = os.environ["CAIRN_DATA"]
 dag = backfill_pipeline("aircraft_range", "pipelines.aircraft:AIRCRAFT", f"file://{data}/range", pipeline_name="aircraft",
-                        validate={"docs_dir": f"{data}/range-docs"}, backfill={"spark_conf": {"@AZURE@": "@KEY@", "spark.sql.shuffle.partitions": 2}})
+                        every=timedelta(days=1), validate={"docs_dir": f"{data}/range-docs"}, backfill={"spark_conf": {"@AZURE@": "@KEY@", "spark.sql.shuffle.partitions": 2}})
 """
 AZURE, KEY = "spark.hadoop.fs.azure.account.key.store.dfs.core.windows.net", "bm90LWEtcmVhbC1rZXk="
 
