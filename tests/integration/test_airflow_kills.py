@@ -294,6 +294,7 @@ def test_kill_9_of_the_spark_server(airflow: AirflowServer, folder: Path, spark_
     assert "lost its Spark Connect server" in day.log_of_try(1)
 
 
+@pytest.mark.long("half a minute: test_airflow marks a run failed too")
 def test_marked_failed_by_a_person(airflow: AirflowServer, folder: Path) -> None:
     """on_kill ends the task, its driver, and the operation on the server. Cleared, the run succeeds."""
     day = Day(airflow, folder)
