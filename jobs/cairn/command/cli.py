@@ -40,6 +40,7 @@ COMMANDS = (
     ),
     Row("list", "list_checkpoints:list_", LOOK, "List the checkpoints, newest first.", CHANGED_NOTHING),
     Row("show", "show:show", LOOK, "Show everything that Cairn has recorded about one checkpoint.", CHANGED_NOTHING),
+    Row("get", "get:get", LOOK, "Show all states and timers of one key.", CHANGED_NOTHING),
     Row(
         "diff",
         "diff:diff",
