@@ -67,7 +67,11 @@ class Broken:
 
 
 def broken_since(
-    unusable: Sequence[Unusable], runs: Sequence[Run], expected: Interval | None, schedule: Schedule | None, now: datetime
+    unusable: Sequence[Unusable],
+    runs: Sequence[Run],
+    expected: Interval | None,
+    schedule: Schedule | None,
+    now: datetime,
 ) -> Broken | None:
     """Return since when a pipeline is broken; None if no interval after the last usable checkpoint is in trouble.
 
@@ -88,11 +92,10 @@ def broken_since(
         if run.start is not None and run.end is not None and run.start < run.end:
             of_interval.setdefault(Interval(run.start, run.end), []).append(run)
     known = sorted({*newest, *of_interval})
-    found = [
-        trouble for i in known if (trouble := _trouble(i, newest.get(i), of_interval.get(i, ()))) is not None
-    ]
+    found = [trouble for i in known if (trouble := _trouble(i, newest.get(i), of_interval.get(i, ()))) is not None]
     if expected is not None and not any(i.start <= expected.start for i in known):
-        if expected.end <= _asked_until(schedule, now) and expected.end + GRACE <= now:
+        due = min(_asked_until(schedule, now), now - GRACE)
+        if expected.end <= due:
             found.insert(0, Trouble(interval=expected, why="missing", since=expected.end))
     if not found:
         return None

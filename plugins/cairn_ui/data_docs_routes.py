@@ -16,6 +16,7 @@ from fastapi.responses import FileResponse, HTMLResponse, Response
 from cairn_operators.data_docs import URL_PREFIX, docs_root, page_in, styled
 from cairn_ui import routes
 from cairn_ui.data_docs import pages_in
+from cairn_ui.next_steps import without_docs
 from cairn_ui.render_template import HEADERS, render
 
 _SANDBOX = {
@@ -44,6 +45,7 @@ def listing(request: Request, rights: routes.Asks) -> Response:
         "docs_list.html",
         base=f"{str(request.scope.get('root_path', '')).rstrip('/').removesuffix(URL_PREFIX)}{routes.URL_PREFIX}",
         ui="",
+        next=without_docs(),
         groups=[(name, keys.get(name), [page for page in pages if page.pipeline == name]) for name in names],
         running=False,
         now=datetime.now(UTC),

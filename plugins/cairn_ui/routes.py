@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated, Any, TypeVar
@@ -24,21 +25,37 @@ from urllib.parse import quote
 from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
 from airflow.api_fastapi.core_api.security import get_user, requires_access_view
 from fastapi import Depends, FastAPI, HTTPException, Query, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Response
+from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from cairn_operators.data_docs import URL_PREFIX as DOCS_PREFIX
 from cairn_operators.data_docs import docs_root, page_in
 from cairn_operators.google_connection import google_credentials
 from cairn_ui import airflow_database as airflow_side
+from cairn_ui import (
+    airflow_runs,
+    lineage,
+    next_steps,
+    pipeline_overview,
+    pipeline_runs,
+    run_bars,
+    trends,
+    trial_rows,
+    trials,
+)
 from cairn_ui import checkpoint_list as history
 from cairn_ui import data_docs as docs
-from cairn_ui import lineage, pipeline_overview, trends, trial_rows, trials
 from cairn_ui.access import Rights
+from cairn_ui.airflow_values import Run, Schedule, TaskTry
+from cairn_ui.broken_since import Broken, Unusable, broken_since, lag_of
 from cairn_ui.checkpoint_detail import comparison_of, detail_of, manifests_of
 from cairn_ui.find_pipelines import PipelineRef
 from cairn_ui.read_logs import NotAnswered, Reader
 from cairn_ui.render_template import CONTENT_TYPES, HEADERS, STATIC, render
+from cairn_ui.run_timeline import timeline_of
 from cairn_ui.values import Look, Reading
+from cairn_ui.waiting_dags import waiting_dags
 from state_backend.adapters.open_storage import join_url
 from state_backend.checkpoint.lineage import plan_base
 from state_backend.checkpoint.log import Log, read_log
@@ -55,6 +72,11 @@ T = TypeVar("T")
 reader = Reader(airflow_side.open_folder)
 dags = airflow_side.DagsInDatabase()
 comparisons = trial_rows.Comparisons()
+reasons = airflow_runs.Reasons()
+# Longest wait of a page for the logs of tasks, in seconds. A later view of the page has what is missing then.
+_LOGS_WAIT_S = 2.0
+# Number of runs after the last usable checkpoint that the overview looks at. The first failed one is among them.
+_RUNS_AFTER = 50
 
 # Static files hold no data, so anyone may read them. All other routes need a logged-in user.
 app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
@@ -68,13 +90,36 @@ def rights_of(user: Annotated[Any, Depends(get_user)]) -> Rights:
     return Rights(user)
 
 
-@app.exception_handler(HTTPException)
-def refused(request: Request, error: HTTPException) -> Response:
-    """Show an HTTP error as a page."""
+@app.exception_handler(StarletteHTTPException)
+def refused(request: Request, error: StarletteHTTPException) -> Response:
+    """Show an HTTP error as a page that names the next step."""
+    return _error(request, error.status_code, str(error.detail))
+
+
+@app.exception_handler(RequestValidationError)
+def unreadable(request: Request, error: RequestValidationError) -> Response:
+    """Show which value of a URL can't be read."""
+    wrong = "\n".join(f"{one['loc'][-1]}: {one['msg']}" for one in error.errors())
+    return _error(request, 422, wrong)
+
+
+@app.exception_handler(Exception)
+def failed(request: Request, error: Exception) -> Response:
+    """Show an error of the page itself. The server's log has its traceback."""
+    return _error(request, 500, f"{type(error).__name__} in the code of this page")
+
+
+def _error(request: Request, status: int, detail: str) -> Response:
     page = _page(
-        request, "error.html", status=error.status_code, detail=str(error.detail), running=False, now=datetime.now(UTC)
+        request,
+        "error.html",
+        status=status,
+        detail=detail,
+        refusal=next_steps.after_error(status),
+        running=False,
+        now=datetime.now(UTC),
     )
-    page.status_code = error.status_code
+    page.status_code = status
     return page
 
 
@@ -127,16 +172,23 @@ def of_dag(request: Request, rights: Asks, dag_id: str) -> Response:
 def _list(request: Request, refs: list[PipelineRef], dag_id: str | None) -> Response:
     now = datetime.now(UTC)
     looks = reader.look_at_all(refs)
-    schedules = airflow_side.schedules_of({r.dag_id for r in refs if r.dag_id is not None})
-    rows = [_row(ref, looks[ref.key], schedules.get(ref.dag_id or ""), now) for ref in refs]
+    dag_ids = {r.dag_id for r in refs if r.dag_id is not None}
+    schedules, runs = airflow_side.schedules_of(dag_ids), airflow_runs.last_runs(dag_ids, run_bars.MOST)
+    rows = [_row(ref, looks[ref.key], schedules.get(ref.dag_id or ""), runs.get(ref.dag_id or ""), now) for ref in refs]
     running = any(s.running for s in schedules.values()) or any(row.read is None and row.problem for row in rows)
     return _page(
-        request, "pipelines.html", rows=pipeline_overview.worst_first(rows), dag_id=dag_id, running=running, now=now
+        request,
+        "pipelines.html",
+        rows=pipeline_overview.worst_first(rows),
+        dag_id=dag_id,
+        next=next_steps.without_pipeline(dag_id),
+        running=running,
+        now=now,
     )
 
 
 def _row(
-    ref: PipelineRef, look: Look, schedule: pipeline_overview.Schedule | None, now: datetime
+    ref: PipelineRef, look: Look, schedule: Schedule | None, runs: Sequence[Run] | None, now: datetime
 ) -> pipeline_overview.OverviewRow:
     stored, reading = reader.stored(ref), look.reading
     if reading is None:
@@ -146,12 +198,17 @@ def _row(
         last, written = pipeline_overview.furthest(reading), None
         if last is not None and look.problem is None:
             written = _written(ref, reading.log, [last.id]).get(last.id)
-        return pipeline_overview.overview_row(ref, look, schedule, stored, written, now)
+        bars = None if runs is None else _bars(reading.log, runs, now)
+        return pipeline_overview.overview_row(ref, look, schedule, stored, written, now, bars)
 
     try:  # The row may need reads of earlier records, so they run in a thread with a time limit.
         return _asked(ref, "overview row", row)
     except (CairnError, NotAnswered) as error:
         return pipeline_overview.OverviewRow(ref=ref, problem=str(error), read=None)
+
+
+def _bars(log: Log, runs: Sequence[Run], now: datetime) -> run_bars.Bars:
+    return run_bars.bars_of(runs, pipeline_runs.newest_words(log, pipeline_runs.unusable_checkpoints(log)), now)
 
 
 # --- one pipeline ----------------------------------------------------------------------------------------------------------------
@@ -182,9 +239,78 @@ def of_overview(request: Request, rights: Asks, key: str) -> Response:
                 ref, reading, schedule, savepoint, written, pages, datetime.now(UTC), _airflow(request)
             )
 
-        return _asked(ref, "overview", read)
+        return replace(_asked(ref, "overview", read), runs=_runs(ref, reading, schedule, rights))
 
     return _of_pipeline(request, ref, look, "overview.html", view, schedule=schedule, stored=reader.stored(ref))
+
+
+def _runs(ref: PipelineRef, reading: Reading, schedule: Schedule | None, rights: Rights) -> pipeline_runs.PipelineRuns:
+    """Return since when a pipeline is broken, its lag, its last runs, and who waits for it."""
+    now, log, asset = datetime.now(UTC), reading.log, pipeline_runs.asset_of(ref.name)
+    usable, unusable, words = _asked(ref, "unusable checkpoints", lambda _: _unusable(reading))
+    until = usable.content.interval.end if usable is not None else None
+    last: tuple[Run, ...] = ()
+    after: tuple[Run, ...] = ()
+    if ref.dag_id is not None:
+        last = airflow_runs.last_runs([ref.dag_id], run_bars.MOST)[ref.dag_id]
+        after = airflow_runs.runs_after(ref.dag_id, until, _RUNS_AFTER)
+    later = [one for one in unusable if until is None or one.interval.start >= until]
+    broken = broken_since(later, after, pipeline_runs.following(log, usable), schedule, now)
+    waiting = waiting_dags(asset, *airflow_runs.scheduled_by_assets(), ref.dag_id)
+    explained = pipeline_runs.run_to_explain(broken, last)
+    return pipeline_runs.PipelineRuns(
+        broken=broken,
+        since=_since(ref, broken),
+        until=until,
+        lag=lag_of(until, schedule, now),
+        bars=run_bars.bars_of(last, words, now),
+        waiting=tuple(one for one in waiting if rights.may_read_dag(one.dag_id)),
+        asset=asset,
+        failed=_failed(rights, ref, explained) if explained is not None else (),
+    )
+
+
+def _unusable(reading: Reading) -> tuple[Record | None, list[Unusable], dict[Interval, str]]:
+    usable = pipeline_overview.latest_usable(reading)
+    unusable = pipeline_runs.unusable_checkpoints(reading.log)
+    return usable, unusable, pipeline_runs.newest_words(reading.log, unusable)
+
+
+def _since(ref: PipelineRef, broken: Broken | None) -> datetime | None:
+    """Return since when a pipeline is broken; None if it is not, or if its storage does not know the time."""
+    if broken is None or broken.first.checkpoint is None:
+        return broken.first.since if broken is not None else None
+    mark = pipeline_runs.mark_of(broken.first.checkpoint)
+    try:
+        info = _asked(ref, f"time of {mark}", lambda storage: storage.stat(mark))
+    except (CairnError, NotAnswered):
+        return None
+    return None if info is None else datetime.fromtimestamp(info.modified_ms / 1000, UTC)
+
+
+def _failed(
+    rights: Rights, ref: PipelineRef, run_id: str, tries: Sequence[TaskTry] | None = None
+) -> tuple[pipeline_runs.FailedTry, ...]:
+    """Return the failed tries of a run, with their reasons if the user may read logs.
+
+    Args:
+        rights: Tells which logs the logged-in user may read.
+        ref: A pipeline of the run's DAG.
+        run_id: The run.
+        tries: The run's tries; None reads them from Airflow's database.
+    """
+    dag_id = ref.dag_id or ""
+    failed = pipeline_runs.tries_to_explain(airflow_runs.tries_of(dag_id, run_id) if tries is None else tries)
+    found: dict[TaskTry, str | None] = {}
+    if failed and rights.may_read_logs(dag_id):
+        with suppress(NotAnswered):
+            found = reader.ask(
+                ref,
+                f"reasons {run_id}",
+                lambda _: {one: reasons.reason(dag_id, run_id, one) for one in failed},
+                _LOGS_WAIT_S,
+            )
+    return pipeline_runs.explained(run_id, failed, found)
 
 
 @app.get("/p/{key}/history", **_PAGE)
@@ -353,7 +479,9 @@ def of_trials(request: Request, rights: Asks, key: str) -> Response:
     def read(_: Storage) -> list[trials.TrialRow]:
         return [trials.row_of(trial, datetime.now(UTC)) for trial in _trials(ref)]
 
-    return _of_pipeline(request, ref, look, "trials.html", lambda _: _asked(ref, "trials", read))
+    newest = look.reading.newest if look.reading is not None and look.reading.log.head_id else None
+    step = next_steps.without_trial(ref, newest.content.interval if newest is not None else None)
+    return _of_pipeline(request, ref, look, "trials.html", lambda _: _asked(ref, "trials", read), without_trial=step)
 
 
 @app.get("/p/{key}/trials/{name}", **_PAGE)
@@ -487,7 +615,7 @@ def of_task(request: Request, rights: Asks, dag_id: str, task_id: str, run_id: s
 def _run(request: Request, rights: Rights, dag_id: str, run_id: str, task_id: str | None) -> Response:
     if not rights.may_read_dag(dag_id):
         raise HTTPException(403, "You may not read this DAG")
-    run = airflow_side.run_of(dag_id, run_id)
+    run = airflow_runs.run_of(dag_id, run_id)
     if run is None:
         raise HTTPException(404, "Airflow has no such run of this DAG")
     refs = [r for r in dags.pipelines() if dag_id == r.dag_id or dag_id in r.restore_dags]
@@ -504,17 +632,22 @@ def _run(request: Request, rights: Rights, dag_id: str, run_id: str, task_id: st
                     would = _asked(ref, f"base {run_id}", lambda _, r=reading, p=ref: _would(r.log, p.name, interval))  # type: ignore[misc]
             except (CairnError, NotAnswered) as error:
                 look = Look(reading=reading, problem=str(error))
-        parts.append({"ref": ref, "look": look, "commits": commits, "would": would})
+        step = next_steps.after_failed_read(ref)
+        parts.append({"ref": ref, "look": look, "commits": commits, "would": would, "next": step})
+    now, tries = datetime.now(UTC), airflow_runs.tries_of(dag_id, run_id)
+    own = next((ref for ref in refs if ref.dag_id == dag_id), None)
     return _page(
         request,
         "run.html",
         dag_id=dag_id,
         run=run,
         task_id=task_id,
-        tries=airflow_side.tries_of(dag_id, run_id),
+        timeline=timeline_of(run, tries, now),
+        failed=() if own is None else _failed(rights, own, run_id, tries),
         parts=parts,
-        running=run.state in ("running", "queued"),
-        now=datetime.now(UTC),
+        next=next_steps.without_pipeline(dag_id),
+        running=run.unfinished,
+        now=now,
     )
 
 
@@ -576,7 +709,7 @@ def _look(rights: Rights, key: str) -> tuple[PipelineRef, Look]:
     return ref, reader.look(ref)
 
 
-def _schedule(ref: PipelineRef) -> pipeline_overview.Schedule | None:
+def _schedule(ref: PipelineRef) -> Schedule | None:
     return airflow_side.schedules_of({ref.dag_id}).get(ref.dag_id) if ref.dag_id is not None else None
 
 
@@ -626,7 +759,7 @@ def _of_pipeline(
     template: str,
     make: Callable[[Reading], Any] | None = None,
     *,
-    schedule: pipeline_overview.Schedule | None = None,
+    schedule: Schedule | None = None,
     **values: Any,
 ) -> Response:
     """Render a page of one pipeline.
@@ -661,6 +794,8 @@ def _of_pipeline(
         problem=problem,
         read=read,
         schedule=schedule,
+        after_failed_read=next_steps.after_failed_read(ref),
+        without_checkpoint=next_steps.without_checkpoint(ref, schedule),
         running=running,
         now=datetime.now(UTC),
         **values,
@@ -677,7 +812,7 @@ def _with_runs(ref: PipelineRef, rows: Sequence[history.Row]) -> tuple[history.R
 
     Only these rows link to their run, since a link to a deleted run would show an error.
     """
-    there = airflow_side.runs_there(ref.dag_id, {row.run.run_id for row in rows if row.run is not None})
+    there = airflow_runs.runs_there(ref.dag_id, {row.run.run_id for row in rows if row.run is not None})
     return tuple(replace(row, in_airflow=row.run is not None and row.run.run_id in there) for row in rows)
 
 

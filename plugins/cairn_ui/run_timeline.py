@@ -104,7 +104,9 @@ def _first(one: TaskTry) -> datetime | None:
     return min((t for t in (one.scheduled, one.queued, one.began) if t is not None), default=None)
 
 
-def _waits(one: TaskTry, tries: Sequence[TaskTry], began: datetime) -> list[tuple[Kind, datetime | None, datetime | None]]:
+def _waits(
+    one: TaskTry, tries: Sequence[TaskTry], began: datetime
+) -> list[tuple[Kind, datetime | None, datetime | None]]:
     """Return the spans of time before a try began, each with its start and end."""
     # A deferred task is queued again when its trigger fires. Its start stays, so the second queueing is a part of `ran`.
     queued = one.queued if one.queued is None or one.began is None or one.queued <= one.began else None

@@ -258,7 +258,7 @@ def test_a_timeline_has_the_time_of_the_scheduler_the_queue_and_validation() -> 
     ]
     assert [p.kind for p in second.parts] == ["pause", "scheduler", "queue", "ran"]
     for line in shown.lines:
-        assert all(0 <= p.at and p.at + p.share <= 1 + 1e-9 for p in line.parts)
+        assert all(p.at >= 0 and p.at + p.share <= 1 + 1e-9 for p in line.parts)
 
 
 def test_a_timeline_of_what_has_not_ended() -> None:

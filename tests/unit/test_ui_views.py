@@ -19,9 +19,10 @@ from cairn_ui import find_pipelines as found
 from cairn_ui import human_units as words
 from cairn_ui import lineage, pipeline_overview, trends
 from cairn_ui import render_template as pages
+from cairn_ui.airflow_values import Schedule
 from cairn_ui.checkpoint_detail import comparison_of, detail_of, fields_of, manifests_of
 from cairn_ui.find_pipelines import PipelineRef
-from cairn_ui.pipeline_overview import Schedule
+from cairn_ui.next_steps import after_error
 from cairn_ui.read_logs import NotAnswered, Reader
 from cairn_ui.values import Look, Reading
 from state_backend.adapters.memory_storage import MemoryStorage
@@ -570,7 +571,16 @@ def test_templates_escape_and_know_all_their_names() -> None:
         source = (Path(pages.__file__).parent / "templates" / name).read_text()
         assert "|safe" not in source.replace(" ", "") and "style=" not in source and "onclick" not in source, name
         env.get_template(name)
-    html = pages.render("error.html", base="", ui="", status=404, detail="<script>", running=False, now=NOW)
+    html = pages.render(
+        "error.html",
+        base="",
+        ui="",
+        status=404,
+        detail="<script>",
+        refusal=after_error(404),
+        running=False,
+        now=NOW,
+    )
     assert "&lt;script&gt;" in html and "<script>" not in html.partition("</head>")[2]
 
 
