@@ -26,8 +26,8 @@ from cairn_ui.try_reason import LogLine, reason_of
 _TRIES, _REFERENCES, _LINES = 500, 10_000, 200_000
 # Events of the scheduler that end a try without a message in the try's own log.
 _ENDINGS = ("state mismatch", "heartbeat timeout", "stuck in queued tries exceeded", "fail task")
-# States in which the row of a try still has the times of the try before it.
-_NOT_BEGUN = (None, "scheduled", "queued")
+# States of tries that have not begun or never will. Their rows may have the times of the try before.
+_NOT_BEGUN = (None, "scheduled", "queued", "upstream_failed", "removed")
 
 
 def run_of(dag_id: str, run_id: str) -> Run | None:
@@ -145,7 +145,8 @@ def _references(table: Any) -> list[tuple[str, str]]:
             .where(DagModel.is_stale.is_(False))
             .limit(_REFERENCES)
         )
-        return [(uri, dag_id) for uri, dag_id in rows]
+        # Airflow stores `cairn://rides` as `cairn://rides/`.
+        return [(uri.rstrip("/"), dag_id) for uri, dag_id in rows]
 
 
 class Reasons:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+from state_backend.values.intervals import Interval
+
 UNFINISHED = ("queued", "running")
 
 
@@ -48,6 +50,13 @@ class Run:
     queued: datetime | None = None
     began: datetime | None = None
     ended: datetime | None = None
+
+    @property
+    def interval(self) -> Interval | None:
+        """Return the data interval; None if the run has none."""
+        if self.start is None or self.end is None or self.start >= self.end:
+            return None
+        return Interval(self.start, self.end)
 
     @property
     def unfinished(self) -> bool:

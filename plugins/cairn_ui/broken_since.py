@@ -59,10 +59,12 @@ class Broken:
 
     Attributes:
         first: The first of them.
+        last: Interval of the last one.
         counts: Number of intervals for each reason, such as ("failed", 2). Of missing intervals, only the first counts.
     """
 
     first: Trouble
+    last: Interval
     counts: tuple[tuple[str, int], ...]
 
 
@@ -89,8 +91,8 @@ def broken_since(
         newest[one.interval] = one
     of_interval: dict[Interval, list[Run]] = {}
     for run in runs:
-        if run.start is not None and run.end is not None and run.start < run.end:
-            of_interval.setdefault(Interval(run.start, run.end), []).append(run)
+        if run.interval is not None:
+            of_interval.setdefault(run.interval, []).append(run)
     known = sorted({*newest, *of_interval})
     found = [trouble for i in known if (trouble := _trouble(i, newest.get(i), of_interval.get(i, ()))) is not None]
     if expected is not None and not any(i.start <= expected.start for i in known):
@@ -100,7 +102,11 @@ def broken_since(
     if not found:
         return None
     counts = Counter(trouble.why for trouble in found)
-    return Broken(first=found[0], counts=tuple(sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))))
+    return Broken(
+        first=found[0],
+        last=found[-1].interval,
+        counts=tuple(sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))),
+    )
 
 
 def _trouble(interval: Interval, unusable: Unusable | None, runs: Sequence[Run]) -> Trouble | None:

@@ -47,6 +47,7 @@ class PipelineRuns:
         waiting: The DAGs that wait for the pipeline's asset and that the user may read.
         asset: URI of the pipeline's asset.
         failed: Tries that failed: of the run that broke the pipeline, or else of the last run.
+        command: The command that runs the intervals in trouble again; None if the pipeline is not broken or has no DAG.
     """
 
     broken: Broken | None
@@ -57,6 +58,7 @@ class PipelineRuns:
     waiting: tuple[WaitingDag, ...]
     asset: str
     failed: tuple[FailedTry, ...]
+    command: str | None
 
 
 def asset_of(pipeline: str) -> str:

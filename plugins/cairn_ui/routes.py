@@ -62,8 +62,9 @@ from state_backend.checkpoint.log import Log, read_log
 from state_backend.checkpoint.trials import intervals_of_trial, root_of_trial, trials_in, trials_url
 from state_backend.inspection.compare_logs import IntervalDifference, compare_intervals
 from state_backend.ports.storage import Storage
+from state_backend.values.airflow_commands import heal_command
 from state_backend.values.errors import CairnError
-from state_backend.values.intervals import Interval
+from state_backend.values.intervals import Interval, format_instant
 from state_backend.values.records import Permissions, Record, Trial
 
 URL_PREFIX = "/cairn/checkpoints"
@@ -239,12 +240,14 @@ def of_overview(request: Request, rights: Asks, key: str) -> Response:
                 ref, reading, schedule, savepoint, written, pages, datetime.now(UTC), _airflow(request)
             )
 
-        return replace(_asked(ref, "overview", read), runs=_runs(ref, reading, schedule, rights))
+        return replace(_asked(ref, "overview", read), runs=_runs(ref, reading, schedule, rights, _airflow(request)))
 
     return _of_pipeline(request, ref, look, "overview.html", view, schedule=schedule, stored=reader.stored(ref))
 
 
-def _runs(ref: PipelineRef, reading: Reading, schedule: Schedule | None, rights: Rights) -> pipeline_runs.PipelineRuns:
+def _runs(
+    ref: PipelineRef, reading: Reading, schedule: Schedule | None, rights: Rights, airflow: str
+) -> pipeline_runs.PipelineRuns:
     """Return since when a pipeline is broken, its lag, its last runs, and who waits for it."""
     now, log, asset = datetime.now(UTC), reading.log, pipeline_runs.asset_of(ref.name)
     usable, unusable, words = _asked(ref, "unusable checkpoints", lambda _: _unusable(reading))
@@ -267,7 +270,12 @@ def _runs(ref: PipelineRef, reading: Reading, schedule: Schedule | None, rights:
         waiting=tuple(one for one in waiting if rights.may_read_dag(one.dag_id)),
         asset=asset,
         failed=_failed(rights, ref, explained) if explained is not None else (),
+        command=None if broken is None or ref.dag_id is None else _heal(ref, broken, airflow),
     )
+
+
+def _heal(ref: PipelineRef, broken: Broken, airflow: str) -> str:
+    return heal_command(ref.root, ref.name, format_instant(broken.last.start), ref.dag_id, airflow)
 
 
 def _unusable(reading: Reading) -> tuple[Record | None, list[Unusable], dict[Interval, str]]:

@@ -36,7 +36,6 @@ class Bar:
 
     Attributes:
         run: The run.
-        interval: Its data interval; None if the run has none.
         outcome: Outcome in one word: Airflow's state, or the state of the checkpoint if the run succeeded and its
             checkpoint can't be used.
         tone: Colour of the bar.
@@ -46,7 +45,6 @@ class Bar:
     """
 
     run: Run
-    interval: Interval | None
     outcome: str
     tone: Tone
     sign: str
@@ -94,17 +92,14 @@ def seconds_of(run: Run, now: datetime) -> float | None:
 
 
 def _bar(run: Run, unusable: Mapping[Interval, str], longest: float, now: datetime) -> Bar:
-    whole = run.start is not None and run.end is not None and run.start < run.end
-    interval = Interval(run.start, run.end) if whole and run.start is not None and run.end is not None else None
     state = run.state
-    if state == "success" and interval is not None:
-        state = unusable.get(interval, state)
+    if state == "success" and run.interval is not None:
+        state = unusable.get(run.interval, state)
     outcome, tone, sign = _OUTCOMES.get(state, (state, "info", "?"))
     seconds = seconds_of(run, now)
     share = seconds / longest if seconds and longest else 0.0
     return Bar(
         run=run,
-        interval=interval,
         outcome=outcome,
         tone=tone,
         sign=sign,

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 _LONGEST = 300
+# The end of the exception for a driver that ended without a result (`cairn_operators.failures.exit_failure`). The driver
+# wrote its own exception into the log before it.
+LOG_ABOVE = "; its log is above"
+_RAISED = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit): \S")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +31,8 @@ class LogLine:
 def reason_of(log: Iterable[LogLine], events: Sequence[str], retry_reason: str | None) -> str | None:
     """Return why a try failed, as one line; None if neither the log nor the database has a reason.
 
-    The first of these that exists is the reason: the last exception in the log; the last message of the log with the
-    level error or critical; the last event that the scheduler recorded, such as a missing heartbeat; the reason of the
+    The first of these that exists is the reason: the last exception in the log, with the driver's own exception if the
+    driver ended without a result; the last message of the log with the level error or critical; the last event that the scheduler recorded, such as a missing heartbeat; the reason of the
     retry policy.
 
     Args:
@@ -35,11 +40,15 @@ def reason_of(log: Iterable[LogLine], events: Sequence[str], retry_reason: str |
         events: Texts of the scheduler's events about the try, oldest first.
         retry_reason: The reason that the retry policy gave for another try; None without one.
     """
-    exception = message = None
+    exception = message = of_driver = None
     for line in log:
         if line.errors:
             name, text = line.errors[0]
             exception = f"{name}: {first_line(text)}" if first_line(text) else name
+            if exception.endswith(LOG_ABOVE) and of_driver is not None:
+                exception = f"{exception.removesuffix(LOG_ABOVE)}: {of_driver}"
+        elif _RAISED.match(line.text):
+            of_driver = first_line(line.text)
         elif (line.level or "").lower() in ("error", "critical"):
             message = first_line(line.text)
     event = first_line(events[-1]) if events else None

@@ -57,8 +57,8 @@ def of(state: str, run_id: str = "r") -> Run:
     return Run(run_id=run_id, state=state, start=day(1).start, end=day(1).end, due=day(1).end)
 
 
-FAILED = Broken(first=Trouble(interval=day(1), why="failed", run_id="first"), counts=(("failed", 1),))
-MISSING = Broken(first=Trouble(interval=day(1), why="missing"), counts=(("missing", 1),))
+FAILED = Broken(first=Trouble(interval=day(1), why="failed", run_id="first"), last=day(1), counts=(("failed", 1),))
+MISSING = Broken(first=Trouble(interval=day(1), why="missing"), last=day(1), counts=(("missing", 1),))
 
 
 @pytest.mark.parametrize(

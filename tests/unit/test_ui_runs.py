@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from cairn_operators.failures import exit_failure
 from cairn_ui.airflow_values import Run, Schedule, TaskTry
 from cairn_ui.broken_since import Unusable, broken_since, lag_of
 from cairn_ui.run_bars import HIGHEST, LOWEST, bars_of
@@ -106,6 +107,8 @@ def test_since_when_a_pipeline_is_broken(
         assert broken is not None
         assert (broken.first.why, broken.first.interval, broken.first.since) == (why, day(number), since)
         assert dict(broken.counts) == counts
+        troubled = [one.interval for one in unusable] + [run.interval for run in runs if run.state == "failed"]
+        assert broken.last == max([day(number), *(i for i in troubled if i is not None)])
 
 
 def test_an_interval_is_missing_only_after_ten_minutes() -> None:
@@ -161,6 +164,12 @@ def test_who_waits(scheduled_by: Any, writes: Any, waiting: list[Any]) -> None:
 RAISED = LogLine(level="error", text="Task failed", errors=(("ValueError", "\n first\nsecond"), ("KeyError", "cause")))
 
 
+DRIVER = [
+    LogLine(level="info", text=text) for text in ("a.b.OddError: odd", "KeyError: 3", "no Error: here", "Errors:")
+]
+ENDED = LogLine(level="error", text="Task failed", errors=(("AirflowException", str(exit_failure(1))),))
+
+
 @pytest.mark.parametrize(
     ("log", "events", "retry_reason", "reason"),
     [
@@ -168,6 +177,16 @@ RAISED = LogLine(level="error", text="Task failed", errors=(("ValueError", "\n f
         ([LogLine(level="info", text="well")], [], None, None),
         ([RAISED, LogLine(level="error", text="later")], ["event"], "policy", "ValueError: first"),
         ([LogLine(level="error", text="x", errors=(("SystemExit", ""),))], [], None, "SystemExit"),
+        # The driver's own exception, if it ended without a result.
+        (
+            [DRIVER[0], ENDED],
+            [],
+            None,
+            "AirflowException: the Spark driver ended with code 1 and no result: a.b.OddError: odd",
+        ),
+        ([*DRIVER, ENDED], [], None, "AirflowException: the Spark driver ended with code 1 and no result: KeyError: 3"),
+        ([ENDED], [], None, "AirflowException: the Spark driver ended with code 1 and no result; its log is above"),
+        ([*DRIVER, RAISED], [], None, "ValueError: first"),
         ([LogLine(level="critical", text="killed\nby 9"), LogLine(level="info", text="end")], ["e"], "p", "killed"),
         ([], ["started", "Task did not emit heartbeat"], "policy", "Task did not emit heartbeat"),
         ([], [], "retry 1 of 7 in 5 s", "retry 1 of 7 in 5 s"),
@@ -195,7 +214,7 @@ def test_bars_tell_the_outcome_without_their_colour() -> None:
     assert len({sign for sign, _, _ in shown.legend}) == 4
     assert bars_of([], {}, NOW).bars == () and bars_of([], {}, NOW).text == ""
     (one,) = bars_of([run_of(1, "skipped", None, start=None)], {}, day(1).end + timedelta(hours=1)).bars
-    assert (one.interval, one.sign, one.outcome, one.seconds) == (None, "?", "skipped", 1800)
+    assert (one.run.interval, one.sign, one.outcome, one.seconds) == (None, "?", "skipped", 1800)
 
 
 def one_try(task_id: str, *times: float | None, try_number: int = 1, state: str | None = "success") -> TaskTry:
