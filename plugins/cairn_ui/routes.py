@@ -78,6 +78,8 @@ reasons = airflow_runs.Reasons()
 _LOGS_WAIT_S = 2.0
 # Number of runs after the last usable checkpoint that the overview looks at. The first failed one is among them.
 _RUNS_AFTER = 50
+# Number of waiting DAGs, nearest first, for which the overview asks whether the user may read them.
+_WAITING = 50
 
 # Static files hold no data, so anyone may read them. All other routes need a logged-in user.
 app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
@@ -267,7 +269,7 @@ def _runs(
         until=until,
         lag=lag_of(until, schedule, now),
         bars=run_bars.bars_of(last, words, now),
-        waiting=tuple(one for one in waiting if rights.may_read_dag(one.dag_id)),
+        waiting=tuple(one for one in waiting[:_WAITING] if rights.may_read_dag(one.dag_id)),
         asset=asset,
         failed=_failed(rights, ref, explained) if explained is not None else (),
         command=None if broken is None or ref.dag_id is None else _heal(ref, broken, airflow),

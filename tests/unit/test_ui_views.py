@@ -493,6 +493,28 @@ def test_a_root_that_does_not_answer_is_given_up_and_hides_no_other() -> None:
     stuck.go.set()
 
 
+def test_a_reading_stays_fresh_while_another_pipeline_takes_all_of_the_time() -> None:
+    """The list of all pipelines waits 2.5 s for a silent storage. Readings were too old after 2 s, and read again with 0 s left."""
+    stuck, well, now_s = Stuck(), Stuck(), [0.0]
+    steady(well, 2)
+    stuck.go.clear()
+    folders = {"a": stuck, "b": well}
+    refs = [PipelineRef(name=name, root="memory://ui") for name in folders]
+    reader = Reader(lambda ref: folders[ref.name], clock=lambda: now_s[0])
+    assert reader.look(refs[1]).problem is None
+
+    def pass_time() -> None:
+        now_s[0] = 2.5
+        well.go.clear()  # Another read of this pipeline would not end in time.
+
+    now_s[0] = 1.0
+    threading.Timer(0.2, pass_time).start()
+    looks = reader.look_at_all(refs, 0.5)
+    assert now_s[0] == 2.5 and looks[refs[0].key].reading is None and looks[refs[1].key].problem is None
+    stuck.go.set()
+    well.go.set()
+
+
 def test_what_a_storage_refuses_is_said() -> None:
     def refuse(_: PipelineRef) -> Storage:
         raise StorageUnavailable("the storage is away")
