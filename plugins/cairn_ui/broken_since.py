@@ -129,18 +129,22 @@ def _asked_until(schedule: Schedule | None, now: datetime) -> datetime:
     return schedule.asked_end or never
 
 
-def lag_of(processed_until: datetime | None, schedule: Schedule | None, now: datetime) -> timedelta | None:
+def lag_of(
+    processed_until: datetime | None, newest_end: datetime | None, schedule: Schedule | None, now: datetime
+) -> timedelta | None:
     """Return how far a pipeline lags behind: from the end of its last usable interval until now.
 
-    After the last run of a schedule, the lag ends at the end of the last interval that Airflow asked for.
+    After the last run of a schedule, the lag ends at the end of the last interval that has a run or a checkpoint.
 
     Args:
         processed_until: End of the last interval with a usable checkpoint; None without one.
+        newest_end: End of the last interval with a checkpoint, usable or not; None without one.
         schedule: The schedule of the DAG; None if Airflow has none.
         now: The time of the page.
     """
     if processed_until is None:
         return None
-    over = schedule is not None and schedule.next_due is None and not schedule.running
-    until = (schedule.asked_end or processed_until) if schedule is not None and over else now
+    until = now
+    if schedule is not None and schedule.next_due is None and not schedule.running:
+        until = max(end for end in (processed_until, newest_end, schedule.asked_end) if end is not None)
     return max(timedelta(), until - processed_until)

@@ -65,9 +65,20 @@ _FAILED = Refusal(
 )
 
 
-def after_error(status: int) -> Refusal:
-    """Return heading and next step of the page for an HTTP status."""
-    return _REFUSALS.get(status, _FAILED)
+def after_error(status: int, ref: PipelineRef | None = None) -> Refusal:
+    """Return heading and next step of the page for an HTTP status.
+
+    Args:
+        status: The status.
+        ref: The pipeline whose page has the error, if the user may read it; None otherwise.
+    """
+    found = _REFUSALS.get(status, _FAILED)
+    if status == 404 and ref is not None:
+        step = Step(
+            text="Look for it in the history.", link=f"History of {ref.name}", href=f"/p/{quote(ref.key)}/history"
+        )
+        found = Refusal(heading=found.heading, step=step)
+    return found
 
 
 def after_failed_read(ref: PipelineRef) -> Step | None:

@@ -311,7 +311,7 @@ def overview_row(
         keys=keys_of(newest) if newest is not None else None,
         health=health_of(reading),
         stored=stored,
-        lag=lag_of(usable.content.interval.end if usable is not None else None, schedule, now),
+        lag=lag_of(usable.content.interval.end if usable is not None else None, reading.newest_end, schedule, now),
         bars=bars,
     )
 

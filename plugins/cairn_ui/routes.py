@@ -93,10 +93,23 @@ def rights_of(user: Annotated[Any, Depends(get_user)]) -> Rights:
     return Rights(user)
 
 
+class NotInPipeline(HTTPException):
+    """The answer 404 to a user who may read the pipeline.
+
+    Args:
+        ref: The pipeline.
+        detail: What is missing.
+    """
+
+    def __init__(self, ref: PipelineRef, detail: str) -> None:
+        super().__init__(404, detail)
+        self.ref = ref
+
+
 @app.exception_handler(StarletteHTTPException)
 def refused(request: Request, error: StarletteHTTPException) -> Response:
     """Show an HTTP error as a page that names the next step."""
-    return _error(request, error.status_code, str(error.detail))
+    return _error(request, error.status_code, str(error.detail), getattr(error, "ref", None))
 
 
 @app.exception_handler(RequestValidationError)
@@ -112,13 +125,13 @@ def failed(request: Request, error: Exception) -> Response:
     return _error(request, 500, f"{type(error).__name__} in the code of this page")
 
 
-def _error(request: Request, status: int, detail: str) -> Response:
+def _error(request: Request, status: int, detail: str, ref: PipelineRef | None = None) -> Response:
     page = _page(
         request,
         "error.html",
         status=status,
         detail=detail,
-        refusal=next_steps.after_error(status),
+        refusal=next_steps.after_error(status, ref),
         running=False,
         now=datetime.now(UTC),
     )
@@ -267,7 +280,7 @@ def _runs(
         broken=broken,
         since=_since(ref, broken),
         until=until,
-        lag=lag_of(until, schedule, now),
+        lag=lag_of(until, reading.newest_end, schedule, now),
         bars=run_bars.bars_of(last, words, now),
         waiting=tuple(one for one in waiting[:_WAITING] if rights.may_read_dag(one.dag_id)),
         asset=asset,
@@ -415,7 +428,7 @@ def of_checkpoint(request: Request, rights: Asks, key: str, number: int) -> Resp
 
     def view(reading: Reading) -> Any:
         if not 1 <= number <= reading.log.head_id:
-            raise HTTPException(404, f"Checkpoint {number} does not exist; the newest one is {reading.log.head_id}")
+            raise NotInPipeline(ref, f"Checkpoint {number} does not exist; the newest one is {reading.log.head_id}")
 
         def read(storage: Storage) -> Any:
             reading.log.entry(number)
@@ -458,7 +471,7 @@ def compare(
         pair = [reading.log.entry(n) if n in reading.log.retained else None for n in (first, second)]
         if not all(isinstance(record, Record) for record in pair):
             gone = ", ".join(str(n) for n, r in zip((first, second), pair, strict=True) if not isinstance(r, Record))
-            raise HTTPException(404, f"Checkpoint {gone} is not retained. Only retained checkpoints can be compared")
+            raise NotInPipeline(ref, f"Checkpoint {gone} is not retained. Only retained checkpoints can be compared")
         one, other = pair
 
         def read(storage: Storage) -> Any:

@@ -218,6 +218,28 @@ def test_every_page_is_readable(
     assert {name: title for name, title in titles.items() if TITLES.get(name, title) != title} == {}
 
 
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_tabs_in_airflow_have_its_theme_and_are_readable_on_a_phone(
+    airflow: ShownAirflow, chrome: Chrome, theme: str
+) -> None:
+    """Airflow's menu leaves the frame less than the width of the phone."""
+    chrome.get(f"{airflow.url}{BASE}/static/cairn.css")
+    chrome.execute_script("localStorage.setItem('theme', arguments[0])", theme)
+    for name, path in {
+        "list": "/plugin/cairn-checkpoints",
+        "tab of a dag": "/dags/tolls/plugin/cairn-checkpoints-dag",
+        "tab of a run": f"/dags/tolls/runs/{FAILED_AND_REPEATED}/plugin/cairn-checkpoints-dag-run",
+    }.items():
+        set_window(chrome, 390)
+        chrome.get(airflow.url + path)
+        chrome.switch_to.frame(wait_for(lambda: chrome.find_element(By.CSS_SELECTOR, "iframe")))
+        wait_for(lambda: chrome.find_element(By.CSS_SELECTOR, "#page h1").text)
+        found = measure(chrome)
+        chrome.switch_to.default_content()
+        assert (found.problems, found.theme) == ([], theme), name
+        keep(chrome, f"in-airflow-{name}-390-{theme}", found)
+
+
 def test_a_page_that_is_not_readable_is_noticed(airflow: ShownAirflow, chrome: Chrome) -> None:
     """Each rule of the measuring, on a page with one fault."""
     for fault, said in (

@@ -124,6 +124,8 @@ def test_the_next_step_of_a_pipeline_without_checkpoint(
 def test_the_next_step_of_an_error(status: int, heading: str, link: str) -> None:
     refusal = next_steps.after_error(status)
     assert (refusal.heading, refusal.step.link, refusal.step.airflow) == (heading, link, status == 401)
+    of_pipeline = next_steps.after_error(status, RIDES)
+    assert of_pipeline == refusal or (status, of_pipeline.step.link) == (404, "History of rides")
 
 
 def test_every_empty_page_has_a_command_or_a_link() -> None:

@@ -119,21 +119,24 @@ def test_an_interval_is_missing_only_after_ten_minutes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("until", "schedule", "lag"),
+    ("until", "newest", "schedule", "lag"),
     [
-        (None, plan(), None),
-        (day(8).end, plan(), timedelta(hours=36)),
-        (day(8).end, None, timedelta(hours=36)),
+        (None, None, plan(), None),
+        (None, day(1).end, plan(), None),
+        (day(8).end, day(8).end, plan(), timedelta(hours=36)),
+        (day(8).end, day(8).end, None, timedelta(hours=36)),
         # After the schedule's last run, the time goes on but the pipeline does not fall behind.
-        (day(8).end, plan(next_due=None), timedelta(hours=24)),
-        (day(8).end, plan(next_due=None, running=1), timedelta(hours=36)),
-        (day(9).end, plan(next_due=None), timedelta()),
-        (day(9).end, plan(next_due=None, asked_end=None), timedelta()),
-        (day(11).end, plan(), timedelta()),
+        (day(8).end, day(8).end, plan(next_due=None), timedelta(hours=24)),
+        (day(8).end, day(8).end, plan(next_due=None, running=1), timedelta(hours=36)),
+        (day(9).end, day(9).end, plan(next_due=None), timedelta()),
+        (day(9).end, day(9).end, plan(next_due=None, asked_end=None), timedelta()),
+        # The last interval has a checkpoint that can't be used.
+        (day(7).end, day(9).end, plan(next_due=None, asked_end=None), timedelta(hours=48)),
+        (day(11).end, day(11).end, plan(), timedelta()),
     ],
 )
-def test_lag(until: datetime | None, schedule: Schedule | None, lag: timedelta | None) -> None:
-    assert lag_of(until, schedule, NOW) == lag
+def test_lag(until: datetime | None, newest: datetime | None, schedule: Schedule | None, lag: timedelta | None) -> None:
+    assert lag_of(until, newest, schedule, NOW) == lag
 
 
 @pytest.mark.parametrize(
