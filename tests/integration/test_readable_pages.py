@@ -3,7 +3,8 @@ Airflow whose scheduler ran a pipeline until it broke. Only with CAIRN_TESTS=all
 
     CAIRN_TESTS=all pytest tests/integration/test_readable_pages.py
 
-With CAIRN_MEASURES=folder, the pictures of all pages and a table of the measures are kept there.
+With CAIRN_MEASURES=folder, the pictures of all pages and a table of the measures are kept there. With CAIRN_SCREENSHOTS=docs, two pictures of
+docs/checkpoints-page.md are made anew.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import pytest
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 
-from tests.support.browser import browser, log_in, wait_for
+from tests.support.browser import browser, log_in, save_picture, wait_for
 from tests.support.checkpoints import day
 from tests.support.counting import DAYS
 from tests.support.counting import day as counted_day
@@ -117,6 +118,9 @@ def test_the_overview_tells_since_when_why_and_who_waits(
     assert said.count(missing) == 2 and "log of process, try 1" in said and "log of process, try 2" in said
     assert "cairn heal --root" in said and "--to 2024-01-03T00:00:00Z" in said
     waiting = chrome.find_element(By.ID, "waiting").text
+    if folder := os.environ.get("CAIRN_SCREENSHOTS"):
+        set_window(chrome, 1280, 760)
+        save_picture(chrome, Path(folder) / "checkpoints-broken-light.png")
     assert waiting.splitlines() == [
         "DAG report, for asset cairn://tolls; it writes file:///reports/tolls",
         "DAG mail, for asset file:///reports/tolls",
@@ -146,6 +150,9 @@ def test_the_page_of_a_run_tells_why_its_first_try_failed_and_where_the_time_wen
         for element in chrome.find_elements(By.CSS_SELECTOR, ".parts rect:not(.rail)")
     }
     assert len(fills) == 7, "three tasks, a failed try, and three kinds of waiting"
+    if folder := os.environ.get("CAIRN_SCREENSHOTS"):
+        set_window(chrome, 1280)
+        save_picture(chrome, Path(folder) / "checkpoints-run-light.png")
     chrome.find_element(By.LINK_TEXT, "log of process, try 1").click()
     wait_for(lambda: "2024-01-02 has not landed" in chrome.find_element(By.TAG_NAME, "body").text, 60)
 
