@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Collection, Iterator, Mapping
 from datetime import datetime
@@ -21,6 +22,8 @@ from sqlalchemy.orm import joinedload
 
 from cairn_ui.airflow_values import Run, TaskTry
 from cairn_ui.try_reason import LogLine, reason_of
+
+_log = logging.getLogger(__name__)
 
 # Largest number of tries, of references between DAGs and assets, and of lines of a log that one page reads.
 _TRIES, _REFERENCES, _LINES = 500, 10_000, 200_000
@@ -199,13 +202,17 @@ def _reason(dag_id: str, run_id: str, one: TaskTry) -> str | None:
 
 
 def _lines(row: Any, try_number: int) -> Iterator[LogLine]:
+    """Yield the messages of a try's log; fewer if it can't be read to the end."""
     reader: Any = TaskLogReader()
     if not reader.supports_read:
         return
-    stream, _ = reader.read_log_chunks(row, try_number, {"download_logs": True})
-    for message in islice(stream, _LINES):
-        more = message.model_extra or {}
-        yield LogLine(level=more.get("level"), text=message.event, errors=tuple(_errors(more.get("error_detail"))))
+    try:
+        stream, _ = reader.read_log_chunks(row, try_number, {"download_logs": True})
+        for message in islice(stream, _LINES):
+            more = message.model_extra or {}
+            yield LogLine(level=more.get("level"), text=message.event, errors=tuple(_errors(more.get("error_detail"))))
+    except Exception:  # Any log handler may be configured. The page still has the scheduler's events.
+        _log.exception("the log of %s, try %d, can't be read for a page", row.task_id, try_number)
 
 
 def _errors(detail: Any) -> Iterator[tuple[str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+from state_backend.values.errors import UsageError
 from state_backend.values.intervals import Interval
 
 UNFINISHED = ("queued", "running")
@@ -54,9 +55,12 @@ class Run:
     @property
     def interval(self) -> Interval | None:
         """Return the data interval; None if the run has none."""
-        if self.start is None or self.end is None or self.start >= self.end:
+        if self.start is None or self.end is None:
             return None
-        return Interval(self.start, self.end)
+        try:
+            return Interval(self.start, self.end)
+        except UsageError:  # An empty interval, or an end with a fraction of a millisecond: the run is of no pipeline.
+            return None
 
     @property
     def unfinished(self) -> bool:

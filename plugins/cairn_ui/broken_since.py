@@ -24,7 +24,8 @@ class Unusable:
         id: Id of the checkpoint.
         interval: Interval of the checkpoint.
         why: Its state: quarantined, descends (from a quarantined checkpoint), stale or replaced.
-        by: Id of the commit that made it stale or replaced it; None for a quarantined checkpoint.
+        by: Id of the commit that made it stale or replaced it, or of its quarantined ancestor; None for a quarantined
+            checkpoint.
     """
 
     id: int
@@ -124,7 +125,7 @@ def _asked_until(schedule: Schedule | None, now: datetime) -> datetime:
     never = datetime.min.replace(tzinfo=now.tzinfo)
     if schedule is None:
         return never
-    if schedule.next_due is not None and not schedule.paused:
+    if schedule.next_due is not None and schedule.next_due <= now and not schedule.paused:
         return now
     return schedule.asked_end or never
 

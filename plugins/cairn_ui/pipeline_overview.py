@@ -294,10 +294,10 @@ def overview_row(
     reading = look.reading
     if reading is None:
         return OverviewRow(ref=ref, problem=look.problem, read=None)
-    newest = furthest(reading)
+    usable = latest_usable(reading)
+    newest = usable or reading.newest
     committed = None if written_ms is None else datetime.fromtimestamp(written_ms / 1000, UTC)
     totals = newest.content.totals if newest is not None else None
-    usable = latest_usable(reading)
     return OverviewRow(
         ref=ref,
         problem=look.problem,

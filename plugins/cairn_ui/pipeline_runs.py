@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import cast
@@ -133,14 +133,3 @@ def tries_to_explain(tries: Sequence[TaskTry], most: int = 4) -> list[TaskTry]:
     """Return the failed tries of a run in the order of their ends. Of many tries, the first one and the last ones remain."""
     failed = sorted((t for t in tries if t.failed and t.ended is not None), key=lambda t: (t.ended, t.task_id))
     return failed if len(failed) <= most else [failed[0], *failed[len(failed) - most + 1 :]]
-
-
-def explained(run_id: str, tries: Sequence[TaskTry], reasons: Mapping[TaskTry, str | None]) -> tuple[FailedTry, ...]:
-    """Return tries with their reasons.
-
-    Args:
-        run_id: The run of the tries.
-        tries: The tries.
-        reasons: The reason of each try; a missing one is not known.
-    """
-    return tuple(FailedTry(run_id=run_id, of=one, reason=reasons.get(one)) for one in tries)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated, Any, TypeVar
@@ -25,9 +24,7 @@ from urllib.parse import quote
 from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
 from airflow.api_fastapi.core_api.security import get_user, requires_access_view
 from fastapi import Depends, FastAPI, HTTPException, Query, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Response
-from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from cairn_operators.data_docs import URL_PREFIX as DOCS_PREFIX
 from cairn_operators.data_docs import docs_root, page_in
@@ -38,7 +35,7 @@ from cairn_ui import (
     lineage,
     next_steps,
     pipeline_overview,
-    pipeline_runs,
+    read_runs,
     run_bars,
     trends,
     trial_rows,
@@ -47,24 +44,22 @@ from cairn_ui import (
 from cairn_ui import checkpoint_list as history
 from cairn_ui import data_docs as docs
 from cairn_ui.access import Rights
-from cairn_ui.airflow_values import Run, Schedule, TaskTry
-from cairn_ui.broken_since import Broken, Unusable, broken_since, lag_of
+from cairn_ui.airflow_values import Run, Schedule
 from cairn_ui.checkpoint_detail import comparison_of, detail_of, manifests_of
+from cairn_ui.error_pages import NotInPipeline, add_error_pages
 from cairn_ui.find_pipelines import PipelineRef
 from cairn_ui.read_logs import NotAnswered, Reader
 from cairn_ui.render_template import CONTENT_TYPES, HEADERS, STATIC, render
 from cairn_ui.run_timeline import timeline_of
 from cairn_ui.values import Look, Reading
-from cairn_ui.waiting_dags import waiting_dags
 from state_backend.adapters.open_storage import join_url
 from state_backend.checkpoint.lineage import plan_base
 from state_backend.checkpoint.log import Log, read_log
 from state_backend.checkpoint.trials import intervals_of_trial, root_of_trial, trials_in, trials_url
 from state_backend.inspection.compare_logs import IntervalDifference, compare_intervals
 from state_backend.ports.storage import Storage
-from state_backend.values.airflow_commands import heal_command
 from state_backend.values.errors import CairnError
-from state_backend.values.intervals import Interval, format_instant
+from state_backend.values.intervals import Interval
 from state_backend.values.records import Permissions, Record, Trial
 
 URL_PREFIX = "/cairn/checkpoints"
@@ -74,15 +69,18 @@ reader = Reader(airflow_side.open_folder)
 dags = airflow_side.DagsInDatabase()
 comparisons = trial_rows.Comparisons()
 reasons = airflow_runs.Reasons()
-# Longest wait of a page for the logs of tasks, in seconds. A later view of the page has what is missing then.
-_LOGS_WAIT_S = 2.0
-# Number of runs after the last usable checkpoint that the overview looks at. The first failed one is among them.
-_RUNS_AFTER = 50
-# Number of waiting DAGs, nearest first, for which the overview asks whether the user may read them.
-_WAITING = 50
+readers = read_runs.Readers(logs_of_pipelines=reader, logs_of_tries=reasons)
 
 # Static files hold no data, so anyone may read them. All other routes need a logged-in user.
 app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+
+
+def _base(request: Request) -> str:
+    """Return the path at which Airflow serves this application, including the prefix of a proxy."""
+    return str(request.scope.get("root_path", "")).rstrip("/")
+
+
+add_error_pages(app, _base)
 
 
 def rights_of(user: Annotated[Any, Depends(get_user)]) -> Rights:
@@ -91,52 +89,6 @@ def rights_of(user: Annotated[Any, Depends(get_user)]) -> Rights:
     Without a user, `get_user` answers with status 401.
     """
     return Rights(user)
-
-
-class NotInPipeline(HTTPException):
-    """The answer 404 to a user who may read the pipeline.
-
-    Args:
-        ref: The pipeline.
-        detail: What is missing.
-    """
-
-    def __init__(self, ref: PipelineRef, detail: str) -> None:
-        super().__init__(404, detail)
-        self.ref = ref
-
-
-@app.exception_handler(StarletteHTTPException)
-def refused(request: Request, error: StarletteHTTPException) -> Response:
-    """Show an HTTP error as a page that names the next step."""
-    return _error(request, error.status_code, str(error.detail), getattr(error, "ref", None))
-
-
-@app.exception_handler(RequestValidationError)
-def unreadable(request: Request, error: RequestValidationError) -> Response:
-    """Show which value of a URL can't be read."""
-    wrong = "\n".join(f"{one['loc'][-1]}: {one['msg']}" for one in error.errors())
-    return _error(request, 422, wrong)
-
-
-@app.exception_handler(Exception)
-def failed(request: Request, error: Exception) -> Response:
-    """Show an error of the page itself. The server's log has its traceback."""
-    return _error(request, 500, f"{type(error).__name__} in the code of this page")
-
-
-def _error(request: Request, status: int, detail: str, ref: PipelineRef | None = None) -> Response:
-    page = _page(
-        request,
-        "error.html",
-        status=status,
-        detail=detail,
-        refusal=next_steps.after_error(status, ref),
-        running=False,
-        now=datetime.now(UTC),
-    )
-    page.status_code = status
-    return page
 
 
 Asks = Annotated[Rights, Depends(rights_of)]
@@ -214,17 +166,13 @@ def _row(
         last, written = pipeline_overview.furthest(reading), None
         if last is not None and look.problem is None:
             written = _written(ref, reading.log, [last.id]).get(last.id)
-        bars = None if runs is None else _bars(reading.log, runs, now)
+        bars = None if runs is None else read_runs.bars(reading.log, runs, now)
         return pipeline_overview.overview_row(ref, look, schedule, stored, written, now, bars)
 
     try:  # The row may need reads of earlier records, so they run in a thread with a time limit.
         return _asked(ref, "overview row", row)
     except (CairnError, NotAnswered) as error:
         return pipeline_overview.OverviewRow(ref=ref, problem=str(error), read=None)
-
-
-def _bars(log: Log, runs: Sequence[Run], now: datetime) -> run_bars.Bars:
-    return run_bars.bars_of(runs, pipeline_runs.newest_words(log, pipeline_runs.unusable_checkpoints(log)), now)
 
 
 # --- one pipeline ----------------------------------------------------------------------------------------------------------------
@@ -255,85 +203,12 @@ def of_overview(request: Request, rights: Asks, key: str) -> Response:
                 ref, reading, schedule, savepoint, written, pages, datetime.now(UTC), _airflow(request)
             )
 
-        return replace(_asked(ref, "overview", read), runs=_runs(ref, reading, schedule, rights, _airflow(request)))
+        return replace(
+            _asked(ref, "overview", read),
+            runs=read_runs.pipeline_runs_of(ref, reading, schedule, rights, readers, _airflow(request)),
+        )
 
     return _of_pipeline(request, ref, look, "overview.html", view, schedule=schedule, stored=reader.stored(ref))
-
-
-def _runs(
-    ref: PipelineRef, reading: Reading, schedule: Schedule | None, rights: Rights, airflow: str
-) -> pipeline_runs.PipelineRuns:
-    """Return since when a pipeline is broken, its lag, its last runs, and who waits for it."""
-    now, log, asset = datetime.now(UTC), reading.log, pipeline_runs.asset_of(ref.name)
-    usable, unusable, words = _asked(ref, "unusable checkpoints", lambda _: _unusable(reading))
-    until = usable.content.interval.end if usable is not None else None
-    last: tuple[Run, ...] = ()
-    after: tuple[Run, ...] = ()
-    if ref.dag_id is not None:
-        last = airflow_runs.last_runs([ref.dag_id], run_bars.MOST)[ref.dag_id]
-        after = airflow_runs.runs_after(ref.dag_id, until, _RUNS_AFTER)
-    later = [one for one in unusable if until is None or one.interval.start >= until]
-    broken = broken_since(later, after, pipeline_runs.following(log, usable), schedule, now)
-    waiting = waiting_dags(asset, *airflow_runs.scheduled_by_assets(), ref.dag_id)
-    explained = pipeline_runs.run_to_explain(broken, last)
-    return pipeline_runs.PipelineRuns(
-        broken=broken,
-        since=_since(ref, broken),
-        until=until,
-        lag=lag_of(until, reading.newest_end, schedule, now),
-        bars=run_bars.bars_of(last, words, now),
-        waiting=tuple(one for one in waiting[:_WAITING] if rights.may_read_dag(one.dag_id)),
-        asset=asset,
-        failed=_failed(rights, ref, explained) if explained is not None else (),
-        command=None if broken is None or ref.dag_id is None else _heal(ref, broken, airflow),
-    )
-
-
-def _heal(ref: PipelineRef, broken: Broken, airflow: str) -> str:
-    return heal_command(ref.root, ref.name, format_instant(broken.last.start), ref.dag_id, airflow)
-
-
-def _unusable(reading: Reading) -> tuple[Record | None, list[Unusable], dict[Interval, str]]:
-    usable = pipeline_overview.latest_usable(reading)
-    unusable = pipeline_runs.unusable_checkpoints(reading.log)
-    return usable, unusable, pipeline_runs.newest_words(reading.log, unusable)
-
-
-def _since(ref: PipelineRef, broken: Broken | None) -> datetime | None:
-    """Return since when a pipeline is broken; None if it is not, or if its storage does not know the time."""
-    if broken is None or broken.first.checkpoint is None:
-        return broken.first.since if broken is not None else None
-    mark = pipeline_runs.mark_of(broken.first.checkpoint)
-    try:
-        info = _asked(ref, f"time of {mark}", lambda storage: storage.stat(mark))
-    except (CairnError, NotAnswered):
-        return None
-    return None if info is None else datetime.fromtimestamp(info.modified_ms / 1000, UTC)
-
-
-def _failed(
-    rights: Rights, ref: PipelineRef, run_id: str, tries: Sequence[TaskTry] | None = None
-) -> tuple[pipeline_runs.FailedTry, ...]:
-    """Return the failed tries of a run, with their reasons if the user may read logs.
-
-    Args:
-        rights: Tells which logs the logged-in user may read.
-        ref: A pipeline of the run's DAG.
-        run_id: The run.
-        tries: The run's tries; None reads them from Airflow's database.
-    """
-    dag_id = ref.dag_id or ""
-    failed = pipeline_runs.tries_to_explain(airflow_runs.tries_of(dag_id, run_id) if tries is None else tries)
-    found: dict[TaskTry, str | None] = {}
-    if failed and rights.may_read_logs(dag_id):
-        with suppress(NotAnswered):
-            found = reader.ask(
-                ref,
-                f"reasons {run_id}",
-                lambda _: {one: reasons.reason(dag_id, run_id, one) for one in failed},
-                _LOGS_WAIT_S,
-            )
-    return pipeline_runs.explained(run_id, failed, found)
 
 
 @app.get("/p/{key}/history", **_PAGE)
@@ -644,7 +519,7 @@ def _run(request: Request, rights: Rights, dag_id: str, run_id: str, task_id: st
     refs = [r for r in dags.pipelines() if dag_id == r.dag_id or dag_id in r.restore_dags]
     refs = rights.readable(refs)
     looks = reader.look_at_all(refs)
-    interval = Interval(run.start, run.end) if run.start and run.end and run.start < run.end else None
+    interval = run.interval
     parts = []
     for ref in refs:
         look, commits, would = looks[ref.key], [], None
@@ -666,7 +541,7 @@ def _run(request: Request, rights: Rights, dag_id: str, run_id: str, task_id: st
         run=run,
         task_id=task_id,
         timeline=timeline_of(run, tries, now),
-        failed=() if own is None else _failed(rights, own, run_id, tries),
+        failed=() if own is None else read_runs.failed_tries(own, run_id, rights, readers, tries),
         parts=parts,
         next=next_steps.without_pipeline(dag_id),
         running=run.unfinished,
@@ -841,8 +716,3 @@ def _with_runs(ref: PipelineRef, rows: Sequence[history.Row]) -> tuple[history.R
 
 def _airflow(request: Request) -> str:
     return airflow_side.airflow_url(str(request.base_url.replace(path="")))
-
-
-def _base(request: Request) -> str:
-    """Return the path at which Airflow serves this application, including the prefix of a proxy."""
-    return str(request.scope.get("root_path", "")).rstrip("/")

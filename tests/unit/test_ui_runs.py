@@ -94,6 +94,16 @@ HOUR = timedelta(hours=1)
         ([], [], day(9), plan(next_due=None, asked_end=day(8).end), None, {}),
         ([], [], day(9), plan(paused=True, asked_end=day(8).end), None, {}),
         ([], [], day(8), None, None, {}),
+        # The next run is due later, as on the day after Friday; or it is overdue, since no scheduler runs.
+        ([], [], day(9), plan(asked_end=day(8).end), None, {}),
+        (
+            [],
+            [],
+            day(9),
+            plan(asked_end=day(8).end, next_due=day(9).end),
+            ("missing", 9, day(9).end),
+            {"missing": 1},
+        ),
     ],
 )
 def test_since_when_a_pipeline_is_broken(
