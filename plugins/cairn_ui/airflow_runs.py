@@ -210,7 +210,12 @@ def _lines(row: Any, try_number: int) -> Iterator[LogLine]:
         stream, _ = reader.read_log_chunks(row, try_number, {"download_logs": True})
         for message in islice(stream, _LINES):
             more = message.model_extra or {}
-            yield LogLine(level=more.get("level"), text=message.event, errors=tuple(_errors(more.get("error_detail"))))
+            yield LogLine(
+                level=more.get("level"),
+                text=message.event,
+                errors=tuple(_errors(more.get("error_detail"))),
+                signal=more.get("signal_name"),
+            )
     except Exception:  # Any log handler may be configured. The page still has the scheduler's events.
         _log.exception("the log of %s, try %d, can't be read for a page", row.task_id, try_number)
 

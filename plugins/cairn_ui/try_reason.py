@@ -10,6 +10,7 @@ _LONGEST = 300
 # The end of the exception for a driver that ended without a result (`cairn_operators.failures.exit_failure`). The driver
 # wrote its own exception into the log before it.
 LOG_ABOVE = "; its log is above"
+_ADVICE = " For more information, see "  # Airflow's link to its docs, in its message about a killed process.
 _RAISED = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit): \S")
 
 
@@ -21,11 +22,13 @@ class LogLine:
         level: Level of the message, such as "error"; None if the message has none.
         text: The message.
         errors: Class and text of each exception that the message reports, the raised one first.
+        signal: Name of the signal that ended the task's process, such as SIGKILL; None without one.
     """
 
     level: str | None
     text: str
     errors: tuple[tuple[str, str], ...] = ()
+    signal: str | None = None
 
 
 def reason_of(log: Iterable[LogLine], events: Sequence[str], retry_reason: str | None) -> str | None:
@@ -50,7 +53,9 @@ def reason_of(log: Iterable[LogLine], events: Sequence[str], retry_reason: str |
         elif _RAISED.match(line.text):
             of_driver = first_line(line.text)
         elif (line.level or "").lower() in ("error", "critical"):
-            message = first_line(line.text)
+            message = first_line(line.text).partition(_ADVICE)[0]
+            if line.signal is not None:
+                message = f"{line.signal}: {message}"
     event = first_line(events[-1]) if events else None
     found = exception or message or event or (first_line(retry_reason) if retry_reason else None)
     return None if found is None else shortened(found)

@@ -14,11 +14,12 @@ import os
 import re
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import psutil
 import pytest
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
@@ -46,7 +47,21 @@ def call(airflow: ShownAirflow, method: str, path: str, body: dict[str, Any] | N
         return json.load(answer)
 
 
-def run_day(airflow: ShownAirflow, number: int) -> str:
+def kill_task(airflow: ShownAirflow) -> None:
+    """Kills the process of the task that waits for its driver, as the kernel does if memory is short."""
+    root = f"file://{airflow.data}"
+    until_s = time.monotonic() + 60
+    while time.monotonic() < until_s:
+        for process in psutil.process_iter(["cmdline"]):
+            words = process.info["cmdline"] or []
+            if "tests.support.tally_driver" in words and root in words:
+                process.parent().kill()
+                return
+        time.sleep(0.2)
+    raise AssertionError("no driver began")
+
+
+def run_day(airflow: ShownAirflow, number: int, meanwhile: Callable[[ShownAirflow], None] = lambda _: None) -> str:
     """The state in which the day's run of the DAG ended."""
     runs = "/api/v2/dags/tolls/dagRuns"
     body = {
@@ -56,6 +71,7 @@ def run_day(airflow: ShownAirflow, number: int) -> str:
         "data_interval_end": day(number).end.isoformat(),
     }
     call(airflow, "POST", runs, body)
+    meanwhile(airflow)
     until_s = time.monotonic() + 180
     while (state := call(airflow, "GET", f"{runs}/{quote(run_id(number), safe='')}")["state"]) in ("queued", "running"):
         assert time.monotonic() < until_s, state
@@ -65,7 +81,7 @@ def run_day(airflow: ShownAirflow, number: int) -> str:
 
 @pytest.fixture(scope="module")
 def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShownAirflow]:
-    """Day 1 is well, the first try of day 2 fails, and day 3 has no input."""
+    """The first task of day 1 is killed, the first try of day 2 fails, and day 3 has no input."""
     folder = tmp_path_factory.mktemp("broken")
     try:
         DAYS.update({counted_day(n).start: [("bob", "fig", 5), ("ann", "pear", n)] for n in range(3)})
@@ -75,16 +91,18 @@ def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShownAirflow]:
         DAYS.clear()
     for number in (1, 2):
         write_input(folder / "tally" / "tolls", number, {"a": number})
-    fails = folder / "tally" / "tolls" / "fail" / day_name(2)
-    fails.parent.mkdir()
-    fails.touch()
+    for what, number, text in (("slow", 1, "5"), ("fail", 2, "")):
+        mark = folder / "tally" / "tolls" / what / day_name(number)
+        mark.parent.mkdir()
+        mark.write_text(text)
     env = {
         "CAIRN_TALLY": str(folder / "tally"),
         "CAIRN_UI_PIPELINES": f"file://{folder}/tried/counting file://{folder}/tried/empty",
     }
     with shown_airflow(folder, more_env=env, more_dags=["broken_dags"]) as server:
         call(server, "PATCH", "/api/v2/dags/tolls", {"is_paused": False})
-        assert [run_day(server, number) for number in (1, 2, 3)] == ["success", "success", "failed"]
+        assert run_day(server, 1, kill_task) == "success"
+        assert [run_day(server, number) for number in (2, 3)] == ["success", "failed"]
         yield server
 
 
@@ -128,6 +146,12 @@ def test_the_overview_tells_since_when_why_and_who_waits(
     assert "processed up to\n2024-01-03 00:00 UTC" in said and "lag\n1 d" in said
     assert [bar.text for bar in chrome.find_elements(By.CSS_SELECTOR, ".runs li")] == ["✓", "✓", "✗"]
     assert "✓ 2 succeeded" in said and "✗ 1 failed" in said
+
+
+def test_the_page_of_a_run_tells_that_its_task_was_killed(airflow: ShownAirflow, chrome: Chrome) -> None:
+    said = shown(chrome, airflow, f"{BASE}/run/tolls/{quote(run_id(1), safe='')}")
+    killed = r"process, try 1 failed [\d :-]+ UTC: SIGKILL: Process terminated by signal\. Likely out of memory error \(OOM\)\. \(log"
+    assert re.search(killed, said), said
 
 
 def test_the_page_of_a_run_tells_why_its_first_try_failed_and_where_the_time_went(

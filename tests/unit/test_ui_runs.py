@@ -180,6 +180,11 @@ RAISED = LogLine(level="error", text="Task failed", errors=(("ValueError", "\n f
 DRIVER = [
     LogLine(level="info", text=text) for text in ("a.b.OddError: odd", "KeyError: 3", "no Error: here", "Errors:")
 ]
+KILLED = LogLine(
+    level="critical",
+    text="Process terminated by signal. Likely out of memory error (OOM). For more information, see https://airflow",
+    signal="SIGKILL",
+)
 ENDED = LogLine(level="error", text="Task failed", errors=(("AirflowException", str(exit_failure(1))),))
 
 
@@ -201,6 +206,7 @@ ENDED = LogLine(level="error", text="Task failed", errors=(("AirflowException", 
         ([ENDED], [], None, "AirflowException: the Spark driver ended with code 1 and no result; its log is above"),
         ([*DRIVER, RAISED], [], None, "ValueError: first"),
         ([LogLine(level="critical", text="killed\nby 9"), LogLine(level="info", text="end")], ["e"], "p", "killed"),
+        ([KILLED], ["event"], "policy", "SIGKILL: Process terminated by signal. Likely out of memory error (OOM)."),
         ([], ["started", "Task did not emit heartbeat"], "policy", "Task did not emit heartbeat"),
         ([], [], "retry 1 of 7 in 5 s", "retry 1 of 7 in 5 s"),
         ([], [" \n "], None, None),
