@@ -166,10 +166,9 @@ def test_the_graph_shows_branches_and_leads_to_the_detail(airflow: ShownAirflow,
 
 def test_a_chart_says_figures_and_zooms(airflow: ShownAirflow, vera: Chrome) -> None:
     vera.get(f"{airflow.url}/cairn/checkpoints/p/{key_of(airflow, 'clicks')}/trends")
-    spots = {
-        int(spot.get_attribute("data-id")): spot
-        for spot in vera.find_elements(By.CSS_SELECTOR, "[data-chart=bytes] .spot")
-    }
+    # On a busy host, the storage may not answer in time, and the page asks again.
+    drawn = wait_for(lambda: vera.find_elements(By.CSS_SELECTOR, "[data-chart=bytes] .spot"))
+    spots = {int(spot.get_attribute("data-id")): spot for spot in drawn}
     assert len(spots) == 30
     ActionChains(vera).move_to_element(spots[12]).perform()
     assert "full: 52 MiB" in wait_for(lambda: vera.find_element(By.CSS_SELECTOR, "[data-chart=bytes] .tip").text)

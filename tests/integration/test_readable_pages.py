@@ -176,7 +176,7 @@ def test_the_page_of_a_run_tells_why_its_first_try_failed_and_where_the_time_wen
     assert len(fills) == 7, "three tasks, a failed try, and three kinds of waiting"
     if folder := os.environ.get("CAIRN_SCREENSHOTS"):
         set_window(chrome, 1280)
-        save_picture(chrome, Path(folder) / "checkpoints-run-light.png")
+        save_picture(chrome, Path(folder) / "checkpoints-run-light.png", colours=256)
     chrome.find_element(By.LINK_TEXT, "log of process, try 1").click()
     wait_for(lambda: "2024-01-02 has not landed" in chrome.find_element(By.TAG_NAME, "body").text, 60)
 

@@ -55,13 +55,13 @@ def log_in(chrome: Chrome, url: str, token: str) -> None:
     chrome.add_cookie({"name": "_token", "value": token, "path": "/"})
 
 
-def save_picture(chrome: Chrome, file: Path) -> None:
-    """The window as a picture of 64 colours: a third of the bytes."""
+def save_picture(chrome: Chrome, file: Path, colours: int = 64) -> None:
+    """The window as a picture of few colours: a third of the bytes."""
     from PIL import Image
 
     chrome.save_screenshot(str(file))
     with Image.open(file) as picture:
-        small = picture.convert("RGB").quantize(64, dither=Image.Dither.NONE)
+        small = picture.convert("RGB").quantize(colours, dither=Image.Dither.NONE)
     small.save(file, optimize=True)
 
 
