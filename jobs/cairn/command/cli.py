@@ -76,6 +76,12 @@ COMMANDS = (
     ),
     Row("spark", "spark_server:spark", RUN, "Run a Spark Connect server in the foreground, until Ctrl-C."),
     Row(
+        "prepare-spark",
+        "prepare_spark:prepare_spark",
+        RUN,
+        "Make Spark start faster: write the classes that it loads to an archive.",
+    ),
+    Row(
         "publish",
         "publish:publish",
         REPAIR,
