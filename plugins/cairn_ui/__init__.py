@@ -2,10 +2,15 @@
 
 plugin.py            registers the pages with Airflow
 routes.py            is the FastAPI application with a route for each page
-access.py            decides which pipelines a user may read
-airflow_database.py  reads DAGs, runs and XComs from Airflow's database
+access.py            decides which pipelines and logs a user may read
+airflow_database.py  reads DAGs and XComs from Airflow's database
 find_pipelines.py    finds the pipelines in DAGs and in the setting CAIRN_UI_PIPELINES
+airflow_runs.py      reads runs, tries, logs of tries, and DAGs that wait for assets, from Airflow's database
 read_logs.py         reads and caches logs, with a limit on a page's wait
+read_runs.py         puts together what pages tell about runs
+broken_since.py, pipeline_runs.py, waiting_dags.py, try_reason.py, run_bars.py, run_timeline.py
+                     decide and compute what pages tell about runs
+next_steps.py, error_pages.py        name the next step on empty pages, and answer errors with pages
 pipeline_overview.py, checkpoint_list.py, checkpoint_detail.py, lineage.py, trends.py, trials.py
                      compute the values of the pages
 trial_rows.py        compares rows and entries of a trial with production's, in a separate process

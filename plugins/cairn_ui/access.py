@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from airflow.api_fastapi.app import get_auth_manager
-from airflow.api_fastapi.auth.managers.models.resource_details import DagDetails
+from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
 from airflow.models.dag import DagModel
 
 from cairn_ui.find_pipelines import PipelineRef
@@ -30,6 +30,13 @@ class Rights:
             answer = get_auth_manager().is_authorized_dag(method="GET", details=details, user=self._user)
             self._known[dag_id] = bool(answer)
         return self._known[dag_id]
+
+    def may_read_logs(self, dag_id: str) -> bool:
+        """Return True if the user may read the logs of the DAG's tasks."""
+        details = DagDetails(id=dag_id, team_name=DagModel.get_team_name(dag_id))
+        entity = DagAccessEntity.TASK_LOGS
+        manager = get_auth_manager()
+        return bool(manager.is_authorized_dag(method="GET", access_entity=entity, details=details, user=self._user))
 
     def may_read(self, ref: PipelineRef) -> bool:
         """Return True if the user may read the pipeline.

@@ -1,12 +1,10 @@
-"""Read from Airflow's database: serialized DAGs, their schedules and runs, and results of savepoint tasks."""
+"""Read from Airflow's database: serialized DAGs, their schedules, and results of savepoint tasks."""
 
 from __future__ import annotations
 
 import json
 import threading
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from airflow.configuration import conf
@@ -14,54 +12,15 @@ from airflow.models.dag import DagModel
 from airflow.models.dag_version import DagVersion
 from airflow.models.dagrun import DagRun
 from airflow.models.serialized_dag import SerializedDagModel
-from airflow.models.taskinstance import TaskInstance
 from airflow.models.xcom import XComModel
 from airflow.utils.session import create_session
 from sqlalchemy import func, select
 
 from cairn_operators.google_connection import google_credentials
+from cairn_ui.airflow_values import UNFINISHED, Schedule
 from cairn_ui.find_pipelines import PipelineRef, all_pipelines
-from cairn_ui.pipeline_overview import Schedule
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.ports.storage import Storage
-
-_UNFINISHED = ("queued", "running")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """A run of a DAG.
-
-    Attributes:
-        run_id: Airflow's id of the run.
-        state: Airflow's state of the run.
-        start: Start of the data interval; None if the run has no data interval.
-        end: End of the data interval; None if the run has no data interval.
-        due: Time at which Airflow may start the run (`run_after`).
-    """
-
-    run_id: str
-    state: str
-    start: datetime | None
-    end: datetime | None
-    due: datetime | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskTry:
-    """The last try of one task of a run.
-
-    Attributes:
-        state: Airflow's state of the task; None before Airflow has scheduled the task.
-        try_number: Number of the try, from 1.
-        began: Start of the try; None before it.
-        ended: End of the try; None before it.
-    """
-
-    state: str | None
-    try_number: int
-    began: datetime | None
-    ended: datetime | None
 
 
 class DagsInDatabase:
@@ -140,7 +99,7 @@ def schedules_of(dag_ids: Collection[str]) -> dict[str, Schedule]:
         ends = {row.dag_id: row.end for row in session.execute(select(last.c.dag_id, last.c.end))}
         active = session.execute(
             select(DagRun.dag_id, func.count())
-            .where(DagRun.dag_id.in_(dag_ids), DagRun.state.in_(_UNFINISHED))
+            .where(DagRun.dag_id.in_(dag_ids), DagRun.state.in_(UNFINISHED))
             .group_by(DagRun.dag_id)
         ).all()
         running = {dag_id: int(number) for dag_id, number in active}
@@ -152,38 +111,6 @@ def schedules_of(dag_ids: Collection[str]) -> dict[str, Schedule]:
                 running=running.get(model.dag_id, 0),
             )
     return found
-
-
-def run_of(dag_id: str, run_id: str) -> Run | None:
-    """Return a run by its id, or None if Airflow does not have it."""
-    with create_session() as session:
-        run = session.scalar(select(DagRun).where(DagRun.dag_id == dag_id, DagRun.run_id == run_id))
-        if run is None:
-            return None
-        return Run(
-            run_id=run.run_id,
-            state=str(run.state),
-            start=run.data_interval_start,
-            end=run.data_interval_end,
-            due=run.run_after,
-        )
-
-
-def tries_of(dag_id: str, run_id: str) -> dict[str, TaskTry]:
-    """Return the last try of each task of a run, by task id."""
-    with create_session() as session:
-        tasks = session.scalars(
-            select(TaskInstance).where(TaskInstance.dag_id == dag_id, TaskInstance.run_id == run_id)
-        )
-        return {
-            t.task_id: TaskTry(
-                state=str(t.state) if t.state else None,
-                try_number=t.try_number,
-                began=t.start_date,
-                ended=t.end_date,
-            )
-            for t in tasks
-        }
 
 
 def last_savepoint(dag_id: str, task_id: str) -> dict[str, Any] | None:
@@ -225,17 +152,6 @@ def json_object(value: Any) -> dict[str, Any] | None:
         except ValueError:
             return None
     return value if isinstance(value, dict) and "__classname__" not in value else None
-
-
-def runs_there(dag_id: str | None, run_ids: Collection[str]) -> set[str]:
-    """Return those of the given run ids that Airflow's database has for the DAG.
-
-    A checkpoint's run can be missing there: a person deleted the run, or `cairn run` made the checkpoint.
-    """
-    if dag_id is None or not run_ids:
-        return set()
-    with create_session() as session:
-        return set(session.scalars(select(DagRun.run_id).where(DagRun.dag_id == dag_id, DagRun.run_id.in_(run_ids))))
 
 
 def airflow_url(request_url: str) -> str:

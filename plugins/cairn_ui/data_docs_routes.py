@@ -16,6 +16,8 @@ from fastapi.responses import FileResponse, HTMLResponse, Response
 from cairn_operators.data_docs import URL_PREFIX, docs_root, page_in, styled
 from cairn_ui import routes
 from cairn_ui.data_docs import pages_in
+from cairn_ui.error_pages import add_error_pages
+from cairn_ui.next_steps import without_docs
 from cairn_ui.render_template import HEADERS, render
 
 _SANDBOX = {
@@ -27,6 +29,14 @@ _SANDBOX = {
 app = FastAPI(
     dependencies=[Depends(requires_access_view(AccessView.WEBSITE))], docs_url=None, redoc_url=None, openapi_url=None
 )
+
+
+def _checkpoints(request: Request) -> str:
+    """Return the path at which Airflow serves the pages about checkpoints."""
+    return f"{str(request.scope.get('root_path', '')).rstrip('/').removesuffix(URL_PREFIX)}{routes.URL_PREFIX}"
+
+
+add_error_pages(app, _checkpoints)
 
 
 @app.get("/", response_model=None)
@@ -42,8 +52,9 @@ def listing(request: Request, rights: routes.Asks) -> Response:
     names = [name for name in sorted({page.pipeline for page in pages}) if rights.may_read_docs(name, refs)]
     html = render(
         "docs_list.html",
-        base=f"{str(request.scope.get('root_path', '')).rstrip('/').removesuffix(URL_PREFIX)}{routes.URL_PREFIX}",
+        base=_checkpoints(request),
         ui="",
+        next=without_docs(),
         groups=[(name, keys.get(name), [page for page in pages if page.pipeline == name]) for name in names],
         running=False,
         now=datetime.now(UTC),

@@ -8,8 +8,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
+from cairn_ui.airflow_values import Schedule
+from cairn_ui.broken_since import GRACE, lag_of
 from cairn_ui.find_pipelines import PipelineRef
 from cairn_ui.human_units import plural, span
+from cairn_ui.next_steps import Step, after_failed_read
+from cairn_ui.pipeline_runs import PipelineRuns
+from cairn_ui.run_bars import Bars
 from cairn_ui.values import Look, Reading, Stored
 from state_backend.checkpoint.log import Log, base_of, interval_of, kind_of
 from state_backend.inspection.describe import state_of
@@ -18,27 +23,8 @@ from state_backend.values.intervals import Interval, format_instant
 from state_backend.values.records import Record, SweepRecord
 
 Tone = Literal["good", "info", "warn", "bad"]
-# A pipeline is late if an interval has no checkpoint this long after its run was due.
-GRACE = timedelta(minutes=10)
 _REFUSALS = 3
 _COUNTED = ("completed", "stale", "replaced", "quarantined", "descends", "dropped")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
-    """The schedule of a DAG, as Airflow reports it.
-
-    Attributes:
-        paused: The DAG is paused.
-        asked_end: The latest end of a data interval among the DAG's runs, in whatever state; None without runs.
-        next_due: When Airflow should create the next run; None if the schedule has no further run.
-        running: Number of runs that have not ended.
-    """
-
-    paused: bool
-    asked_end: datetime | None
-    next_due: datetime | None
-    running: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +61,8 @@ class OverviewRow:
         keys: Number of keys with a value state in the last checkpoint; None if the processor declares no value state.
         health: Problems of the pipeline, worst first.
         stored: Size of the pipeline's folder; None before the first count.
+        lag: Time from the end of the last interval with a usable checkpoint to now; None without one.
+        bars: The bars of the DAG's last runs; None without a DAG.
     """
 
     ref: PipelineRef
@@ -89,6 +77,13 @@ class OverviewRow:
     keys: int | None = None
     health: tuple[Chip, ...] = ()
     stored: Stored | None = None
+    lag: timedelta | None = None
+    bars: Bars | None = None
+
+    @property
+    def next(self) -> Step | None:
+        """The next step if the pipeline can't be read."""
+        return after_failed_read(self.ref)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +154,7 @@ class Overview:
         unpublished: Intervals whose output the sink has not taken, each with the checkpoint's id.
         quarantined: The newest quarantined checkpoints.
         more_quarantined: Number of quarantined checkpoints that are not in `quarantined`.
+        runs: Since when the pipeline is broken, its lag and its last runs; None before `routes` adds them.
     """
 
     next: Next
@@ -169,6 +165,7 @@ class Overview:
     unpublished: tuple[tuple[Interval, int], ...]
     quarantined: tuple[Refusal, ...]
     more_quarantined: int
+    runs: PipelineRuns | None = None
 
     @property
     def chips(self) -> tuple[Chip, ...]:
@@ -280,6 +277,7 @@ def overview_row(
     stored: Stored | None,
     written_ms: int | None,
     now: datetime,
+    bars: Bars | None = None,
 ) -> OverviewRow:
     """Return one pipeline for the list of pipelines.
 
@@ -291,11 +289,13 @@ def overview_row(
         written_ms: Commit time of the retained checkpoint whose interval ends last, in ms since the epoch; None if it
             is not known.
         now: The time of the page.
+        bars: The bars of the DAG's last runs; None without a DAG.
     """
     reading = look.reading
     if reading is None:
         return OverviewRow(ref=ref, problem=look.problem, read=None)
-    newest = furthest(reading)
+    usable = latest_usable(reading)
+    newest = usable or reading.newest
     committed = None if written_ms is None else datetime.fromtimestamp(written_ms / 1000, UTC)
     totals = newest.content.totals if newest is not None else None
     return OverviewRow(
@@ -311,6 +311,8 @@ def overview_row(
         keys=keys_of(newest) if newest is not None else None,
         health=health_of(reading),
         stored=stored,
+        lag=lag_of(usable.content.interval.end if usable is not None else None, reading.newest_end, schedule, now),
+        bars=bars,
     )
 
 

@@ -77,10 +77,13 @@ class Reader:
             ref: The pipeline.
             wait_s: Longest wait in seconds.
         """
+        return self._look(ref, wait_s, self._clock() - FRESH_S)
+
+    def _look(self, ref: PipelineRef, wait_s: float, fresh_since_s: float) -> Look:
+        known = self._readings.get(ref.key)
         if ref.unreadable:
             return Look(reading=None, problem=ref.unreadable)
-        known = self._readings.get(ref.key)
-        if known is not None and self._clock() - known.read_s < FRESH_S:
+        if known is not None and known.read_s > fresh_since_s:
             return Look(reading=known)
         try:
             return Look(reading=self._run(ref, "log", lambda: self._read(ref), wait_s))
@@ -99,12 +102,13 @@ class Reader:
             refs: The pipelines.
             wait_s: Longest wait for all pipelines together, in seconds.
         """
-        until_s = time.monotonic() + wait_s
+        # A reading stays fresh for the whole call, also if another pipeline takes all of the time.
+        until_s, fresh_since_s = time.monotonic() + wait_s, self._clock() - FRESH_S
         for ref in refs:
             known = self._readings.get(ref.key)
-            if ref.unreadable is None and (known is None or self._clock() - known.read_s >= FRESH_S):
+            if ref.unreadable is None and (known is None or known.read_s <= fresh_since_s):
                 self._begin(ref, "log", lambda ref=ref: self._read(ref))  # type: ignore[misc]
-        return {ref.key: self.look(ref, max(0.0, until_s - time.monotonic())) for ref in refs}
+        return {ref.key: self._look(ref, max(0.0, until_s - time.monotonic()), fresh_since_s) for ref in refs}
 
     def ask(self, ref: PipelineRef, what: str, work: Callable[[Storage], T], wait_s: float = WAIT_S) -> T:
         """Run `work` in a thread, and return its result.

@@ -30,14 +30,27 @@ from cairn_operators.data_docs import URL_PREFIX as DOCS_PREFIX
 from cairn_operators.data_docs import docs_root, page_in
 from cairn_operators.google_connection import google_credentials
 from cairn_ui import airflow_database as airflow_side
+from cairn_ui import (
+    airflow_runs,
+    lineage,
+    next_steps,
+    pipeline_overview,
+    read_runs,
+    run_bars,
+    trends,
+    trial_rows,
+    trials,
+)
 from cairn_ui import checkpoint_list as history
 from cairn_ui import data_docs as docs
-from cairn_ui import lineage, pipeline_overview, trends, trial_rows, trials
 from cairn_ui.access import Rights
+from cairn_ui.airflow_values import Run, Schedule
 from cairn_ui.checkpoint_detail import comparison_of, detail_of, manifests_of
+from cairn_ui.error_pages import NotInPipeline, add_error_pages
 from cairn_ui.find_pipelines import PipelineRef
 from cairn_ui.read_logs import NotAnswered, Reader
 from cairn_ui.render_template import CONTENT_TYPES, HEADERS, STATIC, render
+from cairn_ui.run_timeline import timeline_of
 from cairn_ui.values import Look, Reading
 from state_backend.adapters.open_storage import join_url
 from state_backend.checkpoint.lineage import plan_base
@@ -55,9 +68,19 @@ T = TypeVar("T")
 reader = Reader(airflow_side.open_folder)
 dags = airflow_side.DagsInDatabase()
 comparisons = trial_rows.Comparisons()
+reasons = airflow_runs.Reasons()
+readers = read_runs.Readers(logs_of_pipelines=reader, logs_of_tries=reasons)
 
 # Static files hold no data, so anyone may read them. All other routes need a logged-in user.
 app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+
+
+def _base(request: Request) -> str:
+    """Return the path at which Airflow serves this application, including the prefix of a proxy."""
+    return str(request.scope.get("root_path", "")).rstrip("/")
+
+
+add_error_pages(app, _base)
 
 
 def rights_of(user: Annotated[Any, Depends(get_user)]) -> Rights:
@@ -66,16 +89,6 @@ def rights_of(user: Annotated[Any, Depends(get_user)]) -> Rights:
     Without a user, `get_user` answers with status 401.
     """
     return Rights(user)
-
-
-@app.exception_handler(HTTPException)
-def refused(request: Request, error: HTTPException) -> Response:
-    """Show an HTTP error as a page."""
-    page = _page(
-        request, "error.html", status=error.status_code, detail=str(error.detail), running=False, now=datetime.now(UTC)
-    )
-    page.status_code = error.status_code
-    return page
 
 
 Asks = Annotated[Rights, Depends(rights_of)]
@@ -127,16 +140,23 @@ def of_dag(request: Request, rights: Asks, dag_id: str) -> Response:
 def _list(request: Request, refs: list[PipelineRef], dag_id: str | None) -> Response:
     now = datetime.now(UTC)
     looks = reader.look_at_all(refs)
-    schedules = airflow_side.schedules_of({r.dag_id for r in refs if r.dag_id is not None})
-    rows = [_row(ref, looks[ref.key], schedules.get(ref.dag_id or ""), now) for ref in refs]
+    dag_ids = {r.dag_id for r in refs if r.dag_id is not None}
+    schedules, runs = airflow_side.schedules_of(dag_ids), airflow_runs.last_runs(dag_ids, run_bars.MOST)
+    rows = [_row(ref, looks[ref.key], schedules.get(ref.dag_id or ""), runs.get(ref.dag_id or ""), now) for ref in refs]
     running = any(s.running for s in schedules.values()) or any(row.read is None and row.problem for row in rows)
     return _page(
-        request, "pipelines.html", rows=pipeline_overview.worst_first(rows), dag_id=dag_id, running=running, now=now
+        request,
+        "pipelines.html",
+        rows=pipeline_overview.worst_first(rows),
+        dag_id=dag_id,
+        next=next_steps.without_pipeline(dag_id),
+        running=running,
+        now=now,
     )
 
 
 def _row(
-    ref: PipelineRef, look: Look, schedule: pipeline_overview.Schedule | None, now: datetime
+    ref: PipelineRef, look: Look, schedule: Schedule | None, runs: Sequence[Run] | None, now: datetime
 ) -> pipeline_overview.OverviewRow:
     stored, reading = reader.stored(ref), look.reading
     if reading is None:
@@ -146,7 +166,8 @@ def _row(
         last, written = pipeline_overview.furthest(reading), None
         if last is not None and look.problem is None:
             written = _written(ref, reading.log, [last.id]).get(last.id)
-        return pipeline_overview.overview_row(ref, look, schedule, stored, written, now)
+        bars = None if runs is None else read_runs.bars(reading.log, runs, now)
+        return pipeline_overview.overview_row(ref, look, schedule, stored, written, now, bars)
 
     try:  # The row may need reads of earlier records, so they run in a thread with a time limit.
         return _asked(ref, "overview row", row)
@@ -182,7 +203,10 @@ def of_overview(request: Request, rights: Asks, key: str) -> Response:
                 ref, reading, schedule, savepoint, written, pages, datetime.now(UTC), _airflow(request)
             )
 
-        return _asked(ref, "overview", read)
+        return replace(
+            _asked(ref, "overview", read),
+            runs=read_runs.pipeline_runs_of(ref, reading, schedule, rights, readers, _airflow(request)),
+        )
 
     return _of_pipeline(request, ref, look, "overview.html", view, schedule=schedule, stored=reader.stored(ref))
 
@@ -279,7 +303,7 @@ def of_checkpoint(request: Request, rights: Asks, key: str, number: int) -> Resp
 
     def view(reading: Reading) -> Any:
         if not 1 <= number <= reading.log.head_id:
-            raise HTTPException(404, f"Checkpoint {number} does not exist; the newest one is {reading.log.head_id}")
+            raise NotInPipeline(ref, f"Checkpoint {number} does not exist; the newest one is {reading.log.head_id}")
 
         def read(storage: Storage) -> Any:
             reading.log.entry(number)
@@ -322,7 +346,7 @@ def compare(
         pair = [reading.log.entry(n) if n in reading.log.retained else None for n in (first, second)]
         if not all(isinstance(record, Record) for record in pair):
             gone = ", ".join(str(n) for n, r in zip((first, second), pair, strict=True) if not isinstance(r, Record))
-            raise HTTPException(404, f"Checkpoint {gone} is not retained. Only retained checkpoints can be compared")
+            raise NotInPipeline(ref, f"Checkpoint {gone} is not retained. Only retained checkpoints can be compared")
         one, other = pair
 
         def read(storage: Storage) -> Any:
@@ -353,7 +377,9 @@ def of_trials(request: Request, rights: Asks, key: str) -> Response:
     def read(_: Storage) -> list[trials.TrialRow]:
         return [trials.row_of(trial, datetime.now(UTC)) for trial in _trials(ref)]
 
-    return _of_pipeline(request, ref, look, "trials.html", lambda _: _asked(ref, "trials", read))
+    newest = look.reading.newest if look.reading is not None and look.reading.log.head_id else None
+    step = next_steps.without_trial(ref, newest.content.interval if newest is not None else None)
+    return _of_pipeline(request, ref, look, "trials.html", lambda _: _asked(ref, "trials", read), without_trial=step)
 
 
 @app.get("/p/{key}/trials/{name}", **_PAGE)
@@ -487,13 +513,13 @@ def of_task(request: Request, rights: Asks, dag_id: str, task_id: str, run_id: s
 def _run(request: Request, rights: Rights, dag_id: str, run_id: str, task_id: str | None) -> Response:
     if not rights.may_read_dag(dag_id):
         raise HTTPException(403, "You may not read this DAG")
-    run = airflow_side.run_of(dag_id, run_id)
+    run = airflow_runs.run_of(dag_id, run_id)
     if run is None:
         raise HTTPException(404, "Airflow has no such run of this DAG")
     refs = [r for r in dags.pipelines() if dag_id == r.dag_id or dag_id in r.restore_dags]
     refs = rights.readable(refs)
     looks = reader.look_at_all(refs)
-    interval = Interval(run.start, run.end) if run.start and run.end and run.start < run.end else None
+    interval = run.interval
     parts = []
     for ref in refs:
         look, commits, would = looks[ref.key], [], None
@@ -504,17 +530,22 @@ def _run(request: Request, rights: Rights, dag_id: str, run_id: str, task_id: st
                     would = _asked(ref, f"base {run_id}", lambda _, r=reading, p=ref: _would(r.log, p.name, interval))  # type: ignore[misc]
             except (CairnError, NotAnswered) as error:
                 look = Look(reading=reading, problem=str(error))
-        parts.append({"ref": ref, "look": look, "commits": commits, "would": would})
+        step = next_steps.after_failed_read(ref)
+        parts.append({"ref": ref, "look": look, "commits": commits, "would": would, "next": step})
+    now, tries = datetime.now(UTC), airflow_runs.tries_of(dag_id, run_id)
+    own = next((ref for ref in refs if ref.dag_id == dag_id), None)
     return _page(
         request,
         "run.html",
         dag_id=dag_id,
         run=run,
         task_id=task_id,
-        tries=airflow_side.tries_of(dag_id, run_id),
+        timeline=timeline_of(run, tries, now),
+        failed=() if own is None else read_runs.failed_tries(own, run_id, rights, readers, tries),
         parts=parts,
-        running=run.state in ("running", "queued"),
-        now=datetime.now(UTC),
+        next=next_steps.without_pipeline(dag_id),
+        running=run.unfinished,
+        now=now,
     )
 
 
@@ -576,7 +607,7 @@ def _look(rights: Rights, key: str) -> tuple[PipelineRef, Look]:
     return ref, reader.look(ref)
 
 
-def _schedule(ref: PipelineRef) -> pipeline_overview.Schedule | None:
+def _schedule(ref: PipelineRef) -> Schedule | None:
     return airflow_side.schedules_of({ref.dag_id}).get(ref.dag_id) if ref.dag_id is not None else None
 
 
@@ -626,7 +657,7 @@ def _of_pipeline(
     template: str,
     make: Callable[[Reading], Any] | None = None,
     *,
-    schedule: pipeline_overview.Schedule | None = None,
+    schedule: Schedule | None = None,
     **values: Any,
 ) -> Response:
     """Render a page of one pipeline.
@@ -661,6 +692,8 @@ def _of_pipeline(
         problem=problem,
         read=read,
         schedule=schedule,
+        after_failed_read=next_steps.after_failed_read(ref),
+        without_checkpoint=next_steps.without_checkpoint(ref, schedule),
         running=running,
         now=datetime.now(UTC),
         **values,
@@ -677,14 +710,9 @@ def _with_runs(ref: PipelineRef, rows: Sequence[history.Row]) -> tuple[history.R
 
     Only these rows link to their run, since a link to a deleted run would show an error.
     """
-    there = airflow_side.runs_there(ref.dag_id, {row.run.run_id for row in rows if row.run is not None})
+    there = airflow_runs.runs_there(ref.dag_id, {row.run.run_id for row in rows if row.run is not None})
     return tuple(replace(row, in_airflow=row.run is not None and row.run.run_id in there) for row in rows)
 
 
 def _airflow(request: Request) -> str:
     return airflow_side.airflow_url(str(request.base_url.replace(path="")))
-
-
-def _base(request: Request) -> str:
-    """Return the path at which Airflow serves this application, including the prefix of a proxy."""
-    return str(request.scope.get("root_path", "")).rstrip("/")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 
 from state_backend.checkpoint.log import Log
 from state_backend.inspection.status import Status
@@ -35,6 +36,12 @@ class Reading:
         """
         done = self.log.completed()
         return max(done, key=lambda c: (c.content.interval.end, c.id)) if done else None
+
+    @property
+    def newest_end(self) -> datetime | None:
+        """The end of the last interval with a retained checkpoint; None without checkpoints."""
+        newest = self.newest
+        return None if newest is None else newest.content.interval.end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ import pytest
 from selenium.webdriver import ActionChains, Chrome
 from selenium.webdriver.common.by import By
 
-from tests.support.browser import browser, wait_for
+from tests.support.browser import browser, save_picture, wait_for
 from tests.support.checkpoints import day
 from tests.support.counting import DAYS
 from tests.support.counting import day as counted_day
@@ -166,10 +166,9 @@ def test_the_graph_shows_branches_and_leads_to_the_detail(airflow: ShownAirflow,
 
 def test_a_chart_says_figures_and_zooms(airflow: ShownAirflow, vera: Chrome) -> None:
     vera.get(f"{airflow.url}/cairn/checkpoints/p/{key_of(airflow, 'clicks')}/trends")
-    spots = {
-        int(spot.get_attribute("data-id")): spot
-        for spot in vera.find_elements(By.CSS_SELECTOR, "[data-chart=bytes] .spot")
-    }
+    # On a busy host, the storage may not answer in time, and the page asks again.
+    drawn = wait_for(lambda: vera.find_elements(By.CSS_SELECTOR, "[data-chart=bytes] .spot"))
+    spots = {int(spot.get_attribute("data-id")): spot for spot in drawn}
     assert len(spots) == 30
     ActionChains(vera).move_to_element(spots[12]).perform()
     assert "full: 52 MiB" in wait_for(lambda: vera.find_element(By.CSS_SELECTOR, "[data-chart=bytes] .tip").text)
@@ -243,7 +242,7 @@ def test_what_differs_in_a_trial_is_a_click_away(airflow: ShownAirflow, chrome: 
     wait_for(lambda: "by=user" in chrome.current_url and "State seen_at: 2 added" in said(chrome), 60)
     assert "--key user --key kind" in said(chrome)
     if folder := os.environ.get("CAIRN_SCREENSHOTS"):
-        keep(chrome, Path(folder) / "checkpoints-trial-rows-light.png")
+        save_picture(chrome, Path(folder) / "checkpoints-trial-rows-light.png")
     try:
         chrome.set_window_size(500, 900)
         widths = chrome.execute_script("return [document.documentElement.scrollWidth, window.innerWidth]")
@@ -330,14 +329,4 @@ def test_pages_keep_their_place_in_airflow_and_their_pictures(
         if folder:
             time.sleep(0.5)
             chrome.switch_to.default_content()
-            keep(chrome, Path(folder) / f"checkpoints-{name}-{theme}.png")
-
-
-def keep(chrome: Chrome, file: Path) -> None:
-    """The window as a picture of 64 colours: a third of the bytes."""
-    from PIL import Image
-
-    chrome.save_screenshot(str(file))
-    with Image.open(file) as picture:
-        small = picture.convert("RGB").quantize(64, dither=Image.Dither.NONE)
-    small.save(file, optimize=True)
+            save_picture(chrome, Path(folder) / f"checkpoints-{name}-{theme}.png")

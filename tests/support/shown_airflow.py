@@ -95,8 +95,10 @@ def shown_airflow(
     python: Path = Path(sys.executable),
     users: Iterable[str] = tuple(USERS),
     set_up: str = SET_UP,
+    more_dags: Iterable[str] = (),
 ) -> Iterator[ShownAirflow]:
-    """Runs while the block does. Each user's password is the name. ``set_up``: a script that makes the database, users and DAGs."""
+    """Runs while the block does. Each user's password is the name. ``set_up``: a script that makes the database, users and DAGs.
+    ``more_dags``: modules of ``tests.support`` with DAGs that a real scheduler runs, once they are unpaused."""
     data, home, dags = folder / "state", folder / "home", folder / "dags"
     for new in (data, home, dags):
         new.mkdir(parents=True)
@@ -106,6 +108,8 @@ def shown_airflow(
     steady(LocalStorage(data / HOSTILE), 2)
     write_docs(folder / "docs", 11)
     (dags / "shown_dags.py").write_text((REPOSITORY / "tests/support/shown_dags.py").read_text())
+    for name in more_dags:
+        (dags / f"{name}.py").write_text((REPOSITORY / f"tests/support/{name}.py").read_text())
     passwords = home / "passwords.json"
     passwords.write_text(json.dumps({name: name for name in USERS}))
     port = claim_port(port)
@@ -127,6 +131,7 @@ def shown_airflow(
             "STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{hole}",
             "CAIRN_SHOWN": str(data),
             "CAIRN_DOCS": str(folder / "docs"),
+            "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": str(bool(more_dags)),
             "PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "jobs"), str(REPOSITORY / "plugins")]),
             "NO_PROXY": "127.0.0.1,localhost",
             **(more_env or {}),
@@ -146,6 +151,8 @@ def shown_airflow(
                 with suppress(OSError):
                     tokens = {name: _token(url, name) for name in users}
                 time.sleep(0.3)
+            if more_dags:
+                processes.start("scheduler", [str(python), "-m", "airflow", "scheduler"], env=env, cwd=REPOSITORY)
             yield ShownAirflow(url=url, tokens=tokens, data=data, log=processes.log_path("api-server"))
         finally:
             processes.stop(grace_s=10)

@@ -15,11 +15,10 @@ from fastapi import FastAPI, HTTPException, Request
 
 from cairn_ui import access as rights
 from cairn_ui import airflow_database as airflow_side
+from cairn_ui import airflow_runs, routes
 from cairn_ui import data_docs_routes as docs_routes
-from cairn_ui import routes
-from cairn_ui.airflow_database import Run, TaskTry
+from cairn_ui.airflow_values import Run, Schedule, TaskTry
 from cairn_ui.find_pipelines import PipelineRef
-from cairn_ui.pipeline_overview import Schedule
 from cairn_ui.read_logs import Reader
 from state_backend.ports.storage import Storage
 from tests.support.checkpoints import day
@@ -38,7 +37,7 @@ class AuthManager:
     def is_authorized_configuration(self, *, method: str, user: Any) -> bool:
         return bool(user.name == "admin")
 
-    def is_authorized_dag(self, *, method: str, details: Any, user: Any) -> bool:
+    def is_authorized_dag(self, *, method: str, details: Any, user: Any, access_entity: Any = None) -> bool:
         return self.refused.get(user.name) != details.id
 
 
@@ -57,8 +56,24 @@ def shown_app(
     """Mounted where Airflow mounts it. ``storages``: by the pipeline's name; who asks for another one never gets an answer."""
     dags = SimpleNamespace(pipelines=lambda: refs)
     schedule = Schedule(paused=False, asked_end=day(9).end, next_due=None, running=running)
-    run = Run(run_id=run_id(9), state="success", start=day(9).start, end=day(9).end, due=day(9).end)
-    task = TaskTry(state="success", try_number=2, began=day(10).start, ended=day(10).start + timedelta(seconds=20))
+    run = Run(
+        run_id=run_id(9),
+        state="success",
+        start=day(9).start,
+        end=day(9).end,
+        due=day(9).end,
+        queued=day(10).start - timedelta(seconds=10),
+        began=day(10).start,
+        ended=day(10).start + timedelta(seconds=90),
+    )
+    tries = tuple(
+        TaskTry(task_id=name, state=state, try_number=n, began=at, ended=at + timedelta(seconds=20))
+        for name, n, state, at in (
+            ("process", 1, "failed", day(10).start),
+            ("process", 2, "success", day(10).start + timedelta(seconds=25)),
+            ("checkpoint", 1, "success", day(10).start + timedelta(seconds=50)),
+        )
+    )
     manager = AuthManager(refused)
     whole = FastAPI()
     whole.mount(routes.URL_PREFIX, routes.app)
@@ -71,10 +86,14 @@ def shown_app(
         mock.patch.object(rights, "DagModel", SimpleNamespace(get_team_name=lambda _: None)),
         mock.patch.object(airflow_side, "schedules_of", lambda ids: dict.fromkeys(ids, schedule)),
         mock.patch.object(airflow_side, "last_savepoint", lambda *_: {"checkpoint": 3, "savepoint": "file:///s/3"}),
-        mock.patch.object(airflow_side, "runs_there", lambda _, run_ids: {*run_ids} - {run_id(8)}),
+        mock.patch.object(airflow_runs, "runs_there", lambda _, run_ids: {*run_ids} - {run_id(8)}),
+        mock.patch.object(airflow_runs, "last_runs", lambda ids, _: dict.fromkeys(ids, (run,))),
+        mock.patch.object(airflow_runs, "runs_after", lambda *_: (run,)),
+        mock.patch.object(airflow_runs, "scheduled_by_assets", lambda: ({"cairn://rides": ["report", "secret"]}, {})),
+        mock.patch.object(routes.reasons, "reason", lambda *_: "AirflowException: <killed>"),
         mock.patch.object(airflow_side, "airflow_url", lambda _: "http://127.0.0.1:8081"),
-        mock.patch.object(airflow_side, "run_of", lambda _, run_id: run if run_id == run.run_id else None),
-        mock.patch.object(airflow_side, "tries_of", lambda *_: {"process": task, "checkpoint": task}),
+        mock.patch.object(airflow_runs, "run_of", lambda _, run_id: run if run_id == run.run_id else None),
+        mock.patch.object(airflow_runs, "tries_of", lambda *_: tries),
         mock.patch.dict(routes.app.dependency_overrides, {security.get_user: user_of}),
         mock.patch.dict(docs_routes.app.dependency_overrides, {security.get_user: user_of}),
     ):

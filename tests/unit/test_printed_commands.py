@@ -136,6 +136,7 @@ RUN = {
     "cairn try": TRYING,
     "cairn restore … --checkpoint … --yes": TRYING,
     "cairn deploy …": "not run: the name of the Spark application",
+    "cairn try --code … --from … --to …": "not run: needs Spark and changed code; docs/trying.md runs the like",
     "cairn try …": "not run: the name of the Spark application",
     "cairn estimate": "tests/unit/test_cost_model.py::test_the_example_of_the_docs_is_what_is_printed",
     "cairn estimate --keys 1000000 --bytes-per-key 104 --changed 1% --shards 2 --every 1h": "tests/unit/test_cost_model.py::"

@@ -76,6 +76,12 @@ VIEWS = {
         "--airflow http://127.0.0.1:8081",
         "full validation: 2 findings",
         "Latest validated 11",
+        "Broken since",
+        "its checkpoint 14 can't be used: it is quarantined",
+        "processed up to 2024-01-09 00:00 UTC",
+        "wait for it DAG report , for asset cairn://rides DAG secret",
+        "Last runs: 1, oldest first",
+        "! 1 quarantined",
     ],
     "/p/{rides}/history": ["quarantined", "stale by 13", "replaced by 7", "Data Docs", "781 KiB", "5 + 11"],
     "/p/{rides}/history?before=3": ["2024-01-01 00:00 UTC", "newer"],
@@ -97,8 +103,10 @@ VIEWS = {
         "Key groups that differ",
         "cairn diff --root",
     ],
-    "/p/{empty}/": ["No checkpoint was committed yet"],
-    "/p/{damaged}/": ["could not be read", "which checkpoints are usable"],
+    "/p/{empty}/": ["No checkpoint was committed yet", "Open DAG empty", "cairn status --root"],
+    "/p/{empty}/trials": ["No checkpoint was committed yet"],
+    "/p/{rides}/trials": ["No trial yet", "cairn try --code m:X --from 2024-01-09T00:00:00Z"],
+    "/p/{damaged}/": ["could not be read", "which checkpoints are usable", "cairn status --root"],
     "/": ["rides", "damaged", "no problems", "unowned"],
     "/dag/rides_restore": ["The next interval can't start"],
     f"/run/rides/{quote(run_id(9))}": [
@@ -106,6 +114,11 @@ VIEWS = {
         "Committed by an earlier try: checkpoint 12",
         "Restored: checkpoint 13",
         "after 1 clear",
+        "Why a try failed",
+        "process, try 1 failed 2024-01-10 00:00:20 UTC : AirflowException: <killed> ( log of process, try 1 )",
+        "the run took 1 min 30 s",
+        "Before its start, the run waited 10 s for its turn",
+        "process 40 s checkpoint 20 s",
     ],
     f"/task/rides/process/{quote(run_id(9))}": ["This try", "Restored: checkpoint 11", "32 MiB from the hosts' caches"],
 }
@@ -180,10 +193,44 @@ def test_nobody_gets_nothing(pages: Any) -> None:
         ("/p/{rides}/history?before=x", 422),
         ("/run/rides/none", 404),
         ("/p/{rides}/docs/secret/x", 404),
+        ("/nothing/here", 404),
     ],
 )
-def test_what_is_not_there_is_said(pages: Any, path: str, status: int) -> None:
-    assert pages.get(BASE + path.format_map(pages.keys)).status_code == status
+def test_what_is_not_there_is_said_with_the_next_step(pages: Any, path: str, status: int) -> None:
+    answer = pages.get(BASE + path.format_map(pages.keys))
+    assert answer.status_code == status
+    said = text(answer.text)
+    assert ("All pipelines" in said or "History of rides" in said) and f"Status {status}" in said
+    (link,) = re.findall(r'<a class="button" href="([^"]*)"', answer.text)
+    assert pages.get(link).status_code == 200 and ("History" in said) == (("99" in path) or path.endswith("/0"))
+    assert status != 422 or "before: Input should be a valid integer" in said
+
+
+def test_a_page_that_fails_says_so_and_tells_nothing_else(pages: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from starlette.testclient import TestClient
+
+    from cairn_ui import routes
+
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError("a secret")
+
+    monkeypatch.setattr(routes.lineage, "graph_of", fail)
+    client = TestClient(pages.app, cookies={"_token": "admin"}, raise_server_exceptions=False)
+    answer = client.get(f"{BASE}/p/{pages.keys['rides']}/lineage")
+    assert answer.status_code == 500 and "The page failed" in text(answer.text) and "a secret" not in answer.text
+
+
+def test_who_may_not_read_logs_sees_no_reason_and_no_dag_of_others(pages: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from starlette.testclient import TestClient
+
+    from cairn_ui.access import Rights
+
+    nils = TestClient(pages.app, cookies={"_token": "nils"})
+    shown = text(nils.get(f"{BASE}/p/{pages.keys['rides']}/").text)
+    assert "DAG report" in shown and "secret" not in shown
+    monkeypatch.setattr(Rights, "may_read_logs", lambda *_: False)
+    shown = text(pages.get(f"{BASE}/run/rides/{quote(run_id(9))}").text)
+    assert "no reason is known here" in shown and "killed" not in shown
 
 
 def test_data_docs_have_the_frame_of_their_pipeline(pages: Any) -> None:
@@ -213,7 +260,8 @@ def test_data_docs_follow_the_rights_on_the_dag(pages: Any, tmp_path: Path, monk
     assert "well" in pages.get(path).text and nils.get(path).status_code == 403
     assert "&lt;b&gt;state" in pages.get("/cairn/docs/").text and "secret" not in text(nils.get("/cairn/docs/").text)
     assert pages.get("/cairn/docs/secret/styles.css").text == "<head>"
-    assert pages.get("/cairn/docs/..%2fsecret").status_code == 404
+    missing = pages.get("/cairn/docs/..%2fsecret")
+    assert missing.status_code == 404 and f'<a class="button" href="{BASE}/">All pipelines</a>' in missing.text
 
 
 def test_data_docs_of_a_name_without_a_pipeline_are_denied(

@@ -19,9 +19,10 @@ from cairn_ui import find_pipelines as found
 from cairn_ui import human_units as words
 from cairn_ui import lineage, pipeline_overview, trends
 from cairn_ui import render_template as pages
+from cairn_ui.airflow_values import Schedule
 from cairn_ui.checkpoint_detail import comparison_of, detail_of, fields_of, manifests_of
 from cairn_ui.find_pipelines import PipelineRef
-from cairn_ui.pipeline_overview import Schedule
+from cairn_ui.next_steps import after_error
 from cairn_ui.read_logs import NotAnswered, Reader
 from cairn_ui.values import Look, Reading
 from state_backend.adapters.memory_storage import MemoryStorage
@@ -492,6 +493,28 @@ def test_a_root_that_does_not_answer_is_given_up_and_hides_no_other() -> None:
     stuck.go.set()
 
 
+def test_a_reading_stays_fresh_while_another_pipeline_takes_all_of_the_time() -> None:
+    """The list of all pipelines waits 2.5 s for a silent storage. Readings were too old after 2 s, and read again with 0 s left."""
+    stuck, well, now_s = Stuck(), Stuck(), [0.0]
+    steady(well, 2)
+    stuck.go.clear()
+    folders = {"a": stuck, "b": well}
+    refs = [PipelineRef(name=name, root="memory://ui") for name in folders]
+    reader = Reader(lambda ref: folders[ref.name], clock=lambda: now_s[0])
+    assert reader.look(refs[1]).problem is None
+
+    def pass_time() -> None:
+        now_s[0] = 2.5
+        well.go.clear()  # Another read of this pipeline would not end in time.
+
+    now_s[0] = 1.0
+    threading.Timer(0.2, pass_time).start()
+    looks = reader.look_at_all(refs, 0.5)
+    assert now_s[0] == 2.5 and looks[refs[0].key].reading is None and looks[refs[1].key].problem is None
+    stuck.go.set()
+    well.go.set()
+
+
 def test_what_a_storage_refuses_is_said() -> None:
     def refuse(_: PipelineRef) -> Storage:
         raise StorageUnavailable("the storage is away")
@@ -570,7 +593,16 @@ def test_templates_escape_and_know_all_their_names() -> None:
         source = (Path(pages.__file__).parent / "templates" / name).read_text()
         assert "|safe" not in source.replace(" ", "") and "style=" not in source and "onclick" not in source, name
         env.get_template(name)
-    html = pages.render("error.html", base="", ui="", status=404, detail="<script>", running=False, now=NOW)
+    html = pages.render(
+        "error.html",
+        base="",
+        ui="",
+        status=404,
+        detail="<script>",
+        refusal=after_error(404),
+        running=False,
+        now=NOW,
+    )
     assert "&lt;script&gt;" in html and "<script>" not in html.partition("</head>")[2]
 
 

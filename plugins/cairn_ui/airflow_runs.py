@@ -1,0 +1,226 @@
+"""Read from Airflow's database: runs, tries of tasks, and the DAGs that assets schedule. Read logs of tries."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Collection, Iterator, Mapping
+from datetime import datetime
+from itertools import islice
+from typing import Any
+
+from airflow.models.asset import AssetModel, DagScheduleAssetReference, TaskOutletAssetReference
+from airflow.models.dag import DagModel
+from airflow.models.dagrun import DagRun
+from airflow.models.log import Log
+from airflow.models.taskinstance import TaskInstance
+from airflow.models.taskinstancehistory import TaskInstanceHistory
+from airflow.utils.log.log_reader import TaskLogReader
+from airflow.utils.session import create_session
+from sqlalchemy import select
+from sqlalchemy.orm import joinedload
+
+from cairn_ui.airflow_values import Run, TaskTry
+from cairn_ui.try_reason import LogLine, reason_of
+
+_log = logging.getLogger(__name__)
+
+# Largest number of tries, of references between DAGs and assets, and of lines of a log that one page reads.
+_TRIES, _REFERENCES, _LINES = 500, 10_000, 200_000
+# Events of the scheduler that end a try without a message in the try's own log.
+_ENDINGS = ("state mismatch", "heartbeat timeout", "stuck in queued tries exceeded", "fail task")
+# States of tries that have not begun or never will. Their rows may have the times of the try before.
+_NOT_BEGUN = (None, "scheduled", "queued", "upstream_failed", "removed")
+
+
+def run_of(dag_id: str, run_id: str) -> Run | None:
+    """Return a run by its id, or None if Airflow does not have it."""
+    with create_session() as session:
+        run = session.scalar(select(DagRun).where(DagRun.dag_id == dag_id, DagRun.run_id == run_id))
+        return None if run is None else _run(run)
+
+
+def runs_there(dag_id: str | None, run_ids: Collection[str]) -> set[str]:
+    """Return those of the given run ids that Airflow's database has for the DAG.
+
+    A checkpoint's run can be missing there: a person deleted the run, or `cairn run` made the checkpoint.
+    """
+    if dag_id is None or not run_ids:
+        return set()
+    with create_session() as session:
+        return set(session.scalars(select(DagRun.run_id).where(DagRun.dag_id == dag_id, DagRun.run_id.in_(run_ids))))
+
+
+def last_runs(dag_ids: Collection[str], most: int) -> dict[str, tuple[Run, ...]]:
+    """Return the newest runs of each DAG, oldest first. Runs without a logical date are left out.
+
+    Each DAG is a query of its own: the index of DAGs and logical dates then finds the runs, however many the DAG has.
+
+    Args:
+        dag_ids: Ids of the DAGs.
+        most: Largest number of runs of one DAG.
+    """
+    found = {}
+    with create_session() as session:
+        for dag_id in dag_ids:
+            asked = select(DagRun).where(DagRun.dag_id == dag_id, DagRun.logical_date.is_not(None))
+            runs = session.scalars(asked.order_by(DagRun.logical_date.desc()).limit(most)).all()
+            found[dag_id] = tuple(_run(run) for run in reversed(runs))
+    return found
+
+
+def runs_after(dag_id: str, start: datetime | None, most: int) -> tuple[Run, ...]:
+    """Return the first runs of a DAG whose data interval begins at or after a time, oldest first.
+
+    Args:
+        dag_id: Id of the DAG.
+        start: The time; None for the DAG's first runs.
+        most: Largest number of runs.
+    """
+    asked = select(DagRun).where(DagRun.dag_id == dag_id, DagRun.logical_date.is_not(None))
+    if start is not None:  # A logical date is never before the start of its interval, and has an index.
+        asked = asked.where(DagRun.logical_date >= start, DagRun.data_interval_start >= start)
+    with create_session() as session:
+        return tuple(_run(run) for run in session.scalars(asked.order_by(DagRun.logical_date).limit(most)))
+
+
+def _run(run: Any) -> Run:
+    return Run(
+        run_id=run.run_id,
+        state=str(run.state),
+        start=run.data_interval_start,
+        end=run.data_interval_end,
+        due=run.run_after,
+        queued=run.queued_at,
+        began=run.start_date,
+        ended=run.end_date,
+    )
+
+
+def tries_of(dag_id: str, run_id: str) -> tuple[TaskTry, ...]:
+    """Return the tries of a run's tasks, at most 500, by task and number of the try."""
+    found: dict[tuple[str, int, int], TaskTry] = {}
+    with create_session() as session:
+        for table in (TaskInstanceHistory, TaskInstance):
+            rows = session.scalars(select(table).where(table.dag_id == dag_id, table.run_id == run_id).limit(_TRIES))
+            # While a task waits for another try, both tables have the try that failed.
+            found |= {(row.task_id, row.map_index, row.try_number): _try(row) for row in rows}
+    return tuple(found[key] for key in sorted(found))
+
+
+def _try(row: Any) -> TaskTry:
+    state = str(row.state) if row.state else None
+    begun = state not in _NOT_BEGUN
+    return TaskTry(
+        task_id=row.task_id,
+        map_index=row.map_index,
+        try_number=row.try_number,
+        state=state,
+        scheduled=row.scheduled_dttm if state is not None else None,
+        queued=row.queued_dttm if begun or state == "queued" else None,
+        began=row.start_date if begun else None,
+        ended=row.end_date if begun else None,
+        retry_reason=row.retry_reason if begun else None,
+    )
+
+
+def scheduled_by_assets() -> tuple[Mapping[str, Collection[str]], Mapping[str, Collection[str]]]:
+    """Return the DAGs that each asset schedules, and the assets that each DAG writes, by URI and DAG id.
+
+    DAGs that Airflow marks as stale, because their files are missing, are left out.
+    """
+    scheduled: dict[str, set[str]] = {}
+    writes: dict[str, set[str]] = {}
+    for uri, dag_id in _references(DagScheduleAssetReference):
+        scheduled.setdefault(uri, set()).add(dag_id)
+    for uri, dag_id in _references(TaskOutletAssetReference):
+        writes.setdefault(dag_id, set()).add(uri)
+    return scheduled, writes
+
+
+def _references(table: Any) -> list[tuple[str, str]]:
+    """Return URI and DAG id of each reference between an asset and a DAG, at most 10,000."""
+    with create_session() as session:
+        rows = session.execute(
+            select(AssetModel.uri, table.dag_id)
+            .join(AssetModel, AssetModel.id == table.asset_id)
+            .join(DagModel, DagModel.dag_id == table.dag_id)
+            .where(DagModel.is_stale.is_(False))
+            .limit(_REFERENCES)
+        )
+        # Airflow stores `cairn://rides` as `cairn://rides/`.
+        return [(uri.rstrip("/"), dag_id) for uri, dag_id in rows]
+
+
+class Reasons:
+    """A cache of the reasons why tries failed. Several threads may use it at once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[tuple[str, str, TaskTry], str] = {}
+
+    def reason(self, dag_id: str, run_id: str, one: TaskTry) -> str | None:
+        """Return why a try failed, in one line; None if neither its log nor the database has a reason.
+
+        Args:
+            dag_id: Id of the DAG.
+            run_id: Id of the run.
+            one: The try, which has ended.
+        """
+        key = (dag_id, run_id, one)
+        if (known := self._known.get(key)) is not None:
+            return known
+        found = _reason(dag_id, run_id, one)
+        if found is not None:  # A log may come later: some workers upload it at the end of the task.
+            with self._lock:
+                if len(self._known) >= 1000:
+                    self._known.clear()
+                self._known[key] = found
+        return found
+
+
+def _reason(dag_id: str, run_id: str, one: TaskTry) -> str | None:
+    of_try = (dag_id, one.task_id, run_id, one.map_index, one.try_number)
+    with create_session() as session:
+        columns = (Log.dag_id, Log.task_id, Log.run_id, Log.map_index, Log.try_number)
+        events = session.scalars(
+            select(Log.extra)
+            .where(*(column == value for column, value in zip(columns, of_try, strict=True)), Log.event.in_(_ENDINGS))
+            .order_by(Log.id)
+            .limit(20)
+        ).all()
+        for table in (TaskInstanceHistory, TaskInstance):
+            columns = (table.dag_id, table.task_id, table.run_id, table.map_index, table.try_number)
+            row = session.scalar(
+                select(table)
+                .where(*(column == value for column, value in zip(columns, of_try, strict=True)))
+                .options(joinedload(table.dag_run))
+            )
+            if row is not None:
+                return reason_of(_lines(row, one.try_number), [e for e in events if e], one.retry_reason)
+    return None
+
+
+def _lines(row: Any, try_number: int) -> Iterator[LogLine]:
+    """Yield the messages of a try's log; fewer if it can't be read to the end."""
+    reader: Any = TaskLogReader()
+    if not reader.supports_read:
+        return
+    try:
+        stream, _ = reader.read_log_chunks(row, try_number, {"download_logs": True})
+        for message in islice(stream, _LINES):
+            more = message.model_extra or {}
+            yield LogLine(
+                level=more.get("level"),
+                text=message.event,
+                errors=tuple(_errors(more.get("error_detail"))),
+                signal=more.get("signal_name"),
+            )
+    except Exception:  # Any log handler may be configured. The page still has the scheduler's events.
+        _log.exception("the log of %s, try %d, can't be read for a page", row.task_id, try_number)
+
+
+def _errors(detail: Any) -> Iterator[tuple[str, str]]:
+    for error in detail if isinstance(detail, list) else ():
+        if isinstance(error, dict):
+            yield str(error.get("exc_type") or ""), str(error.get("exc_value") or "")

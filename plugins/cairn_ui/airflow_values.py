@@ -1,0 +1,100 @@
+"""Values that Airflow's database has about a DAG: its schedule, its runs, and the tries of a run's tasks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from state_backend.values.errors import UsageError
+from state_backend.values.intervals import Interval
+
+UNFINISHED = ("queued", "running")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """The schedule of a DAG, as Airflow reports it.
+
+    Attributes:
+        paused: The DAG is paused.
+        asked_end: The latest end of a data interval among the DAG's runs, in whatever state; None without runs.
+        next_due: When Airflow should create the next run; None if the schedule has no further run.
+        running: Number of runs that have not ended.
+    """
+
+    paused: bool
+    asked_end: datetime | None
+    next_due: datetime | None
+    running: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run of a DAG.
+
+    Attributes:
+        run_id: Airflow's id of the run.
+        state: Airflow's state of the run.
+        start: Start of the data interval; None if the run has no data interval.
+        end: End of the data interval; None if the run has no data interval.
+        due: Time at which Airflow may start the run (`run_after`).
+        queued: Time at which the run began to wait for its turn; None if it is not known.
+        began: Start of the run; None before it.
+        ended: End of the run; None before it.
+    """
+
+    run_id: str
+    state: str
+    start: datetime | None
+    end: datetime | None
+    due: datetime | None
+    queued: datetime | None = None
+    began: datetime | None = None
+    ended: datetime | None = None
+
+    @property
+    def interval(self) -> Interval | None:
+        """Return the data interval; None if the run has none."""
+        if self.start is None or self.end is None:
+            return None
+        try:
+            return Interval(self.start, self.end)
+        except UsageError:  # An empty interval, or an end with a fraction of a millisecond: the run is of no pipeline.
+            return None
+
+    @property
+    def unfinished(self) -> bool:
+        """Return True if the run waits or is in progress."""
+        return self.state in UNFINISHED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskTry:
+    """One try of a task of a run.
+
+    Attributes:
+        task_id: Id of the task.
+        map_index: Number of the task among the mapped tasks of its id; -1 for a task that is not mapped.
+        try_number: Number of the try, from 1.
+        state: Airflow's state of the try; None before Airflow has scheduled it.
+        scheduled: Time at which the scheduler found that the task may run; None before it.
+        queued: Time at which the scheduler gave the task to the executor; None before it.
+        began: Start of the try; None before it.
+        ended: End of the try; None before it.
+        retry_reason: The reason that the retry policy gave for another try; None without one.
+    """
+
+    task_id: str
+    map_index: int = -1
+    try_number: int
+    state: str | None
+    scheduled: datetime | None = None
+    queued: datetime | None = None
+    began: datetime | None
+    ended: datetime | None
+    retry_reason: str | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Return True if the try ended with an error."""
+        return self.state in ("failed", "up_for_retry")

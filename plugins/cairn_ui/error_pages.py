@@ -1,0 +1,65 @@
+"""Answer errors with a page that names the next step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, Response
+from starlette.exceptions import HTTPException as AnyHTTPException
+
+from cairn_ui.airflow_database import ui_prefix
+from cairn_ui.find_pipelines import PipelineRef
+from cairn_ui.next_steps import after_error
+from cairn_ui.render_template import HEADERS, render
+
+
+class NotInPipeline(HTTPException):
+    """The answer 404 to a user who may read the pipeline.
+
+    Args:
+        ref: The pipeline.
+        detail: What is missing.
+    """
+
+    def __init__(self, ref: PipelineRef, detail: str) -> None:
+        super().__init__(404, detail)
+        self.ref = ref
+
+
+def add_error_pages(app: FastAPI, base_of: Callable[[Request], str]) -> None:
+    """Let an application answer errors with pages.
+
+    Args:
+        app: The application.
+        base_of: Returns the path at which Airflow serves the pages about checkpoints.
+    """
+
+    def answer(request: Request, status: int, detail: str, ref: PipelineRef | None = None) -> Response:
+        html = render(
+            "error.html",
+            base=base_of(request),
+            ui=ui_prefix(),
+            status=status,
+            detail=detail,
+            refusal=after_error(status, ref),
+            running=False,
+            now=datetime.now(UTC),
+        )
+        return HTMLResponse(html, status_code=status, headers=HEADERS)
+
+    @app.exception_handler(AnyHTTPException)
+    def refused(request: Request, error: AnyHTTPException) -> Response:
+        return answer(request, error.status_code, str(error.detail), getattr(error, "ref", None))
+
+    @app.exception_handler(RequestValidationError)
+    def unreadable(request: Request, error: RequestValidationError) -> Response:
+        wrong = "\n".join(f"{one['loc'][-1]}: {one['msg']}" for one in error.errors())
+        return answer(request, 422, wrong)
+
+    @app.exception_handler(Exception)
+    def failed(request: Request, error: Exception) -> Response:
+        # The server's log has the traceback and the message, which may name what the user may not see.
+        return answer(request, 500, f"{type(error).__name__} in the code of this page")

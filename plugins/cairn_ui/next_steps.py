@@ -1,0 +1,154 @@
+"""Decide which next step an empty page or an error page names: a link, a command that works, or both."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from cairn_ui.airflow_values import Schedule
+from cairn_ui.find_pipelines import PipelineRef
+from state_backend.values.intervals import Interval, format_instant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """The next step of a user.
+
+    Attributes:
+        text: What to do.
+        command: A command to copy; None without one.
+        link: Text of a link; None without one.
+        href: Where the link leads, without the path at which Airflow serves these pages or its own.
+        airflow: The link leads to a page of Airflow itself.
+    """
+
+    text: str
+    command: str | None = None
+    link: str | None = None
+    href: str = "/"
+    airflow: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """The heading and the next step of an error page.
+
+    Attributes:
+        heading: What happened.
+        step: What to do.
+    """
+
+    heading: str
+    step: Step
+
+
+def _to_list(text: str) -> Step:
+    return Step(text=text, link="All pipelines")
+
+
+_REFUSALS = {
+    401: Refusal(
+        heading="You are not logged in",
+        step=Step(text="Log in to Airflow, then open this page again.", link="Open Airflow", airflow=True),
+    ),
+    403: Refusal(
+        heading="You may not see this",
+        step=_to_list("Ask the administrator of Airflow for the right to read the DAG."),
+    ),
+    404: Refusal(heading="Not found", step=_to_list("Look for it in the list.")),
+    422: Refusal(heading="The address of this page has a wrong value", step=_to_list("Begin again from the list.")),
+}
+_FAILED = Refusal(
+    heading="The page failed",
+    step=_to_list("The log of Airflow's API server has the error. Reload the page to try again."),
+)
+
+
+def after_error(status: int, ref: PipelineRef | None = None) -> Refusal:
+    """Return heading and next step of the page for an HTTP status.
+
+    Args:
+        status: The status.
+        ref: The pipeline whose page has the error, if the user may read it; None otherwise.
+    """
+    found = _REFUSALS.get(status, _FAILED)
+    if status == 404 and ref is not None:
+        step = Step(
+            text="Look for it in the history.", link=f"History of {ref.name}", href=f"/p/{quote(ref.key)}/history"
+        )
+        found = Refusal(heading=found.heading, step=step)
+    return found
+
+
+def after_failed_read(ref: PipelineRef) -> Step | None:
+    """Return the next step if a pipeline's storage can't be read; None if its folder is known only to running tasks."""
+    if ref.unreadable:
+        return None
+    words = ["cairn", "status", "--root", ref.root, "--pipeline", ref.name]
+    return Step(text="To try the same read on the host of the API server, run:", command=shlex.join(words))
+
+
+def without_pipeline(dag_id: str | None) -> Step:
+    """Return the next step if there is no pipeline to show.
+
+    Args:
+        dag_id: The DAG whose pipelines were asked for; None for all pipelines.
+    """
+    if dag_id is not None:
+        return _to_list(f"No task of DAG {dag_id} commits or restores checkpoints that you may see.")
+    return Step(
+        text="To write the files of a new pipeline and its DAG, run the command below. If there is a DAG with a pipeline, ask "
+        "for the right to read the DAG. To show a pipeline that no DAG runs, add its folder to CAIRN_UI_PIPELINES.",
+        command="cairn new clicks",
+    )
+
+
+def without_checkpoint(ref: PipelineRef, schedule: Schedule | None) -> Step:
+    """Return the next step if a pipeline has no checkpoint.
+
+    Args:
+        ref: The pipeline.
+        schedule: The schedule of its DAG; None if Airflow has none.
+    """
+    words = ["cairn", "status", "--root", ref.root, "--pipeline", ref.name]
+    command = shlex.join(words if ref.dag_id in (None, ref.name) else [*words, "--dag", str(ref.dag_id)])
+    advice = "For advice on the first interval, run the command below."
+    if ref.dag_id is None:
+        return Step(text=advice, command=command)
+    if schedule is not None and schedule.running:
+        advice = f"A run of DAG {ref.dag_id} is in progress. Its checkpoint appears here after the commit. {advice}"
+    elif schedule is not None and schedule.paused:
+        advice = f"DAG {ref.dag_id} is paused: unpause it in Airflow. {advice}"
+    else:
+        advice = f"Look at the runs of DAG {ref.dag_id} in Airflow. {advice}"
+    return Step(
+        text=advice,
+        command=command,
+        link=f"Open DAG {ref.dag_id}",
+        href=f"/dags/{quote(ref.dag_id, safe='')}",
+        airflow=True,
+    )
+
+
+def without_trial(ref: PipelineRef, interval: Interval | None) -> Step:
+    """Return the next step if a pipeline has no trial.
+
+    Args:
+        ref: The pipeline.
+        interval: The interval of its newest checkpoint; None without checkpoints.
+    """
+    start = "START" if interval is None else format_instant(interval.start)
+    words = ["cairn", "try", "--code", ref.code or "module:NAME", "--from", start, "--to", start]
+    command = shlex.join([*words, "--name", "first", "--root", ref.root])
+    return Step(
+        text="To run changed code over an interval, beside production and without changing it:", command=command
+    )
+
+
+def without_docs() -> Step:
+    """Return the next step if there is no page of Data Docs."""
+    return _to_list(
+        "A full validation writes Data Docs when it evaluates expectations. Give the task `validate` of a pipeline the "
+        "argument `docs_dir`. Or open a checkpoint: its page has the command that validates it."
+    )

@@ -1,0 +1,135 @@
+"""Compute what the overview of a pipeline tells about its runs: since when it is broken, its lag, who waits, why a try failed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import cast
+
+from cairn_ui.airflow_values import Run, TaskTry
+from cairn_ui.broken_since import Broken, Unusable, Why
+from cairn_ui.run_bars import Bars
+from cairn_ui.waiting_dags import WaitingDag
+from state_backend.checkpoint.log import Log
+from state_backend.formats import paths
+from state_backend.inspection.describe import newest_of_interval, state_of
+from state_backend.values.intervals import Interval
+from state_backend.values.records import Record
+from state_backend.values.schedule import next_interval
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedTry:
+    """A try that failed.
+
+    Attributes:
+        run_id: The run.
+        of: The try.
+        reason: Why it failed, in one line; None if neither its log nor the database has a reason.
+    """
+
+    run_id: str
+    of: TaskTry
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineRuns:
+    """What the overview of a pipeline tells about its runs.
+
+    Attributes:
+        broken: The intervals at the end without a usable checkpoint; None if the pipeline is not broken.
+        since: Time since when the pipeline is broken; None if it is not broken, or if the time is not known.
+        until: End of the last interval with a usable checkpoint; None without one.
+        lag: Time from `until` to now; None without a usable checkpoint.
+        bars: The bars of the last runs.
+        waiting: The DAGs that wait for the pipeline's asset and that the user may read.
+        asset: URI of the pipeline's asset.
+        failed: Tries that failed: of the run that broke the pipeline, or else of the last run.
+        command: The command that runs the intervals in trouble again; None if the pipeline is not broken or has no DAG.
+    """
+
+    broken: Broken | None
+    since: datetime | None
+    until: datetime | None
+    lag: timedelta | None
+    bars: Bars
+    waiting: tuple[WaitingDag, ...]
+    asset: str
+    failed: tuple[FailedTry, ...]
+    command: str | None
+
+
+def asset_of(pipeline: str) -> str:
+    """Return the URI of the asset that gets an event for each checkpoint, as `pipeline_asset` names it."""
+    return f"cairn://{pipeline}"
+
+
+def unusable_checkpoints(log: Log) -> list[Unusable]:
+    """Return the retained checkpoints from which no interval may start.
+
+    Call `pipeline_overview.prefetch` first. Without it, the function sends its requests one after the other.
+    """
+    found = []
+    for record in log.completed():
+        word = state_of(log, record).partition(" ")[0]
+        if word != "completed":
+            by = {
+                "stale": log.retained[record.id].stale_by,
+                "replaced": newest_of_interval(log, record),
+                "descends": log.quarantine_above(record.id),
+            }.get(word)
+            found.append(Unusable(id=record.id, interval=record.content.interval, why=cast(Why, word), by=by))
+    return found
+
+
+def newest_words(log: Log, unusable: Sequence[Unusable]) -> dict[Interval, str]:
+    """Return the state of each interval's newest retained checkpoint, for the intervals where that one can't be used."""
+    newest: dict[Interval, int] = {}
+    for record in log.completed():
+        newest[record.content.interval] = max(record.id, newest.get(record.content.interval, 0))
+    return {one.interval: one.why for one in unusable if newest[one.interval] == one.id}
+
+
+def mark_of(unusable: Unusable) -> str:
+    """Return the path of the file whose time tells since when a checkpoint can't be used.
+
+    It is the mark of the quarantine, or the record of the commit that made the checkpoint stale or replaced it.
+    """
+    if unusable.why in ("quarantined", "descends"):
+        return paths.quarantine(unusable.by or unusable.id)
+    return paths.record(unusable.by or unusable.id)
+
+
+def following(log: Log, usable: Record | None) -> Interval | None:
+    """Return the interval that follows the last usable checkpoint, by the recorded schedule.
+
+    Without a recorded schedule, it is as long as that checkpoint's interval. None without a usable checkpoint.
+    """
+    if usable is None:
+        return None
+    last, schedule = usable.content.interval, log.schedule
+    return (
+        next_interval(schedule, last)
+        if schedule is not None
+        else Interval(last.end, last.end + (last.end - last.start))
+    )
+
+
+def run_to_explain(broken: Broken | None, runs: Sequence[Run]) -> str | None:
+    """Return the run whose failed tries the overview explains; None if no run needs it.
+
+    Args:
+        broken: The intervals at the end without a usable checkpoint; None if the pipeline is not broken.
+        runs: The last runs, oldest first.
+    """
+    if broken is not None and broken.first.run_id is not None:
+        return broken.first.run_id
+    return runs[-1].run_id if runs and (runs[-1].unfinished or runs[-1].state == "failed") else None
+
+
+def tries_to_explain(tries: Sequence[TaskTry], most: int = 4) -> list[TaskTry]:
+    """Return the failed tries of a run in the order of their ends. Of many tries, the first one and the last ones remain."""
+    failed = sorted((t for t in tries if t.failed and t.ended is not None), key=lambda t: (t.ended, t.task_id))
+    return failed if len(failed) <= most else [failed[0], *failed[len(failed) - most + 1 :]]

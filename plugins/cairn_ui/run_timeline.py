@@ -1,0 +1,164 @@
+"""Compute the timeline of a run: for each try of a task, how long it waited for what, and how long it ran."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Literal
+
+from cairn_ui.airflow_values import Run, TaskTry
+
+Kind = Literal["pause", "scheduler", "queue", "ran", "failed"]
+# Colours of Cairn's tasks, as numbers of the style sheet's classes p0 to p9. Other tasks share the last number.
+_COLOURS = {"process": 0, "checkpoint": 2, "validate": 3, "savepoint": 4, "sweep": 6}
+_OTHER = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One part of a try's bar.
+
+    Attributes:
+        kind: The time passed between two tries, or the try waited for the scheduler, or in the executor's queue, or ran, or
+            ran and failed.
+        at: Start of the part as a share of the run's time, 0 to 1.
+        share: Duration of the part as a share of the run's time, 0 to 1.
+        seconds: Duration of the part.
+    """
+
+    kind: Kind
+    at: float
+    share: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One try of a task as a line of the timeline.
+
+    Attributes:
+        of: The try.
+        colour: Number of the task's colour, 0 to 9.
+        parts: The parts of the bar, in the order of time. Parts without a duration are left out. A try that ended before a
+            person cleared the run has no parts.
+        pause: Seconds from the end of the task's try before until the scheduler found that this try may run; None for a
+            first try.
+        scheduler: Seconds from the moment at which the try could run until the scheduler queued it. For a first try, the
+            moment is the end of the run's last task before it, or the start of the run. None if it is not known.
+        queue: Seconds in the executor's queue; None if they are not known.
+        ran: Seconds from start to end, or until now; None before the start.
+    """
+
+    of: TaskTry
+    colour: int
+    parts: tuple[Part, ...]
+    pause: float | None
+    scheduler: float | None
+    queue: float | None
+    ran: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """The timeline of a run.
+
+    Attributes:
+        lines: The tries, in the order in which they began. Tries without any time come last.
+        turn: Seconds from the time at which the run was queued until its start; None if it is not known.
+        whole: Seconds from the run's start to its end, or until now; None before the start.
+        totals: Seconds by what they were spent on, in words and with a colour's number or None: each task, and
+            each kind of waiting.
+    """
+
+    lines: tuple[Line, ...]
+    turn: float | None
+    whole: float | None
+    totals: tuple[tuple[str, int | None, float], ...]
+
+
+def timeline_of(run: Run, tries: Sequence[TaskTry], now: datetime) -> Timeline:
+    """Return the timeline of a run.
+
+    Args:
+        run: The run.
+        tries: All tries of its tasks, in any order.
+        now: The time of the page: the end of tries that are in progress.
+    """
+    ordered = sorted(tries, key=lambda t: (_first(t) is None, _first(t) or now, t.task_id, t.try_number))
+    firsts = [at for one in ordered if (at := _first(one)) is not None]
+    began = run.began or min(firsts, default=now)
+    # Airflow sets a run's end with the next loop of the scheduler, so the last task may end later.
+    latest = max((t.ended for t in tries if t.ended is not None), default=began)
+    until = max(run.ended or (now if run.unfinished else latest), latest)
+    lines = tuple(_line(one, ordered, began, until, now) for one in ordered)
+    return Timeline(
+        lines=lines,
+        turn=_between(run.queued, run.began),
+        whole=_between(run.began, run.ended or (now if run.unfinished else None)),
+        totals=_totals(lines),
+    )
+
+
+def _first(one: TaskTry) -> datetime | None:
+    return min((t for t in (one.scheduled, one.queued, one.began) if t is not None), default=None)
+
+
+def _waits(
+    one: TaskTry, tries: Sequence[TaskTry], began: datetime
+) -> list[tuple[Kind, datetime | None, datetime | None]]:
+    """Return the spans of time before a try began, each with its start and end."""
+    # A deferred task is queued again when its trigger fires. Its start stays, so the second queueing is a part of `ran`.
+    queued = one.queued if one.queued is None or one.began is None or one.queued <= one.began else None
+    given, at = queued or one.scheduled, _first(one)
+    before = [t for t in tries if t is not one and t.ended is not None and at is not None and t.ended <= at]
+    same = [t.ended for t in before if (t.task_id, t.map_index) == (one.task_id, one.map_index) and t.ended is not None]
+    if same:
+        return [("pause", max(same), one.scheduled), ("scheduler", one.scheduled, given), ("queue", queued, one.began)]
+    ready = max([began, *(t.ended for t in before if t.ended is not None)]) if at is not None else None
+    return [("scheduler", ready, given), ("queue", queued, one.began)]
+
+
+def _line(one: TaskTry, tries: Sequence[TaskTry], began: datetime, until: datetime, now: datetime) -> Line:
+    ended = one.ended or (now if one.state in ("running", "deferred") else None)
+    ran: Kind = "failed" if one.failed else "ran"
+    marks = [*_waits(one, tries, began), (ran, one.began, ended if one.began is not None else None)]
+    spans = {kind: _between(start, end) for kind, start, end in marks}
+    whole, cleared = (until - began).total_seconds(), one.ended is not None and one.ended <= began
+    parts = tuple(
+        Part(kind=kind, at=_share(start - began, whole), share=_share(end - max(start, began), whole), seconds=seconds)
+        for kind, start, end in marks
+        if start is not None and end is not None and (seconds := spans[kind]) and not cleared
+    )
+    return Line(
+        of=one,
+        colour=_COLOURS.get(one.task_id, _OTHER),
+        parts=parts,
+        pause=spans.get("pause"),
+        scheduler=spans["scheduler"],
+        queue=spans["queue"],
+        ran=spans[ran],
+    )
+
+
+def _between(start: datetime | None, end: datetime | None) -> float | None:
+    return None if start is None or end is None else max(0.0, (end - start).total_seconds())
+
+
+def _share(span: timedelta, whole: float) -> float:
+    return min(1.0, max(0.0, span.total_seconds() / whole)) if whole > 0 else 0.0
+
+
+def _totals(lines: Iterable[Line]) -> tuple[tuple[str, int | None, float], ...]:
+    waits = {"between tries": 0.0, "waiting for the scheduler": 0.0, "in the queue": 0.0}
+    tasks: dict[str, tuple[int, float]] = {}
+    for line in lines:
+        waits["between tries"] += line.pause or 0.0
+        waits["waiting for the scheduler"] += line.scheduler or 0.0
+        waits["in the queue"] += line.queue or 0.0
+        before = tasks.get(line.of.task_id, (line.colour, 0.0))[1]
+        tasks[line.of.task_id] = (line.colour, before + (line.ran or 0.0))
+    return (
+        *((name, colour, seconds) for name, (colour, seconds) in tasks.items()),
+        *((name, None, seconds) for name, seconds in waits.items() if seconds),
+    )

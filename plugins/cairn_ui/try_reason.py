@@ -1,0 +1,71 @@
+"""Decide in one line why a try of a task failed, from its log and from Airflow's database."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+_LONGEST = 300
+# The end of the exception for a driver that ended without a result (`cairn_operators.failures.exit_failure`). The driver
+# wrote its own exception into the log before it.
+LOG_ABOVE = "; its log is above"
+_ADVICE = " For more information, see "  # Airflow's link to its docs, in its message about a killed process.
+_RAISED = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit): \S")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLine:
+    """One message of a task's log.
+
+    Attributes:
+        level: Level of the message, such as "error"; None if the message has none.
+        text: The message.
+        errors: Class and text of each exception that the message reports, the raised one first.
+        signal: Name of the signal that ended the task's process, such as SIGKILL; None without one.
+    """
+
+    level: str | None
+    text: str
+    errors: tuple[tuple[str, str], ...] = ()
+    signal: str | None = None
+
+
+def reason_of(log: Iterable[LogLine], events: Sequence[str], retry_reason: str | None) -> str | None:
+    """Return why a try failed, as one line; None if neither the log nor the database has a reason.
+
+    The first of these that exists is the reason: the last exception in the log, with the driver's own exception if the
+    driver ended without a result; the last message of the log with the level error or critical; the last event that the scheduler recorded, such as a missing heartbeat; the reason of the
+    retry policy.
+
+    Args:
+        log: The messages of the try's log, oldest first.
+        events: Texts of the scheduler's events about the try, oldest first.
+        retry_reason: The reason that the retry policy gave for another try; None without one.
+    """
+    exception = message = of_driver = None
+    for line in log:
+        if line.errors:
+            name, text = line.errors[0]
+            exception = f"{name}: {first_line(text)}" if first_line(text) else name
+            if exception.endswith(LOG_ABOVE) and of_driver is not None:
+                exception = f"{exception.removesuffix(LOG_ABOVE)}: {of_driver}"
+        elif _RAISED.match(line.text):
+            of_driver = first_line(line.text)
+        elif (line.level or "").lower() in ("error", "critical"):
+            message = first_line(line.text).partition(_ADVICE)[0]
+            if line.signal is not None:
+                message = f"{line.signal}: {message}"
+    event = first_line(events[-1]) if events else None
+    found = exception or message or event or (first_line(retry_reason) if retry_reason else None)
+    return None if found is None else shortened(found)
+
+
+def first_line(text: str) -> str:
+    """Return the first line of a text that is not blank; an empty text if all lines are blank."""
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+
+
+def shortened(text: str) -> str:
+    """Return a text of at most 300 characters: a longer one is cut and ends with an ellipsis."""
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1].rstrip()}…"

@@ -1,0 +1,48 @@
+"""Find the DAGs and assets that wait for a pipeline's asset, directly or through other DAGs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingDag:
+    """A DAG that runs when assets change.
+
+    Attributes:
+        dag_id: Id of the DAG.
+        waits_for: URIs of the assets that it waits for.
+        writes: URIs of the assets that its tasks write. They wait too.
+    """
+
+    dag_id: str
+    waits_for: tuple[str, ...]
+    writes: tuple[str, ...]
+
+
+def waiting_dags(
+    asset: str, scheduled_by: Mapping[str, Collection[str]], writes: Mapping[str, Collection[str]], own_dag: str | None
+) -> tuple[WaitingDag, ...]:
+    """Return the DAGs that wait for an asset, nearest first.
+
+    Args:
+        asset: URI of the asset.
+        scheduled_by: For each asset's URI, the DAGs that it schedules.
+        writes: For each DAG, the URIs of the assets that its tasks write.
+        own_dag: The DAG that writes the asset, which does not wait for itself; None without one.
+    """
+    late, waiting, reached = {asset}, dict[str, set[str]](), [asset]
+    for uri in reached:  # The loop goes on with the assets that it adds.
+        for dag_id in sorted(scheduled_by.get(uri, ())):
+            if dag_id == own_dag:
+                continue
+            waiting.setdefault(dag_id, set()).add(uri)
+            for written in sorted(writes.get(dag_id, ())):
+                if written not in late:
+                    late.add(written)
+                    reached.append(written)
+    return tuple(
+        WaitingDag(dag_id=dag_id, waits_for=tuple(sorted(uris)), writes=tuple(sorted(writes.get(dag_id, ()))))
+        for dag_id, uris in waiting.items()
+    )

@@ -1,0 +1,308 @@
+"""Every page about checkpoints in a browser: sizes of texts, contrasts, and nothing cut on a phone, in both themes. Below the pages is a real
+Airflow whose scheduler ran a pipeline until it broke. Only with CAIRN_TESTS=all: three minutes.
+
+    CAIRN_TESTS=all pytest tests/integration/test_readable_pages.py
+
+With CAIRN_MEASURES=folder, the pictures of all pages and a table of the measures are kept there. With CAIRN_SCREENSHOTS=docs, two pictures of
+docs/checkpoints-page.md are made anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import psutil
+import pytest
+from selenium.webdriver import Chrome
+from selenium.webdriver.common.by import By
+
+from tests.support.browser import browser, log_in, save_picture, wait_for
+from tests.support.checkpoints import day
+from tests.support.counting import DAYS
+from tests.support.counting import day as counted_day
+from tests.support.readability import Measures, measure, set_window
+from tests.support.shown_airflow import ShownAirflow, shown_airflow
+from tests.support.shown_pipelines import run_id
+from tests.support.tally_driver import day_name, write_input
+from tests.support.trials import CHANGED, OLD, run, try_days
+
+pytestmark = [pytest.mark.airflow, pytest.mark.browser, pytest.mark.long("three minutes")]
+BASE = "/cairn/checkpoints"
+FAILED_AND_REPEATED, FAILED = (quote(run_id(n), safe="") for n in (2, 3))
+
+
+def call(airflow: ShownAirflow, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+    data = None if body is None else json.dumps(body).encode()
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {airflow.tokens['ada']}"}
+    request = urllib.request.Request(f"{airflow.url}{path}", data=data, method=method, headers=headers)
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return json.load(answer)
+
+
+def kill_task(airflow: ShownAirflow) -> None:
+    """Kills the process of the task that waits for its driver, as the kernel does if memory is short."""
+    root = f"file://{airflow.data}"
+    until_s = time.monotonic() + 60
+    while time.monotonic() < until_s:
+        for process in psutil.process_iter(["cmdline"]):
+            words = process.info["cmdline"] or []
+            if "tests.support.tally_driver" in words and root in words:
+                process.parent().kill()
+                return
+        time.sleep(0.2)
+    raise AssertionError("no driver began")
+
+
+def run_day(airflow: ShownAirflow, number: int, meanwhile: Callable[[ShownAirflow], None] = lambda _: None) -> str:
+    """The state in which the day's run of the DAG ended."""
+    runs = "/api/v2/dags/tolls/dagRuns"
+    body = {
+        "dag_run_id": run_id(number),
+        "logical_date": day(number).start.isoformat(),
+        "data_interval_start": day(number).start.isoformat(),
+        "data_interval_end": day(number).end.isoformat(),
+    }
+    call(airflow, "POST", runs, body)
+    meanwhile(airflow)
+    until_s = time.monotonic() + 180
+    while (state := call(airflow, "GET", f"{runs}/{quote(run_id(number), safe='')}")["state"]) in ("queued", "running"):
+        assert time.monotonic() < until_s, state
+        time.sleep(1)
+    return str(state)
+
+
+@pytest.fixture(scope="module")
+def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShownAirflow]:
+    """The first task of day 1 is killed, the first try of day 2 fails, and day 3 has no input."""
+    folder = tmp_path_factory.mktemp("broken")
+    try:
+        DAYS.update({counted_day(n).start: [("bob", "fig", 5), ("ann", "pear", n)] for n in range(3)})
+        run(OLD, folder / "tried", range(3))
+        try_days(CHANGED, folder / "tried", [1, 2], name="more")
+    finally:
+        DAYS.clear()
+    for number in (1, 2):
+        write_input(folder / "tally" / "tolls", number, {"a": number})
+    for what, number, text in (("slow", 1, "5"), ("fail", 2, "")):
+        mark = folder / "tally" / "tolls" / what / day_name(number)
+        mark.parent.mkdir()
+        mark.write_text(text)
+    env = {
+        "CAIRN_TALLY": str(folder / "tally"),
+        "CAIRN_UI_PIPELINES": f"file://{folder}/tried/counting file://{folder}/tried/empty",
+    }
+    with shown_airflow(folder, more_env=env, more_dags=["broken_dags"]) as server:
+        call(server, "PATCH", "/api/v2/dags/tolls", {"is_paused": False})
+        assert run_day(server, 1, kill_task) == "success"
+        assert [run_day(server, number) for number in (2, 3)] == ["success", "failed"]
+        yield server
+
+
+@pytest.fixture(scope="module")
+def chrome(airflow: ShownAirflow) -> Iterator[Chrome]:
+    with browser(1440, 900) as found:
+        log_in(found, airflow.url, airflow.tokens["ada"])
+        yield found
+
+
+@pytest.fixture(scope="module")
+def keys(airflow: ShownAirflow) -> dict[str, str]:
+    html = airflow.get(f"{BASE}/", "ada")[1]
+    return {key.rpartition("-")[0]: key for key in re.findall(r"/p/([\w.-]+-[0-9a-f]{10})/", html)}
+
+
+def shown(chrome: Chrome, airflow: ShownAirflow, path: str) -> str:
+    chrome.get(f"{airflow.url}{path}")
+    return str(wait_for(lambda: chrome.find_element(By.ID, "page").text))
+
+
+def test_the_overview_tells_since_when_why_and_who_waits(
+    airflow: ShownAirflow, chrome: Chrome, keys: dict[str, str]
+) -> None:
+    set_window(chrome, 1440)
+    said = shown(chrome, airflow, f"{BASE}/p/{keys['tolls']}/")
+    ended = call(airflow, "GET", f"/api/v2/dags/tolls/dagRuns/{FAILED}")["end_date"]
+    assert f"Broken since {ended[:10]} {ended[11:16]} UTC" in said
+    assert "2024-01-03 00:00 UTC → 2024-01-04 00:00 UTC: its run failed." in said
+    missing = f"no result: FileNotFoundError: [Errno 2] No such file or directory: '{airflow.data.parent}"
+    assert said.count(missing) == 2 and "log of process, try 1" in said and "log of process, try 2" in said
+    assert "cairn heal --root" in said and "--to 2024-01-03T00:00:00Z" in said
+    waiting = chrome.find_element(By.ID, "waiting").text
+    if folder := os.environ.get("CAIRN_SCREENSHOTS"):
+        set_window(chrome, 1280, 760)
+        save_picture(chrome, Path(folder) / "checkpoints-broken-light.png")
+    assert waiting.splitlines() == [
+        "DAG report, for asset cairn://tolls; it writes file:///reports/tolls",
+        "DAG mail, for asset file:///reports/tolls",
+    ]
+    assert "processed up to\n2024-01-03 00:00 UTC" in said and "lag\n1 d" in said
+    assert [bar.text for bar in chrome.find_elements(By.CSS_SELECTOR, ".runs li")] == ["✓", "✓", "✗"]
+    assert "✓ 2 succeeded" in said and "✗ 1 failed" in said
+
+
+def test_the_page_of_a_run_tells_that_its_task_was_killed(airflow: ShownAirflow, chrome: Chrome) -> None:
+    said = shown(chrome, airflow, f"{BASE}/run/tolls/{quote(run_id(1), safe='')}")
+    killed = r"process, try 1 failed [\d :-]+ UTC: SIGKILL: Process terminated by signal\. Likely out of memory error \(OOM\)\. \(log"
+    assert re.search(killed, said), said
+
+
+def test_the_page_of_a_run_tells_why_its_first_try_failed_and_where_the_time_went(
+    airflow: ShownAirflow, chrome: Chrome
+) -> None:
+    set_window(chrome, 1440)
+    said = shown(chrome, airflow, f"{BASE}/run/tolls/{FAILED_AND_REPEATED}")
+    assert "AirflowException: SourceError: 2024-01-02 has not landed (log of process, try 1)" in said
+    rows = [row.text for row in chrome.find_elements(By.CSS_SELECTOR, ".timeline tbody tr")]
+    assert [row.split()[:3] for row in rows] == [
+        ["process", "failed", "1"],
+        ["process", "success", "2"],
+        ["checkpoint", "success", "1"],
+        ["validate", "success", "1"],
+    ]
+    totals = dict(re.findall(r"(process|checkpoint|validate|scheduler|queue|tries) ([\d.]+) (?:ms|s)\b", said))
+    assert totals.keys() == {"process", "checkpoint", "validate", "scheduler", "queue", "tries"}, said
+    fills = {
+        element.value_of_css_property("fill")
+        for element in chrome.find_elements(By.CSS_SELECTOR, ".parts rect:not(.rail)")
+    }
+    assert len(fills) == 7, "three tasks, a failed try, and three kinds of waiting"
+    if folder := os.environ.get("CAIRN_SCREENSHOTS"):
+        set_window(chrome, 1280)
+        save_picture(chrome, Path(folder) / "checkpoints-run-light.png", colours=256)
+    chrome.find_element(By.LINK_TEXT, "log of process, try 1").click()
+    wait_for(lambda: "2024-01-02 has not landed" in chrome.find_element(By.TAG_NAME, "body").text, 60)
+
+
+PAGES = {
+    "pipelines": "/",
+    "pipelines of a dag": "/dag/clicks_none",
+    "overview, run failed": "/p/{tolls}/",
+    "overview, next can't start": "/p/{rides}/",
+    "overview, well": "/p/{clicks}/",
+    "overview, silent storage": "/p/{silent}/",
+    "overview, template": "/p/{templated}/",
+    "overview, empty": "/p/{empty}/",
+    "history": "/p/{rides}/history",
+    "lineage": "/p/{rides}/lineage",
+    "trends": "/p/{rides}/trends",
+    "compare, form": "/p/{rides}/compare",
+    "compare": "/p/{rides}/compare?first=4&second=7",
+    "trials, none": "/p/{rides}/trials",
+    "trials": "/p/{counting}/trials",
+    "trial": "/p/{counting}/trials/more",
+    "trial, rows": "/p/{counting}/trials/more/rows?start=2024-01-03T00%3A00%3A00Z",
+    "checkpoint": "/p/{rides}/checkpoint/11",
+    "checkpoint, quarantined": "/p/{rides}/checkpoint/14",
+    "checkpoint, stale": "/p/{rides}/checkpoint/12",
+    "run, failed": f"/run/tolls/{FAILED}",
+    "run, repeated": f"/run/tolls/{FAILED_AND_REPEATED}",
+    "task": f"/task/tolls/process/{FAILED}",
+    "data docs, list": "/../docs/",
+    "data docs": "/p/{rides}/docs/{page}",
+    "error 404": "/p/{rides}/checkpoint/99",
+    "error 422": "/p/{rides}/history?before=x",
+}
+
+
+TITLES = {
+    "pipelines": "Checkpoints",
+    "pipelines of a dag": "Checkpoints of DAG clicks_none",
+    "overview, run failed": "Overview of tolls – Checkpoints",
+    "history": "History of rides – Checkpoints",
+    "trial": "Trial more of counting – Checkpoints",
+    "checkpoint": "Checkpoint 11 of rides – Checkpoints",
+    "run, failed": f"{run_id(3)} of tolls – Checkpoints",
+    "task": f"Task process of {run_id(3)} of tolls – Checkpoints",
+    "data docs, list": "Data Docs – Checkpoints",
+    "error 404": "Not found – Checkpoints",
+}
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1440, 390])
+def test_every_page_is_readable(
+    airflow: ShownAirflow, chrome: Chrome, keys: dict[str, str], theme: str, width: int
+) -> None:
+    chrome.get(f"{airflow.url}{BASE}/static/cairn.css")
+    chrome.execute_script("localStorage.setItem('theme', arguments[0])", theme)
+    docs = airflow.data.parent / "docs"
+    (page,) = (quote(file.relative_to(docs).as_posix()) for file in docs.rglob("*.html"))
+    measures: dict[str, Measures] = {}
+    titles = {}
+    for name, path in PAGES.items():
+        set_window(chrome, width)
+        shown(chrome, airflow, (BASE + path.format_map(keys | {"page": page})).replace("checkpoints/../", ""))
+        assert "Times are in UTC" in chrome.find_element(By.CSS_SELECTOR, "[data-zone]").text, name
+        measures[name] = measure(chrome)
+        titles[name] = chrome.title
+        keep(chrome, f"{name}-{width}-{theme}", measures[name])
+    problems = {name: found.problems for name, found in measures.items() if found.problems}
+    assert problems == {} and {found.theme for found in measures.values()} == {theme}
+    assert {name: title for name, title in titles.items() if TITLES.get(name, title) != title} == {}
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_tabs_in_airflow_have_its_theme_and_are_readable_on_a_phone(
+    airflow: ShownAirflow, chrome: Chrome, theme: str
+) -> None:
+    """Airflow's menu leaves the frame less than the width of the phone."""
+    chrome.get(f"{airflow.url}{BASE}/static/cairn.css")
+    chrome.execute_script("localStorage.setItem('theme', arguments[0])", theme)
+    for name, path in {
+        "list": "/plugin/cairn-checkpoints",
+        "tab of a dag": "/dags/tolls/plugin/cairn-checkpoints-dag",
+        "tab of a run": f"/dags/tolls/runs/{FAILED_AND_REPEATED}/plugin/cairn-checkpoints-dag-run",
+    }.items():
+        set_window(chrome, 390)
+        chrome.get(airflow.url + path)
+        chrome.switch_to.frame(wait_for(lambda: chrome.find_element(By.CSS_SELECTOR, "iframe")))
+        wait_for(lambda: chrome.find_element(By.CSS_SELECTOR, "#page h1").text)
+        found = measure(chrome)
+        chrome.switch_to.default_content()
+        assert (found.problems, found.theme) == ([], theme), name
+        keep(chrome, f"in-airflow-{name}-390-{theme}", found)
+
+
+def test_a_page_that_is_not_readable_is_noticed(airflow: ShownAirflow, chrome: Chrome) -> None:
+    """Each rule of the measuring, on a page with one fault."""
+    for fault, said in (
+        ("p.style.fontSize = '10.9px'", "has 10.9 px"),
+        ("p.style.color = '#777'; p.style.background = '#fff'", "has a contrast of 4.48"),
+        ("p.style.opacity = .3", "has a contrast of"),
+        ("p.style.whiteSpace = 'nowrap'; p.textContent = 'wide '.repeat(200)", "too wide"),
+        ("p.style.overflow = 'hidden'; p.style.whiteSpace = 'nowrap'; p.textContent = 'wide '.repeat(200)", "is cut"),
+        ("p.title = 'only a pointer shows this'", "only a pointer shows"),
+        (
+            "p.innerHTML = '<svg viewBox=\"0 0 100 10\" width=50 height=5><text y=9 fill=#000 font-size=20>x</text></svg>'",
+            "has 10.0 px",
+        ),
+    ):
+        set_window(chrome, 390)
+        chrome.get(f"{airflow.url}{BASE}/p/none/")
+        assert measure(chrome).problems == []
+        chrome.execute_script(
+            f"const p = document.createElement('p'); p.textContent = 'fault'; document.querySelector('main').append(p); {fault}"
+        )
+        assert any(said in problem for problem in measure(chrome).problems), fault
+
+
+def keep(chrome: Chrome, name: str, found: Measures) -> None:
+    """The whole page as a picture, and a line of the table, if somebody asked for them."""
+    folder = os.environ.get("CAIRN_MEASURES")
+    if not folder:
+        return
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    width, height = chrome.execute_script("return [window.innerWidth, document.documentElement.scrollHeight]")
+    set_window(chrome, width, height)
+    chrome.save_screenshot(f"{folder}/{re.sub(r'[^a-z0-9-]+', '-', name)}.png")
+    line = [name, f"{found.smallest[0]:.1f}", f"{found.weakest[0]:.2f}", found.wide_px, len(found.cut), found.texts]
+    with (Path(folder) / "measures.tsv").open("a") as table:
+        table.write("\t".join(map(str, line)) + "\n")

@@ -1,0 +1,314 @@
+"""The decisions of the Checkpoints pages about runs and tasks of Airflow: since when a pipeline is broken, who waits, why a try failed, bars and
+timeline."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from cairn_operators.failures import exit_failure
+from cairn_ui.airflow_values import Run, Schedule, TaskTry
+from cairn_ui.broken_since import Unusable, broken_since, lag_of
+from cairn_ui.run_bars import HIGHEST, LOWEST, bars_of
+from cairn_ui.run_timeline import timeline_of
+from cairn_ui.try_reason import LogLine, reason_of
+from cairn_ui.waiting_dags import WaitingDag, waiting_dags
+from tests.support.checkpoints import day
+
+NOW = day(9).end + timedelta(hours=12)
+BEGAN = datetime(2024, 1, 10, tzinfo=UTC)
+
+
+def at(seconds: float) -> datetime:
+    return BEGAN + timedelta(seconds=seconds)
+
+
+def run_of(number: int, state: str, ended_h: float | None = 1, began_h: float | None = 0.5, **changes: Any) -> Run:
+    """The run of a day; hours count from the end of the day."""
+    made: dict[str, Any] = {
+        "run_id": f"{state}-{number}",
+        "state": state,
+        "start": day(number).start,
+        "end": day(number).end,
+        "due": day(number).end,
+        "began": None if began_h is None else day(number).end + timedelta(hours=began_h),
+        "ended": None if ended_h is None else day(number).end + timedelta(hours=ended_h),
+    }
+    return Run(**(made | changes))
+
+
+def plan(**changes: Any) -> Schedule:
+    said = {"paused": False, "asked_end": day(9).end, "next_due": day(10).end, "running": 0}
+    return Schedule(**(said | changes))
+
+
+def bad(number: int, checkpoint: int, why: Any, by: int | None = None) -> Unusable:
+    return Unusable(id=checkpoint, interval=day(number), why=why, by=by)
+
+
+HOUR = timedelta(hours=1)
+
+
+@pytest.mark.parametrize(
+    ("unusable", "runs", "expected", "schedule", "first", "counts"),
+    [
+        # Nothing is in trouble: no interval follows, or its first run is in progress.
+        ([], [], None, None, None, {}),
+        ([], [run_of(9, "running", None)], day(9), plan(running=1), None, {}),
+        ([], [run_of(9, "success")], day(9), plan(), None, {}),
+        # The first failed run counts, and a failure that is being repeated does not.
+        (
+            [],
+            [run_of(7, "failed"), run_of(8, "failed", 2)],
+            day(7),
+            plan(),
+            ("failed", 7, day(7).end + HOUR),
+            {"failed": 2},
+        ),
+        ([], [run_of(7, "failed"), run_of(7, "running", None)], day(7), plan(), None, {}),
+        (
+            [],
+            [run_of(7, "failed", 3, run_id="b"), run_of(7, "failed", 1, run_id="a")],
+            day(7),
+            plan(),
+            ("failed", 7, day(7).end + HOUR),
+            {"failed": 1},
+        ),
+        # A checkpoint that can't be used says more than its run. Of an interval, the newest checkpoint counts.
+        ([bad(8, 3, "stale", 9)], [run_of(8, "success")], day(8), plan(), ("stale", 8, None), {"stale": 1}),
+        (
+            [bad(8, 14, "quarantined"), bad(8, 12, "stale", 13), bad(9, 15, "descends")],
+            [run_of(8, "failed")],
+            day(8),
+            plan(),
+            ("quarantined", 8, None),
+            {"quarantined": 1, "descends": 1},
+        ),
+        # The interval after the last usable checkpoint has no run.
+        ([], [], day(8), plan(), ("missing", 8, day(8).end), {"missing": 1}),
+        ([], [run_of(9, "failed")], day(8), plan(), ("missing", 8, day(8).end), {"missing": 1, "failed": 1}),
+        # It is not due: in the future, within the time of grace, after the schedule's last run, or of a paused DAG.
+        ([], [], day(10), plan(), None, {}),
+        ([], [], day(9), plan(next_due=None, asked_end=day(8).end), None, {}),
+        ([], [], day(9), plan(paused=True, asked_end=day(8).end), None, {}),
+        ([], [], day(8), None, None, {}),
+        # The next run is due later, as on the day after Friday; or it is overdue, since no scheduler runs.
+        ([], [], day(9), plan(asked_end=day(8).end), None, {}),
+        (
+            [],
+            [],
+            day(9),
+            plan(asked_end=day(8).end, next_due=day(9).end),
+            ("missing", 9, day(9).end),
+            {"missing": 1},
+        ),
+    ],
+)
+def test_since_when_a_pipeline_is_broken(
+    unusable: Any, runs: Any, expected: Any, schedule: Any, first: Any, counts: dict[str, int]
+) -> None:
+    broken = broken_since(unusable, runs, expected, schedule, NOW)
+    if first is None:
+        assert broken is None
+    else:
+        why, number, since = first
+        assert broken is not None
+        assert (broken.first.why, broken.first.interval, broken.first.since) == (why, day(number), since)
+        assert dict(broken.counts) == counts
+        troubled = [one.interval for one in unusable] + [run.interval for run in runs if run.state == "failed"]
+        assert broken.last == max([day(number), *(i for i in troubled if i is not None)])
+
+
+def test_an_interval_is_missing_only_after_ten_minutes() -> None:
+    def missing(minutes: int) -> bool:
+        return broken_since([], [], day(9), plan(), day(9).end + timedelta(minutes=minutes)) is not None
+
+    assert [missing(minutes) for minutes in (0, 9, 10)] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("until", "newest", "schedule", "lag"),
+    [
+        (None, None, plan(), None),
+        (None, day(1).end, plan(), None),
+        (day(8).end, day(8).end, plan(), timedelta(hours=36)),
+        (day(8).end, day(8).end, None, timedelta(hours=36)),
+        # After the schedule's last run, the time goes on but the pipeline does not fall behind.
+        (day(8).end, day(8).end, plan(next_due=None), timedelta(hours=24)),
+        (day(8).end, day(8).end, plan(next_due=None, running=1), timedelta(hours=36)),
+        (day(9).end, day(9).end, plan(next_due=None), timedelta()),
+        (day(9).end, day(9).end, plan(next_due=None, asked_end=None), timedelta()),
+        # The last interval has a checkpoint that can't be used.
+        (day(7).end, day(9).end, plan(next_due=None, asked_end=None), timedelta(hours=48)),
+        (day(11).end, day(11).end, plan(), timedelta()),
+    ],
+)
+def test_lag(until: datetime | None, newest: datetime | None, schedule: Schedule | None, lag: timedelta | None) -> None:
+    assert lag_of(until, newest, schedule, NOW) == lag
+
+
+@pytest.mark.parametrize(
+    ("scheduled_by", "writes", "waiting"),
+    [
+        ({}, {}, []),
+        ({"cairn://rides": ["report"]}, {}, [("report", ["cairn://rides"], [])]),
+        ({"cairn://other": ["report"]}, {"report": ["cairn://rides"]}, []),
+        # Through another DAG's asset, and an asset that two DAGs write.
+        (
+            {"cairn://rides": ["b", "a"], "x": ["c"]},
+            {"a": ["x"], "b": ["x", "y"]},
+            [("a", ["cairn://rides"], ["x"]), ("b", ["cairn://rides"], ["x", "y"]), ("c", ["x"], [])],
+        ),
+        # A circle ends, and the pipeline's own DAG does not wait for itself.
+        (
+            {"cairn://rides": ["a"], "x": ["rides", "a"]},
+            {"a": ["x"], "rides": ["cairn://rides"]},
+            [("a", ["cairn://rides", "x"], ["x"])],
+        ),
+    ],
+)
+def test_who_waits(scheduled_by: Any, writes: Any, waiting: list[Any]) -> None:
+    found = waiting_dags("cairn://rides", scheduled_by, writes, "rides")
+    assert found == tuple(WaitingDag(dag_id=d, waits_for=tuple(f), writes=tuple(w)) for d, f, w in waiting)
+
+
+RAISED = LogLine(level="error", text="Task failed", errors=(("ValueError", "\n first\nsecond"), ("KeyError", "cause")))
+
+
+DRIVER = [
+    LogLine(level="info", text=text) for text in ("a.b.OddError: odd", "KeyError: 3", "no Error: here", "Errors:")
+]
+KILLED = LogLine(
+    level="critical",
+    text="Process terminated by signal. Likely out of memory error (OOM). For more information, see https://airflow",
+    signal="SIGKILL",
+)
+ENDED = LogLine(level="error", text="Task failed", errors=(("AirflowException", str(exit_failure(1))),))
+
+
+@pytest.mark.parametrize(
+    ("log", "events", "retry_reason", "reason"),
+    [
+        ([], [], None, None),
+        ([LogLine(level="info", text="well")], [], None, None),
+        ([RAISED, LogLine(level="error", text="later")], ["event"], "policy", "ValueError: first"),
+        ([LogLine(level="error", text="x", errors=(("SystemExit", ""),))], [], None, "SystemExit"),
+        # The driver's own exception, if it ended without a result.
+        (
+            [DRIVER[0], ENDED],
+            [],
+            None,
+            "AirflowException: the Spark driver ended with code 1 and no result: a.b.OddError: odd",
+        ),
+        ([*DRIVER, ENDED], [], None, "AirflowException: the Spark driver ended with code 1 and no result: KeyError: 3"),
+        ([ENDED], [], None, "AirflowException: the Spark driver ended with code 1 and no result; its log is above"),
+        ([*DRIVER, RAISED], [], None, "ValueError: first"),
+        ([LogLine(level="critical", text="killed\nby 9"), LogLine(level="info", text="end")], ["e"], "p", "killed"),
+        ([KILLED], ["event"], "policy", "SIGKILL: Process terminated by signal. Likely out of memory error (OOM)."),
+        ([], ["started", "Task did not emit heartbeat"], "policy", "Task did not emit heartbeat"),
+        ([], [], "retry 1 of 7 in 5 s", "retry 1 of 7 in 5 s"),
+        ([], [" \n "], None, None),
+        ([LogLine(level="ERROR", text="x" * 400)], [], None, "x" * 299 + "…"),
+    ],
+)
+def test_why_a_try_failed(log: Any, events: Any, retry_reason: str | None, reason: str | None) -> None:
+    assert reason_of(log, events, retry_reason) == reason
+
+
+def test_bars_tell_the_outcome_without_their_colour() -> None:
+    runs = [run_of(n, "success") for n in range(1, 24)]
+    runs[-1] = run_of(23, "failed", 1.5)
+    runs[-2] = run_of(22, "queued", None, None)
+    shown = bars_of(runs, {day(21): "stale", day(23): "stale"}, NOW)
+    assert [bar.run.run_id for bar in shown.bars] == [run.run_id for run in runs[-20:]]
+    assert [(bar.sign, bar.tone, bar.outcome, bar.height) for bar in shown.bars[-4:]] == [
+        ("✓", "good", "succeeded", 28),
+        ("~", "warn", "stale", 28),
+        ("–", "info", "queued", LOWEST),
+        ("✗", "bad", "failed", HIGHEST),
+    ]
+    assert shown.text == "17 succeeded, 1 stale, 1 queued, 1 failed"
+    assert len({sign for sign, _, _ in shown.legend}) == 4
+    assert bars_of([], {}, NOW).bars == () and bars_of([], {}, NOW).text == ""
+    (one,) = bars_of([run_of(1, "skipped", None, start=None)], {}, day(1).end + timedelta(hours=1)).bars
+    assert (one.run.interval, one.sign, one.outcome, one.seconds) == (None, "?", "skipped", 1800)
+
+
+def one_try(task_id: str, *times: float | None, try_number: int = 1, state: str | None = "success") -> TaskTry:
+    scheduled, queued, began, ended = (None if t is None else at(t) for t in times)
+    return TaskTry(
+        task_id=task_id,
+        try_number=try_number,
+        state=state,
+        scheduled=scheduled,
+        queued=queued,
+        began=began,
+        ended=ended,
+    )
+
+
+def the_run(state: str, ended: float | None) -> Run:
+    end = None if ended is None else at(ended)
+    return run_of(9, state, queued=at(-7), began=at(0), ended=end)
+
+
+def test_a_timeline_has_the_time_of_the_scheduler_the_queue_and_validation() -> None:
+    tries = [
+        one_try("validate", 61, 62, 65, 95),
+        one_try("process", 1, 2, 4, 14, state="failed"),
+        one_try("process", 20, 21, 24, 54, try_number=2),
+        one_try("checkpoint", 55, 56, 57, 60),
+        one_try("mail", None, None, None, None, state=None),
+    ]
+    shown = timeline_of(the_run("success", 100), tries, at(500))
+    assert [(line.of.task_id, line.of.try_number) for line in shown.lines] == [
+        ("process", 1),
+        ("process", 2),
+        ("checkpoint", 1),
+        ("validate", 1),
+        ("mail", 1),
+    ]
+    assert [(line.pause, line.scheduler, line.queue, line.ran) for line in shown.lines] == [
+        (None, 2, 2, 10),
+        (6, 1, 3, 30),
+        (None, 2, 1, 3),
+        (None, 2, 3, 30),
+        (None, None, None, None),
+    ]
+    assert (shown.turn, shown.whole) == (7, 100)
+    assert [(name, seconds) for name, _, seconds in shown.totals] == [
+        ("process", 40),
+        ("checkpoint", 3),
+        ("validate", 30),
+        ("mail", 0),
+        ("between tries", 6),
+        ("waiting for the scheduler", 7),
+        ("in the queue", 9),
+    ]
+    assert len({line.colour for line in shown.lines}) == 4
+    first, second = shown.lines[:2]
+    assert [(p.kind, p.at, p.share) for p in first.parts] == [
+        ("scheduler", 0, 0.02),
+        ("queue", 0.02, 0.02),
+        ("failed", 0.04, 0.1),
+    ]
+    assert [p.kind for p in second.parts] == ["pause", "scheduler", "queue", "ran"]
+    for line in shown.lines:
+        assert all(p.at >= 0 and p.at + p.share <= 1 + 1e-9 for p in line.parts)
+
+
+def test_a_timeline_of_what_has_not_ended() -> None:
+    deferred = one_try("process", 1, 40, 4, None, state="running")  # queued again after its trigger
+    shown = timeline_of(the_run("running", None), [deferred], at(50))
+    (line,) = shown.lines
+    assert (line.scheduler, line.queue, line.ran, shown.whole) == (1, None, 46, 50)
+    assert [p.kind for p in line.parts] == ["scheduler", "ran"]
+    # A person cleared the run: the earlier try has its figures but no place on the time line.
+    cleared = [one_try("process", -90, -80, -70, -60, state="failed"), one_try("process", 1, 2, 3, 9, try_number=2)]
+    before, after = timeline_of(the_run("success", 10), cleared, at(50)).lines
+    assert (before.ran, before.parts, after.pause) == (10, (), 61)
+    assert sum(p.share for p in after.parts) == pytest.approx(0.9)
+    queued = timeline_of(run_of(9, "queued", None, None), [one_try("process", None, None, None, None)], at(50))
+    assert (queued.whole, queued.turn, queued.lines[0].parts) == (None, None, ())
