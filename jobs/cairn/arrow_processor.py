@@ -29,7 +29,7 @@ serves many keys in one call:
         self.visits.clear()
         return BatchResult(output=with_keys(batch, pa.table({"visits": np.diff(visits.offsets)})))
 
-`cairn.processors.arrow_states` documents these methods. State has the same bytes and expiry as in the row interface. So
+`cairn.runners.arrow_states` documents these methods. State has the same bytes and expiry as in the row interface. So
 a pipeline may change from one interface to the other between two intervals.
 """
 

@@ -14,12 +14,12 @@ from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
 from cairn.operations.plan_reuse import ResultInputs, input_hash, options_of, source_hash
 from cairn.operations.read_source import arrow_schema_json, check_types, read_source
 from cairn.pipeline import Interval, Pipeline
-from cairn.processors.output_schema import recorded_schema
-from cairn.processors.processor_handle import ArrowDeclaringHandle, DeclaringHandle
-from cairn.processors.user_code import described
 from cairn.rows.column_names import ColumnNames, grouping_names
 from cairn.rows.routing import Inputs, key_schema_of
 from cairn.rows.watermark import EventTime, event_time_of
+from cairn.runners.output_schema import recorded_schema
+from cairn.runners.processor_handle import ArrowDeclaringHandle, DeclaringHandle
+from cairn.runners.user_code import described
 from cairn.shard_jobs.interval import IntervalJob
 from cairn.shipping.code_version import code_version
 from cairn.shipping.ship_processor import (

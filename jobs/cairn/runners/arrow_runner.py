@@ -16,14 +16,14 @@ from pyspark.sql.streaming.stateful_processor import TimerValues
 from pyspark.sql.types import StructType
 
 from cairn.arrow_processor import BatchResult, KeyedBatch
-from cairn.processors.arrow_states import EXPIRY
-from cairn.processors.input_rows import starts_of
-from cairn.processors.output_rows import no_nulls_if_none_may_be
-from cairn.processors.processor_handle import ArrowHandle, HandleState
-from cairn.processors.user_code import UserCode
 from cairn.rows.input_batches import InputBatches
 from cairn.rows.output_file import LocalParquet
 from cairn.rows.routing import key_columns
+from cairn.runners.arrow_states import EXPIRY
+from cairn.runners.input_rows import starts_of
+from cairn.runners.output_rows import no_nulls_if_none_may_be
+from cairn.runners.processor_handle import ArrowHandle, HandleState
+from cairn.runners.user_code import UserCode
 from state_backend.formats.key_columns import KeyColumns
 from state_backend.formats.types import parse_struct
 from state_backend.state.entry_columns import Groups

@@ -18,7 +18,7 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.sql.streaming import stateful_processor as spark_api
 from pyspark.sql.types import Row, StructType
 
-from cairn.processors.arrow_states import ArrowListState, ArrowMapState, ArrowTimers
+from cairn.runners.arrow_states import ArrowListState, ArrowMapState, ArrowTimers
 from state_backend.state import state_variables
 from state_backend.state.entry_columns import Groups
 from state_backend.state.layout import MAX_TIME_MS
