@@ -120,7 +120,21 @@ class ArrowProcessor(ABC):
             handle: Declares states by `getValueState(name, schema, ttlDurationMs=None)`, `getListState(name, schema,
                 ttlDurationMs=None)` and `getMapState(name, userKeySchema, valueSchema, ttlDurationMs=None)`.
                 `handle.input_schema` and `handle.key_schema` are the Spark schemas of the batches' `rows` and `keys`.
+                `handle.event_time` is the name of the event-time column; None in other time modes than "event".
         """
+
+    def deriveOutputSchema(self, handle: Any) -> Any:
+        """Return the Spark schema of the output, for a pipeline without `output_schema`.
+
+        Cairn calls this method on the driver. A subclass that knows its output columns overrides it.
+
+        Args:
+            handle: The handle has the attributes `input_schema`, `key_schema` and `event_time`, as in `init`.
+
+        Returns:
+            A `StructType`; None if the pipeline must declare `output_schema`.
+        """
+        return None
 
     @abstractmethod
     def handleBatch(self, batch: KeyedBatch) -> BatchResult:

@@ -64,6 +64,7 @@ class ArrowRunner:
         input_schema: The Spark schema of the input columns.
         output: The output file.
         user_code: The context that turns exceptions of user code into ProcessorError.
+        event_time: The name of the event-time column; None in other time modes than "event".
         time_mode: The pipeline's time mode; with "none", no timers fire.
         timer_values: The times that `handleBatch` sees.
         expired_values: The times that `handleExpiredTimers` sees.
@@ -82,6 +83,7 @@ class ArrowRunner:
         output: LocalParquet,
         user_code: UserCode,
         *,
+        event_time: str | None,
         time_mode: TimeMode,
         timer_values: TimerValues,
         expired_values: TimerValues,
@@ -100,7 +102,7 @@ class ArrowRunner:
         self._due_ms = due_ms
         with user_code.call("init"):
             self._processor = processor()
-            self._handle = ArrowHandle(state, time_mode, key_schema, input_schema)
+            self._handle = ArrowHandle(state, time_mode, key_schema, input_schema, event_time)
             self._processor.init(self._handle)
             self._handle.initialized()
         self._states = self._handle.states

@@ -396,14 +396,21 @@ class ArrowDeclaringHandle(DeclaringHandle):
     Attributes:
         key_schema: The Spark schema of the table `KeyedBatch.keys`.
         input_schema: The Spark schema of the table `KeyedBatch.rows`.
+        event_time: The name of the event-time column; None in other time modes than "event".
     """
 
     def __init__(
-        self, parse_ddl: ParseDdl, time_mode: TimeMode, key_schema: StructType, input_schema: StructType
+        self,
+        parse_ddl: ParseDdl,
+        time_mode: TimeMode,
+        key_schema: StructType,
+        input_schema: StructType,
+        event_time: str | None,
     ) -> None:
         super().__init__(parse_ddl, time_mode)
         self.key_schema = key_schema
         self.input_schema = input_schema
+        self.event_time = event_time
 
     def registerTimer(self, keys: Any, expiryTimestampMs: Any = None) -> None:  # type: ignore[override]
         """Raise an error, as Spark does, because `init` has no current batch.
@@ -436,16 +443,23 @@ class ArrowHandle(ProcessorHandle):
     Attributes:
         key_schema: The Spark schema of the table `KeyedBatch.keys`.
         input_schema: The Spark schema of the table `KeyedBatch.rows`.
+        event_time: The name of the event-time column; None in other time modes than "event".
         states: The declared value states, by name.
         timers: The timers of the shard, as columns.
     """
 
     def __init__(
-        self, shard: ShardState, time_mode: TimeMode, key_schema: StructType, input_schema: StructType
+        self,
+        shard: ShardState,
+        time_mode: TimeMode,
+        key_schema: StructType,
+        input_schema: StructType,
+        event_time: str | None,
     ) -> None:
         super().__init__(shard, time_mode)
         self.key_schema = key_schema
         self.input_schema = input_schema
+        self.event_time = event_time
         self.states: dict[str, ValueColumns] = {}
         self.timers = TimerColumns(shard)
         self._columns: list[EntryColumns] = [self.timers]

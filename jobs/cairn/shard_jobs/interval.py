@@ -395,6 +395,7 @@ class IntervalJob:
                 struct_of(self.input_schema),
                 output,
                 user_code,
+                event_time=None if self.event_time is None else self.event_time.column,
                 **times,
             )
             columnar.process(inputs)

@@ -1,0 +1,1 @@
+"""Ready-made processors for the usual stateful jobs, declared by class attributes."""
