@@ -829,12 +829,17 @@ def _sum_type(of: Any) -> DataType:
     return _numeric(of, DoubleType() if isinstance(of, _FLOATS) else LongType())
 
 
+def is_scalar(of: Any) -> bool:
+    """Return True for a Spark type whose values can be ordered here."""
+    return isinstance(of, (*_INTEGERS, *_FLOATS, DecimalType, *_SCALARS))
+
+
 def _scalar(of: Any, why: str) -> DataType:
     if isinstance(of, StringType) and not of.isUTF8BinaryCollation():
         raise _UnfitError(
             "its collation does not compare bytes; use plain string, in lower case if case does not matter"
         )
-    if not isinstance(of, (*_INTEGERS, *_FLOATS, DecimalType, *_SCALARS)):
+    if not is_scalar(of):
         raise _UnfitError(why)
     found: DataType = of
     return found

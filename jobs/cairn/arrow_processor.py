@@ -120,7 +120,8 @@ class ArrowProcessor(ABC):
             handle: Declares states by `getValueState(name, schema, ttlDurationMs=None)`, `getListState(name, schema,
                 ttlDurationMs=None)` and `getMapState(name, userKeySchema, valueSchema, ttlDurationMs=None)`.
                 `handle.input_schema` and `handle.key_schema` are the Spark schemas of the batches' `rows` and `keys`.
-                `handle.event_time` is the name of the event-time column; None in other time modes than "event".
+                `handle.time_mode` is the pipeline's time mode, and `handle.event_time` the name of the event-time
+                column; None in other time modes than "event".
         """
 
     def deriveOutputSchema(self, handle: Any) -> Any:

@@ -66,7 +66,11 @@ def test_each_aggregate_derives_the_type_that_it_puts_out():
         (pipeline(Silent), UsageError, "output_schema is missing, and Silent does not derive it"),
         (pipeline(Silent, api="row"), UsageError, "output_schema is missing"),
         (pipeline(Failing), ProcessorError, "Failing.deriveOutputSchema failed on the driver: KeyError"),
-        (pipeline(type("Off", (RunningAggregate,), {"n": Sum("price")})), UsageError, "the input has no column 'price'"),
+        (
+            pipeline(type("Off", (RunningAggregate,), {"n": Sum("price")})),
+            UsageError,
+            "the input has no column 'price'",
+        ),
     ],
 )
 def test_a_schema_that_nobody_gives_is_refused(declared, error, message):

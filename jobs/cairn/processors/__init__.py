@@ -1,1 +1,13 @@
-"""Ready-made processors for the usual stateful jobs, declared by class attributes."""
+"""Ready-made processors for the usual stateful jobs. A subclass declares its settings as class attributes.
+
+class OncePerOrder(Deduplicate):
+    horizon = timedelta(days=7)
+
+Pipeline(..., key=["order_id"], api="arrow", processor=OncePerOrder)
+"""
+
+from __future__ import annotations
+
+from cairn.processors.deduplicate import Deduplicate
+
+__all__ = ["Deduplicate"]

@@ -397,6 +397,7 @@ class ArrowDeclaringHandle(DeclaringHandle):
         key_schema: The Spark schema of the table `KeyedBatch.keys`.
         input_schema: The Spark schema of the table `KeyedBatch.rows`.
         event_time: The name of the event-time column; None in other time modes than "event".
+        time_mode: The time mode of the pipeline.
     """
 
     def __init__(
@@ -411,6 +412,7 @@ class ArrowDeclaringHandle(DeclaringHandle):
         self.key_schema = key_schema
         self.input_schema = input_schema
         self.event_time = event_time
+        self.time_mode = time_mode
 
     def registerTimer(self, keys: Any, expiryTimestampMs: Any = None) -> None:  # type: ignore[override]
         """Raise an error, as Spark does, because `init` has no current batch.
@@ -444,6 +446,7 @@ class ArrowHandle(ProcessorHandle):
         key_schema: The Spark schema of the table `KeyedBatch.keys`.
         input_schema: The Spark schema of the table `KeyedBatch.rows`.
         event_time: The name of the event-time column; None in other time modes than "event".
+        time_mode: The time mode of the pipeline.
         states: The declared value states, by name.
         timers: The timers of the shard, as columns.
     """
@@ -460,6 +463,7 @@ class ArrowHandle(ProcessorHandle):
         self.key_schema = key_schema
         self.input_schema = input_schema
         self.event_time = event_time
+        self.time_mode = time_mode
         self.states: dict[str, ValueColumns] = {}
         self.timers = TimerColumns(shard)
         self._columns: list[EntryColumns] = [self.timers]

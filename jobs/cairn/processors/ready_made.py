@@ -1,0 +1,140 @@
+"""Base class of the ready-made processors, and the checks of their declarations."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection
+from datetime import timedelta
+from difflib import get_close_matches
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+from pyspark.sql.types import DataType
+
+from cairn.arrow_processor import ArrowProcessor
+from state_backend.values.errors import UsageError
+
+MICROSECOND = timedelta(microseconds=1)
+_EVENT_TIME = 'time_mode="event", event_time="at", watermark_delay=timedelta(hours=1), watermark="interval"'
+
+
+class ReadyMade(ArrowProcessor, ABC):
+    """Base class of processors that a subclass declares by class attributes.
+
+    Attributes:
+        settings: Names of the class attributes that a subclass may set.
+    """
+
+    splits_keys = True
+    settings: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Check the settings that the new class declares or inherits.
+
+        Raises:
+            UsageError: A setting is unknown, missing, or has a value that is not allowed.
+        """
+        super().__init_subclass__(**arguments)
+        # A class of this package may leave settings open: the user's subclass declares them.
+        if cls.__module__.startswith("cairn.processors."):
+            return
+        for name, value in vars(cls).items():
+            if not (name.startswith("_") or name in cls.settings or hasattr(value, "__get__")):
+                cls._refuse_unknown(name)
+        cls.check_settings()
+
+    @classmethod
+    def _refuse_unknown(cls, name: str) -> None:
+        near = get_close_matches(name, cls.settings, 1)
+        hint = f"did you mean {near[0]}?" if near else f"its settings are {', '.join(cls.settings)}"
+        raise UsageError(f"{cls.__name__}.{name} is no setting of {_ready_made(cls).__name__}; {hint}")
+
+    @classmethod
+    @abstractmethod
+    def check_settings(cls) -> None:
+        """Check the class attributes.
+
+        Raises:
+            UsageError: A setting is missing, or has a value that is not allowed. The message names class and setting.
+        """
+
+
+def _ready_made(cls: type) -> type:
+    return next(base for base in cls.__mro__ if base.__module__.startswith("cairn.processors."))
+
+
+# --- checks of one setting --------------------------------------------------------------------------------------------
+
+
+def check_span(cls: type, name: str, forever: str) -> None:
+    """Check a setting that is a length of time, or None for no limit.
+
+    Args:
+        cls: The class that declares the setting.
+        name: The setting.
+        forever: The effect of None, which completes "None ...".
+
+    Raises:
+        UsageError: The setting is missing, no timedelta, or not positive.
+    """
+    advice = f"write {name} = timedelta(days=7), or {name} = None to {forever}"
+    if not hasattr(cls, name):
+        raise UsageError(f"{cls.__name__}.{name} is missing; {advice}")
+    value = getattr(cls, name)
+    if value is not None and (not isinstance(value, timedelta) or value <= timedelta(0)):
+        raise UsageError(f"{cls.__name__}.{name} is {value!r}; {advice}")
+
+
+def check_choice(cls: type, name: str, choices: Collection[Any]) -> None:
+    """Check a setting that has one of a few values.
+
+    Raises:
+        UsageError: The setting has another value.
+    """
+    value = getattr(cls, name)
+    if not any(value is choice or (isinstance(value, str) and value == choice) for choice in choices):
+        raise UsageError(f"{cls.__name__}.{name} is {value!r}; write one of {', '.join(map(repr, choices))}")
+
+
+def check_free(owner: str, column: str, names: Collection[str], why: str) -> None:
+    """Check that no input column has the name of a column that the processor adds to the output.
+
+    Args:
+        owner: Name of the processor's class.
+        column: The added column.
+        names: The input columns.
+        why: The setting that adds the column.
+
+    Raises:
+        UsageError: An input column has this name. Names that differ only in case are equal.
+    """
+    for name in names:
+        if name.lower() == column.lower():
+            raise UsageError(
+                f"{owner}: {why} adds the column {column!r} to the output, but the input has a column {name!r}; rename it in the source"
+            )
+
+
+def type_of_event_time(owner: str, setting: str, handle: Any) -> DataType:
+    """Return the Spark type of the event-time column.
+
+    Args:
+        owner: Name of the processor's class.
+        setting: The setting that needs event time.
+        handle: The handle that `init` gets.
+
+    Raises:
+        UsageError: The pipeline has another time mode.
+    """
+    if handle.event_time is None:
+        raise UsageError(
+            f"{owner}: {setting} needs event time\nDeclare it in the pipeline: Pipeline({_EVENT_TIME}, ...)"
+        )
+    found: DataType = handle.input_schema[handle.event_time].dataType
+    return found
+
+
+def ceil_ms(times_us: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Convert microseconds to milliseconds, rounded up: a timer must not fire too early."""
+    return -(-times_us // 1000)
