@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import date, timedelta
+from decimal import Decimal
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.processors import Deduplicate
+from cairn.processors import Deduplicate, Latest, TopN
 from tests.support.cut_histories import (
     as_texts,
     ask,
@@ -95,3 +96,84 @@ def test_deduplicate(history: Any, cuts: Any, keep: str, horizon: timedelta | No
         row.pop("nothing", None)
     for cut in cuts:
         assert union(run_cut(pipeline, history, cut)) == as_texts(expected), cut
+
+
+# --- Latest -----------------------------------------------------------------------------------------------------------
+
+_VALUES: dict[str, Any] = {
+    "int": st.integers(-1, 2),
+    "string": st.sampled_from(["", "a", "Z", "ä"]),
+    "double": st.sampled_from([-1.5, 0.0, float("nan"), float("inf")]),
+    "decimal(9,2)": st.sampled_from([Decimal("-1.00"), Decimal("0.50")]),
+    "date": st.sampled_from([date(2024, 1, 1), date(1969, 1, 1)]),
+    "boolean": st.booleans(),
+}
+
+
+def of_some_type(name: str, **others: tuple[str, Any]) -> Any:
+    """Return histories that have a column of any type with an order."""
+    return st.sampled_from(sorted(_VALUES)).flatmap(
+        lambda of: histories(columns={name: (of, st.none() | _VALUES[of]), **others})
+    )
+
+
+@oracle_laws
+@given(
+    of_some_type("version", gone=("boolean", st.none() | st.booleans())),
+    three_cuts(),
+    st.sampled_from([None, "version", ("version", "t")]),
+    st.booleans(),
+    st.sampled_from([None, timedelta(days=1)]),
+)
+def test_latest(history: Any, cuts: Any, version: Any, deletes: bool, horizon: Any) -> None:
+    declared = {"version": version, **({"deleted": "gone", "horizon": horizon} if deletes else {})}
+    pipeline = pipeline_of(type("Newest", (Latest,), declared))
+    columns = () if version is None else (version,) if isinstance(version, str) else version
+    newest_first = ", ".join([*(f"{name} DESC NULLS LAST" for name in columns), "arrived DESC", "seq DESC"])
+    for cut in cuts:
+        table: dict[str, Any] = {}
+        for end, output in zip(cut.ends, run_cut(pipeline, history, cut), strict=True):
+            assert len({repr(row["k"]) for row in output}) == len(output)
+            for row in output:
+                table.pop(repr(row["k"]), None)
+                if not (deletes and row["gone"]):
+                    table[repr(row["k"])] = row
+            expected = ask(
+                f"""SELECT * EXCLUDE place FROM (
+                    SELECT *, row_number() OVER (PARTITION BY k ORDER BY {newest_first}) AS place
+                    FROM history WHERE arrived < '{end}'
+                ) WHERE place = 1 AND {"gone IS NOT TRUE" if deletes else "TRUE"}""",
+                history,
+            )
+            assert as_texts(list(table.values())) == as_texts(expected), (cut, end)
+
+
+# --- TopN -------------------------------------------------------------------------------------------------------------
+
+
+@oracle_laws
+@given(
+    of_some_type("score"),
+    three_cuts(),
+    st.integers(1, 3),
+    st.sampled_from(["score", "score desc", ("score desc", "t asc"), ("t", "score desc")]),
+    st.sampled_from(["first", "all"]),
+)
+def test_top_n(history: Any, cuts: Any, n: int, order: Any, ties: str) -> None:
+    pipeline = pipeline_of(type("Best", (TopN,), {"n": n, "order": order, "ties": ties}))
+    columns = [order] if isinstance(order, str) else order
+    in_sql = [f"{column} NULLS {'LAST' if 'desc' in column else 'FIRST'}" for column in columns]
+    by = ", ".join(in_sql if ties == "all" else [*in_sql, "arrived", "seq"])
+    number = "rank" if ties == "all" else "row_number"
+    for cut in cuts:
+        table: dict[str, list[Any]] = {}
+        for end, output in zip(cut.ends, run_cut(pipeline, history, cut), strict=True):
+            for key in {repr(row["k"]) for row in output}:
+                table[key] = [row for row in output if repr(row["k"]) == key]
+            expected = ask(
+                f"""SELECT * FROM (
+                    SELECT *, {number}() OVER (PARTITION BY k ORDER BY {by}) AS rank FROM history WHERE arrived < '{end}'
+                ) WHERE rank <= {n}""",
+                history,
+            )
+            assert as_texts([row for rows in table.values() for row in rows]) == as_texts(expected), (cut, end)

@@ -12,7 +12,7 @@ import pytest
 
 from cairn import Pipeline
 from cairn.errors import UsageError
-from cairn.processors import Deduplicate
+from cairn.processors import Deduplicate, Latest, TopN
 from cairn.testing import PipelineTester
 
 DAY = datetime(2024, 1, 1, tzinfo=UTC)
@@ -125,6 +125,103 @@ def test_the_time_may_be_a_part_of_the_key() -> None:
     assert last.run().output == [{"user": "ann", "seq": 1, "at": at(0, 5)}]
 
 
+# --- Latest -----------------------------------------------------------------------------------------------------------
+
+CHANGES = "user string, seq int, version int, gone boolean, city string"
+
+
+def test_an_older_row_replaces_nothing() -> None:
+    newest = ready(declared(Latest, version="version"), CHANGES)
+    rows = [("ann", 1, 5, None, "Oslo"), ("ann", 2, 4, None, "Rome"), ("bob", 3, None, None, "Bern")]
+    assert seqs(newest.run(rows).output) == [1, 3]
+    assert seqs(newest.run([("ann", 4, 3, None, "Rome"), ("bob", 5, None, True, "Bonn")]).output, "city") == [
+        (5, "Bonn")
+    ]
+    assert newest.state("latest") == [
+        {"key_user": "ann", "seq": 1, "version": 5, "gone": None, "city": "Oslo"},
+        {"key_user": "bob", "seq": 5, "version": None, "gone": True, "city": "Bonn"},
+    ]
+
+
+def test_a_deleted_key_is_remembered_for_a_horizon() -> None:
+    newest = ready(declared(Latest, version="version", deleted="gone", horizon=2 * HOUR), CHANGES)
+    newest.run([("ann", 1, 5, None, "Oslo")])
+    gone = {"seq": None, "version": 6, "gone": True, "city": None}
+    assert newest.run([("ann", 2, 6, True, "Oslo")]).output == [{"user": "ann", **gone}]
+    old = ("ann", 3, 5, False, "Oslo")
+    assert newest.run([old]).output == []
+    assert newest.state("latest") == [{"key_user": "ann", **gone}]
+    assert newest.run([old]).output == []  # The timer fires behind these rows.
+    assert newest.state("latest") == [] and newest.timers() == []
+    assert seqs(newest.run([old]).output) == [3]
+
+
+def test_a_key_that_comes_back_is_not_forgotten() -> None:
+    newest = ready(declared(Latest, version="version", deleted="gone", horizon=HOUR), CHANGES)
+    newest.run([("ann", 1, 5, True, None), ("bob", 2, 5, True, None)])
+    newest.run([("ann", 3, 6, False, "Oslo"), ("bob", 4, 7, True, None)])
+    assert [row["key_user"] for row in newest.timers()] == ["bob"]
+    newest.run()
+    assert [row["key_user"] for row in newest.state("latest")] == ["ann"]
+
+
+def test_deleted_keys_may_be_kept_for_ever() -> None:
+    newest = ready(declared(Latest, version="version", deleted="gone", horizon=HOUR), CHANGES)
+    newest.run([("ann", 1, 5, True, None)])
+    newest.deploy(ready(declared(Latest, version="version", deleted="gone", horizon=None), CHANGES).pipeline)
+    for _ in range(3):
+        newest.run()
+    assert len(newest.state("latest")) == 1
+
+
+def test_without_a_version_the_last_row_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cairn.runners.arrow_runner.ROUND_ROWS", 1)
+    newest = ready(Latest, CHANGES)
+    assert seqs(newest.run([("ann", seq, None, None, None) for seq in range(5)]).output) == [4]
+
+
+def test_the_version_may_be_a_part_of_the_key() -> None:
+    newest = ready(declared(Latest, version=("version", "seq")), CHANGES, key=["user", "version"])
+    newest.run([("ann", 2, 5, None, "Oslo"), ("ann", 1, 6, None, "Rome")])
+    assert seqs(newest.run([("ann", 1, 5, None, "Bern"), ("ann", 3, 6, None, "Bonn")]).output) == [3]
+
+
+# --- TopN -------------------------------------------------------------------------------------------------------------
+
+SCORES = "user string, seq int, score int"
+
+
+@pytest.mark.parametrize(
+    ("ties", "first", "second"),
+    [
+        ("first", [(1, 1), (2, 2), (4, 1)], [(1, 2), (6, 1)]),
+        ("all", [(1, 1), (2, 1), (3, 1), (4, 1)], [(1, 2), (2, 2), (3, 2), (6, 1)]),
+    ],
+)
+def test_the_best_rows_are_put_out_with_their_ranks(ties: Any, first: Any, second: Any) -> None:
+    best = ready(declared(TopN, n=2, order="score desc", ties=ties), SCORES)
+    rows = [("ann", 1, 5), ("ann", 2, 5), ("ann", 3, 5), ("bob", 4, None)]
+    assert seqs(best.run(rows).output, "rank") == first
+    assert seqs(best.run([("ann", 5, 4), ("ann", 6, 7)]).output, "rank") == second
+    assert best.run([("ann", 7, 4)]).output == []
+    assert [row["seq"] for row in best.state("top") if row["key_user"] == "ann"] == [
+        seq for seq, _ in sorted(second, key=lambda row: row[1])
+    ]
+
+
+def test_a_key_in_many_batches_is_put_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cairn.runners.arrow_runner.ROUND_ROWS", 1)
+    best = ready(declared(TopN, n=2, order=["score"]), SCORES)
+    assert seqs(best.run([("ann", seq, 9 - seq % 7) for seq in range(20)]).output, "rank") == [(6, 1), (13, 2)]
+
+
+def test_best_rows_that_do_not_change_are_forgotten() -> None:
+    best = ready(declared(TopN, n=1, order="score desc", ttl_ms=2 * 3_600_000), SCORES)
+    assert seqs(best.run([("ann", 1, 5)]).output) == [1]
+    assert best.run([("ann", 2, 4)]).output == []
+    assert seqs(best.run([("ann", 3, 3)]).output) == [3]
+
+
 # --- declarations that are refused ------------------------------------------------------------------------------------
 
 
@@ -147,6 +244,17 @@ def test_the_time_may_be_a_part_of_the_key() -> None:
         (Deduplicate, {"horizn": HOUR}, r"Mine\.horizn is no setting of Deduplicate; did you mean horizon\?"),
         (Deduplicate, {"ttl": 5}, r"Mine\.ttl is no setting of Deduplicate; its settings are horizon, keep,"),
         (Deduplicate, {"horizon": None, "keep": "last"}, r"Mine\.keep is 'last' and horizon is None"),
+        (Latest, {"version": 5}, r"Mine\.version is 5; name one or more columns, as in version = "),
+        (Latest, {"version": ()}, r"Mine\.version is \(\); name one or more columns"),
+        (Latest, {"version": "at desc"}, r"Mine\.version has a descending column 'at'; a larger version is newer"),
+        (Latest, {"deleted": True}, r"Mine\.deleted is True; name a boolean column"),
+        (Latest, {"deleted": "gone"}, r"Mine\.horizon is missing; .* None to keep deleted keys for ever"),
+        (Latest, {"horizon": HOUR}, r"Mine\.horizon is set without deleted"),
+        (TopN, {"order": "score"}, r"Mine\.n is missing; write n = 3"),
+        (TopN, {"n": 3}, r'Mine\.order is missing; write order = "score desc"'),
+        (TopN, {"n": 0, "order": "score"}, r"Mine\.n is 0; write a whole number from 1 to 10,000"),
+        (TopN, {"n": True, "order": "score"}, r"Mine\.n is True; write a whole number"),
+        (TopN, {"n": 1, "order": "score", "ties": None}, r"Mine\.ties is None; write one of 'first', 'all'"),
     ],
 )
 def test_a_wrong_setting_is_refused_where_the_class_is_declared(base: type, settings: Any, message: str) -> None:
@@ -170,6 +278,34 @@ def test_a_wrong_setting_is_refused_where_the_class_is_declared(base: type, sett
             TIMED,
             r"Mine: output_duplicates = True adds the column 'duplicate_number' to the output, but the input has a column 'Duplicate_Number'",
         ),
+        (
+            declared(Latest, version="day"),
+            CHANGES,
+            {},
+            r"Mine\.version names column 'day', which the input lacks; its columns are user string,",
+        ),
+        (
+            declared(Latest, version="days"),
+            "user string, seq int, days array<int>",
+            {},
+            r"Mine\.version names column 'days', which is array<int>; name columns of numbers",
+        ),
+        (
+            declared(Latest, deleted="city", horizon=None),
+            CHANGES,
+            {},
+            r"Mine\.deleted names column 'city', which is string; name a boolean column",
+        ),
+        (
+            declared(Latest, deleted="gone", horizon=HOUR),
+            CHANGES,
+            {"time_mode": "none"},
+            r"Mine\.horizon needs a clock",
+        ),
+        (Latest, SCORES, {"key": ["user", "seq", "score"]}, "Latest: all columns of the input are in the key"),
+        (TopN, SCORES, {}, r"TopN\.n is missing"),
+        (declared(TopN, n=1, order="user"), SCORES, {}, r"Mine\.order names the key column 'user'"),
+        (declared(TopN, n=1, order="rank"), "user string, seq int, rank int", {}, "Mine: TopN adds the column 'rank'"),
     ],
 )
 def test_a_processor_that_does_not_fit_the_pipeline_is_refused(

@@ -9,5 +9,7 @@ Pipeline(..., key=["order_id"], api="arrow", processor=OncePerOrder)
 from __future__ import annotations
 
 from cairn.processors.deduplicate import Deduplicate
+from cairn.processors.latest import Latest
+from cairn.processors.top_n import TopN
 
-__all__ = ["Deduplicate"]
+__all__ = ["Deduplicate", "Latest", "TopN"]
