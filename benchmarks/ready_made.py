@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cairn import Pipeline
-from cairn.processors import Deduplicate, Latest, TopN
+from cairn.processors import Deduplicate, History, Latest, TopN
 from cairn.testing import PipelineTester
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
@@ -101,6 +101,7 @@ def main() -> None:
     measure("Deduplicate, first", First, keys, **timed)
     measure("Deduplicate, last, a row of 4 columns", Last, keys, **timed)
     measure("Latest, a row of 4 columns", Newest, keys)
+    measure("History, 1 change of 4 columns", History, keys, **timed)
     measure("TopN, 1 row of 4 columns", Best, keys)
     measure("TopN, 10 rows of 4 columns", Best, keys // 10, 10)
 

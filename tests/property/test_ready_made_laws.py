@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.processors import Deduplicate, Latest, TopN
+from cairn.processors import Deduplicate, History, Latest, TopN
 from tests.support.cut_histories import (
     as_texts,
     ask,
@@ -177,3 +177,38 @@ def test_top_n(history: Any, cuts: Any, n: int, order: Any, ties: str) -> None:
                 history,
             )
             assert as_texts([row for rows in table.values() for row in rows]) == as_texts(expected), (cut, end)
+
+
+# --- History ----------------------------------------------------------------------------------------------------------
+
+
+@oracle_laws
+@given(
+    histories(
+        columns={"value": ("int", st.none() | st.integers(0, 2)), "gone": ("boolean", st.none() | st.booleans())},
+        null_times=False,
+    ),
+    three_cuts(),
+    st.booleans(),
+)
+def test_history(history: Any, cuts: Any, deletes: bool) -> None:
+    pipeline = pipeline_of(type("Versions", (History,), {"deleted": "gone"} if deletes else {}))
+    for cut in cuts:
+        table: dict[Any, Any] = {}
+        for end, output in zip(cut.ends, run_cut(pipeline, history, cut), strict=True):
+            versions = [(repr(row["k"]), row["valid_from"]) for row in output]
+            assert len(set(versions)) == len(versions)
+            for version, row in zip(versions, output, strict=True):
+                table[version] = row
+                if row["valid_from"] == row["valid_to"]:
+                    del table[version]
+            expected = ask(
+                f"""SELECT * EXCLUDE (t, place {", gone" if deletes else ""}) FROM (
+                    SELECT *, t AS valid_from, lead(t) OVER (PARTITION BY k ORDER BY t) AS valid_to FROM (
+                        SELECT *, row_number() OVER (PARTITION BY k, t ORDER BY arrived DESC, seq DESC) AS place
+                        FROM history WHERE arrived < '{end}'
+                    ) WHERE place = 1
+                ) WHERE {"gone IS NOT TRUE" if deletes else "TRUE"}""",
+                history,
+            )
+            assert as_texts(list(table.values())) == as_texts(expected), (cut, end)

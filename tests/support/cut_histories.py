@@ -96,19 +96,25 @@ _late = st.sampled_from([0, 0, 1, 5, 30, 60, 90, -10]).map(lambda minutes: timed
 
 
 @st.composite
-def histories(draw: st.DrawFn, columns: dict[str, tuple[str, Any]] | None = None, most_rows: int = 24) -> History:
+def histories(
+    draw: st.DrawFn, columns: dict[str, tuple[str, Any]] | None = None, most_rows: int = 24, *, null_times: bool = True
+) -> History:
     """Make a history: late rows, rows ahead of their time, equal instants, nulls, and any type of key.
 
     Args:
         draw: Hypothesis' function.
         columns: Type and strategy of each further column.
         most_rows: Upper limit of the number of rows.
+        null_times: True if some rows have no event time.
     """
     columns = columns or {}
     of_key = draw(st.sampled_from(sorted(KEYS)))
     time = draw(st.sampled_from(["timestamp", "timestamp_ntz"]))
     one_row = st.tuples(
-        st.sampled_from([*KEYS[of_key], None]), _minutes, st.none() | _late | _late, *(of for _, of in columns.values())
+        st.sampled_from([*KEYS[of_key], None]),
+        _minutes,
+        st.none() | _late | _late if null_times else _late,
+        *(of for _, of in columns.values()),
     )
     drawn = sorted(draw(st.lists(one_row, max_size=most_rows)), key=lambda row: row[1])
     schema = f"k {of_key}, arrived timestamp, seq int, t {time}" + "".join(

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from cairn import Pipeline
-from cairn.errors import UsageError
-from cairn.processors import Deduplicate, Latest, TopN
+from cairn.errors import ProcessorError, UsageError
+from cairn.processors import Deduplicate, History, Latest, TopN
 from cairn.testing import PipelineTester
 
 DAY = datetime(2024, 1, 1, tzinfo=UTC)
@@ -222,6 +222,62 @@ def test_best_rows_that_do_not_change_are_forgotten() -> None:
     assert seqs(best.run([("ann", 3, 3)]).output) == [3]
 
 
+# --- History ----------------------------------------------------------------------------------------------------------
+
+MOVES = "user string, seq int, at timestamp, gone boolean, city string"
+
+
+def versions(rows: list[dict[str, Any]]) -> list[Any]:
+    """Return city, valid_from and valid_to of each version, with the times as text."""
+    texts = [
+        (row["city"], *(row[name] and f"{row[name]:%H:%M}" for name in ("valid_from", "valid_to"))) for row in rows
+    ]
+    return sorted(texts, key=lambda text: text[1])
+
+
+def test_a_change_ends_the_version_before_it() -> None:
+    history = ready(declared(History, deleted="gone"), MOVES, **TIMED)
+    first = history.run([("ann", 1, at(0, 10), None, "Oslo"), ("ann", 2, at(0, 30), False, "Rome")])
+    assert versions(first.output) == [("Oslo", "00:10", "00:30"), ("Rome", "00:30", None)]
+    late = history.run([("ann", 3, at(0, 20), None, "Bern"), ("ann", 4, at(1, 30), True, None)])
+    assert versions(late.output) == [("Oslo", "00:10", "00:20"), ("Bern", "00:20", "00:30"), ("Rome", "00:30", "01:30")]
+    assert history.run([("ann", 5, at(1, 30), True, None)]).output == []
+    for _ in range(2):
+        history.run()
+    assert history.state("changes") == [] and history.timers() == []
+
+
+def test_a_later_row_replaces_a_row_of_the_same_time() -> None:
+    history = ready(declared(History, deleted="gone"), MOVES, **TIMED)
+    rows = [
+        ("ann", 1, at(0, 10), None, "Oslo"),
+        ("ann", 2, at(0, 10), None, "Rome"),
+        ("ann", 3, at(0, 20), None, "Bern"),
+    ]
+    assert versions(history.run(rows).output) == [("Rome", "00:10", "00:20"), ("Bern", "00:20", None)]
+    deletion = history.run([("ann", 4, at(0, 20), True, None)])
+    assert versions(deletion.output) == [("Bern", "00:20", "00:20")]  # The version is to be deleted.
+
+
+def test_changes_before_the_watermark_leave_the_state() -> None:
+    history = ready(History, MOVES, **TIMED)
+    history.run([("ann", minute, at(0, minute), None, "Oslo") for minute in range(5)])
+    assert [len(history.state("changes")), len(history.timers())] == [5, 1]
+    for _ in range(2):
+        history.run()
+    assert [[row["seq"] for row in history.state("changes")], history.timers()] == [[4], []]
+    later = history.run([("ann", 5, at(3, 30), None, "Rome")])
+    assert versions(later.output) == [("Oslo", "00:04", "03:30"), ("Rome", "03:30", None)]
+
+
+def test_a_change_without_a_time_is_refused() -> None:
+    history = ready(History, MOVES, **TIMED)
+    with pytest.raises(
+        ProcessorError, match=r"History: a row of key user='bob' has no event time: its 'at' is null; filter"
+    ):
+        history.run([("ann", 1, at(0), None, "Oslo"), ("bob", 2, None, None, "Rome")])
+
+
 # --- declarations that are refused ------------------------------------------------------------------------------------
 
 
@@ -250,6 +306,8 @@ def test_best_rows_that_do_not_change_are_forgotten() -> None:
         (Latest, {"deleted": True}, r"Mine\.deleted is True; name a boolean column"),
         (Latest, {"deleted": "gone"}, r"Mine\.horizon is missing; .* None to keep deleted keys for ever"),
         (Latest, {"horizon": HOUR}, r"Mine\.horizon is set without deleted"),
+        (History, {"deleted": ["gone"]}, r"Mine\.deleted is \['gone'\]; name a boolean column"),
+        (History, {"version": "at"}, r"Mine\.version is no setting of History; its settings are deleted"),
         (TopN, {"order": "score"}, r"Mine\.n is missing; write n = 3"),
         (TopN, {"n": 3}, r'Mine\.order is missing; write order = "score desc"'),
         (TopN, {"n": 0, "order": "score"}, r"Mine\.n is 0; write a whole number from 1 to 10,000"),
@@ -303,6 +361,21 @@ def test_a_wrong_setting_is_refused_where_the_class_is_declared(base: type, sett
             r"Mine\.horizon needs a clock",
         ),
         (Latest, SCORES, {"key": ["user", "seq", "score"]}, "Latest: all columns of the input are in the key"),
+        (History, MOVES, {}, r"History: History needs event time"),
+        (History, MOVES, {**TIMED, "key": ["user", "at"]}, "History: the event time is the key column 'at'; key="),
+        (
+            declared(History, deleted="gone"),
+            MOVES,
+            {**TIMED, "key": ["gone"]},
+            "Mine: deleted is the key column 'gone'",
+        ),
+        (declared(History, deleted="city"), MOVES, TIMED, r"Mine\.deleted names column 'city', which is string"),
+        (
+            History,
+            "user string, seq int, at timestamp, valid_to int",
+            TIMED,
+            "History: History adds the column 'valid_to' to the output, but the input has a column 'valid_to'",
+        ),
         (TopN, SCORES, {}, r"TopN\.n is missing"),
         (declared(TopN, n=1, order="user"), SCORES, {}, r"Mine\.order names the key column 'user'"),
         (declared(TopN, n=1, order="rank"), "user string, seq int, rank int", {}, "Mine: TopN adds the column 'rank'"),

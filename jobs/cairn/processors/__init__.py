@@ -9,7 +9,8 @@ Pipeline(..., key=["order_id"], api="arrow", processor=OncePerOrder)
 from __future__ import annotations
 
 from cairn.processors.deduplicate import Deduplicate
+from cairn.processors.history import History
 from cairn.processors.latest import Latest
 from cairn.processors.top_n import TopN
 
-__all__ = ["Deduplicate", "Latest", "TopN"]
+__all__ = ["Deduplicate", "History", "Latest", "TopN"]

@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 from pyspark.sql.types import DataType
 
-from cairn.arrow_processor import ArrowProcessor
-from state_backend.values.errors import UsageError
+from cairn.arrow_processor import ArrowProcessor, KeyedBatch
+from cairn.numpy_columns import valid_rows, whole
+from state_backend.values.errors import ProcessorError, UsageError
 
 MICROSECOND = timedelta(microseconds=1)
 _EVENT_TIME = 'time_mode="event", event_time="at", watermark_delay=timedelta(hours=1), watermark="interval"'
@@ -133,6 +134,27 @@ def type_of_event_time(owner: str, setting: str, handle: Any) -> DataType:
         )
     found: DataType = handle.input_schema[handle.event_time].dataType
     return found
+
+
+def check_times(owner: str, batch: KeyedBatch, column: str) -> None:
+    """Check that all rows of a batch have an event time.
+
+    Args:
+        owner: Name of the processor's class.
+        batch: The rows.
+        column: The event-time column.
+
+    Raises:
+        ProcessorError: A row has none. The message names its key.
+    """
+    times = whole(batch.rows[column])
+    if times.null_count:
+        row = int(np.argmin(valid_rows(times)))
+        key = batch.keys.slice(int(batch.key_of_row[row]), 1).to_pylist()[0]
+        of_key = ", ".join(f"{name}={value!r}" for name, value in key.items())
+        raise ProcessorError(
+            f"{owner}: a row of key {of_key} has no event time: its {column!r} is null; filter or fill such rows in the source"
+        )
 
 
 def ceil_ms(times_us: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
