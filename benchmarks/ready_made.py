@@ -19,7 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cairn import Pipeline
-from cairn.processors import Deduplicate, History, Latest, TopN
+from cairn.aggregates import Count, Max, Sum
+from cairn.processors import Deduplicate, History, Latest, TopN, TumblingWindow
 from cairn.testing import PipelineTester
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
@@ -42,6 +43,15 @@ class Newest(Latest):
     """The newest row of each key."""
 
     version = "at"
+
+
+class Hourly(TumblingWindow):
+    """Three aggregates of each hour."""
+
+    size = timedelta(hours=1)
+    rows = Count()
+    total = Sum("amount")
+    highest = Max("amount")
 
 
 class Best(TopN):
@@ -102,6 +112,7 @@ def main() -> None:
     measure("Deduplicate, last, a row of 4 columns", Last, keys, **timed)
     measure("Latest, a row of 4 columns", Newest, keys)
     measure("History, 1 change of 4 columns", History, keys, **timed)
+    measure("TumblingWindow, 1 open window of 3 aggregates", Hourly, keys, **timed)
     measure("TopN, 1 row of 4 columns", Best, keys)
     measure("TopN, 10 rows of 4 columns", Best, keys // 10, 10)
 

@@ -125,7 +125,7 @@ class RunningAggregate(ArrowProcessor):
                 raise UsageError(
                     f"{cls.__name__}.{name} = {value}: every processor already has an attribute {name!r}; choose another name"
                 )
-        cls.declared_aggregates = _declared(cls)
+        cls.declared_aggregates = declared_in(cls)
 
     def init(self, handle: Any) -> None:
         """Declare the value state `aggregates` with a field for each part of each aggregate.
@@ -166,7 +166,7 @@ class RunningAggregate(ArrowProcessor):
         Raises:
             ProcessorError: A sum, or a mean of decimals, does not fit its type.
         """
-        old, groups = batch.states[STATE], _Groups(batch)
+        old, groups = batch.states[STATE], Groups(batch)
         new: dict[str, pa.Array] = {}
         output: dict[str, pa.Array] = {}
         for name, aggregate in self.declared_aggregates.items():
@@ -232,7 +232,8 @@ def plan_fields(
     return fields
 
 
-def _declared(of: type) -> dict[str, Aggregate]:
+def declared_in(of: type) -> dict[str, Aggregate]:
+    """Return the aggregates that a class declares or inherits, those of base classes first."""
     found: dict[str, Any] = {}
     for cls in reversed(of.__mro__):
         found.update(vars(cls))
@@ -246,17 +247,26 @@ class _UnfitError(Exception):
 # --- the rows of a batch, by key --------------------------------------------------------------------------------------
 
 
-class _Groups:
-    """The rows of a batch, grouped by key. Every key has at least one row."""
+class Groups:
+    """The rows of a batch, grouped by key.
+
+    Every key has at least one row, or the batch has no rows at all. Without rows, `Aggregate.step` leaves the stored
+    fields as they are, and returns the aggregates' values.
+    """
 
     def __init__(self, batch: KeyedBatch) -> None:
         self.batch = batch
         self.keys: int = batch.keys.num_rows
         self.starts = batch.row_offsets[:-1]
         self.lengths = np.diff(batch.row_offsets)
-        if (self.lengths < 1).any():
+        if batch.rows.num_rows and (self.lengths < 1).any():
             raise InvariantViolated(f"key {np.argmin(self.lengths)} of a batch of {self.keys} has no rows")
         self._columns: dict[str, _Column] = {}
+
+    @property
+    def some(self) -> slice:
+        """All keys; without rows no key."""
+        return slice(None if self.batch.rows.num_rows else 0)
 
     @cached_property
     def key_of_row(self) -> Int64s:
@@ -289,10 +299,10 @@ class _Column:
 
     present: Int64s | slice
 
-    def __init__(self, array: pa.Array, groups: _Groups) -> None:
+    def __init__(self, array: pa.Array, groups: Groups) -> None:
         self.array = array
         self.groups = groups
-        if array.null_count:
+        if array.null_count or not len(array):
             self.rows = np.flatnonzero(valid_rows(array))
             self.owners = groups.key_of_row[self.rows]
             self.counts = np.bincount(self.owners, minlength=groups.keys)
@@ -367,7 +377,7 @@ class Aggregate(ABC):
         """
 
     @abstractmethod
-    def step(self, groups: _Groups, old: Parts) -> Step:
+    def step(self, groups: Groups, old: Parts) -> Step:
         """Add the rows of a batch to the aggregate of each key.
 
         Args:
@@ -405,7 +415,7 @@ class Count(Aggregate):
         """Return bigint."""
         return LongType()
 
-    def step(self, groups: _Groups, old: Parts) -> Step:
+    def step(self, groups: Groups, old: Parts) -> Step:
         """Add the number of the batch's rows to the stored number of each key.
 
         `Count()` counts all rows. `Count("column")` counts only rows in which this column is not null.
@@ -442,7 +452,7 @@ class Sum(_OfColumn):
         """Return bigint, double or a decimal, as the class says."""
         return _sum_type(of)
 
-    def step(self, groups: _Groups, old: Parts) -> Step:
+    def step(self, groups: Groups, old: Parts) -> Step:
         """Add the column's values in the batch to the stored sum of each key.
 
         Args:
@@ -486,7 +496,7 @@ class Mean(_OfColumn):
             return DecimalType(min(MAX_DIGITS, of.precision + 4), min(MAX_DIGITS, of.scale + 4))
         return DoubleType()
 
-    def step(self, groups: _Groups, old: Parts) -> Step:
+    def step(self, groups: Groups, old: Parts) -> Step:
         """Add the column's values in the batch to the stored count and sum of each key, and divide sum by count.
 
         Args:
@@ -542,7 +552,7 @@ class Variance(_OfColumn):
         """Return double."""
         return DoubleType()
 
-    def step(self, groups: _Groups, old: Parts) -> Step:
+    def step(self, groups: Groups, old: Parts) -> Step:
         """Add the column's values in the batch to the stored fields, and compute the variance of each key.
 
         Args:
@@ -604,7 +614,7 @@ class _Extreme(_OfColumn, ABC):
     @abstractmethod
     def _of_two(self, left: pa.Array, right: pa.Array) -> pa.Array: ...
 
-    def step(self, groups: _Groups, old: Parts) -> Step:
+    def step(self, groups: Groups, old: Parts) -> Step:
         column, before = groups.column(self.column), old[self._part]
         if pa.types.is_decimal(before.type) or not pa.types.is_primitive(before.type):
             new = self._by_arrow(column, before)
@@ -624,6 +634,8 @@ class _Extreme(_OfColumn, ABC):
 
     def _by_arrow(self, column: _Column, before: pa.Array) -> pa.Array:
         new = column.array
+        if not len(new):
+            return before
         if len(new) > column.groups.keys:
             rows = pa.table({"key": column.groups.key_of_row, "value": new})
             new = rows.group_by("key", use_threads=False).aggregate([("value", self._part)])[f"value_{self._part}"]
@@ -698,7 +710,7 @@ class First(_OfColumn):
         found: DataType = of
         return found
 
-    def step(self, groups: _Groups, old: Parts) -> Step:
+    def step(self, groups: Groups, old: Parts) -> Step:
         """Keep the stored first value of a key. A key without one gets its first value in the batch.
 
         Args:
@@ -713,7 +725,7 @@ class First(_OfColumn):
             keys, rows = column.present, column.rows[column.starts]
             seen = valid_rows(before)
         else:
-            keys, rows = slice(None), groups.starts
+            keys, rows = groups.some, groups.starts[groups.some]
             seen = numbers(old["seen"]).astype(np.bool_)
         places = np.arange(groups.keys)
         places[keys] = np.where(seen[keys], places[keys], groups.keys + np.arange(len(rows)))
@@ -746,7 +758,7 @@ class Last(_OfColumn):
         found: DataType = of
         return found
 
-    def step(self, groups: _Groups, old: Parts) -> Step:
+    def step(self, groups: Groups, old: Parts) -> Step:
         """Replace the stored value of each key by its last value in the batch.
 
         Args:
@@ -760,7 +772,7 @@ class Last(_OfColumn):
         if self.ignore_nulls:
             keys, rows = column.present, column.rows[column.starts + column.counts[column.present] - 1]
         else:
-            keys, rows = slice(None), groups.starts + groups.lengths - 1
+            keys, rows = groups.some, (groups.starts + groups.lengths - 1)[groups.some]
         places = np.arange(groups.keys)
         places[keys] = groups.keys + np.arange(len(rows))
         new = _picked(old["last"], column.array, rows, places)
@@ -797,7 +809,7 @@ class ApproxDistinct(_OfColumn):
         """Return bigint."""
         return LongType()
 
-    def step(self, groups: _Groups, old: Parts) -> Step:
+    def step(self, groups: Groups, old: Parts) -> Step:
         """Add the hashes of the column's values in the batch to each key's sketch, and estimate the counts.
 
         Args:

@@ -5,14 +5,19 @@ Their laws beside oracles in SQL: tests/property/test_ready_made_laws.py.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from pyspark import cloudpickle
 
 from cairn import Pipeline
+from cairn.aggregates import Count, Max, Sum
 from cairn.errors import ProcessorError, UsageError
-from cairn.processors import Deduplicate, History, Latest, TopN
+from cairn.processors import Deduplicate, History, Latest, TopN, TumblingWindow
 from cairn.testing import PipelineTester
 
 DAY = datetime(2024, 1, 1, tzinfo=UTC)
@@ -278,17 +283,79 @@ def test_a_change_without_a_time_is_refused() -> None:
         history.run([("ann", 1, at(0), None, "Oslo"), ("bob", 2, None, None, "Rome")])
 
 
+# --- TumblingWindow ---------------------------------------------------------------------------------------------------
+
+READINGS = "user string, seq int, at timestamp, celsius double"
+
+
+def windows(rows: list[dict[str, Any]], *names: str) -> list[Any]:
+    """Return key, begin of the window and other columns of each row."""
+    return sorted((row["user"], f"{row['window_start']:%H:%M}", *(row[name] for name in names)) for row in rows)
+
+
+def test_a_window_is_put_out_when_the_watermark_passes_its_end() -> None:
+    hourly = declared(TumblingWindow, size=HOUR, readings=Count(), highest=Max("celsius"))
+    window = ready(hourly, READINGS, **{**TIMED, "watermark_delay": timedelta(minutes=30)})
+    assert (
+        window.run([("ann", 1, at(0, 10), 5.0), ("ann", 2, at(0, 59), 7.0), ("bob", 3, at(0, 50), None)]).output == []
+    )
+    late = window.run([("ann", 4, at(0, 40), 9.0), ("ann", 5, at(1), 1.0), ("ann", 6, at(0, 30), 99.0)])
+    assert windows(late.output, "readings", "highest") == [("ann", "00:00", 3, 9.0), ("bob", "00:00", 1, None)]
+    assert seqs(late.late) == [6]
+    assert window.state("windows") == [
+        {"key_user": "ann", "user_key_window_start": at(1), "readings_count": 1, "highest_max": 1.0}
+    ]
+    last = window.run()
+    assert last.output == [{"user": "ann", "window_start": at(1), "window_end": at(2), "readings": 1, "highest": 1.0}]
+    assert window.state("windows") == [] and window.timers() == []
+
+
+def test_windows_begin_at_an_offset() -> None:
+    shifted = declared(TumblingWindow, size=HOUR, offset=timedelta(minutes=-15), readings=Count())
+    window = ready(shifted, READINGS, **{**TIMED, "watermark_delay": timedelta(0)})
+    begin = datetime(1969, 12, 31, 23, 50, tzinfo=UTC)
+    rows = [("ann", 1, at(0, 44), None), ("ann", 2, at(0, 45), None), ("ann", 3, begin, None)]
+    assert windows(window.run(rows).output, "readings") == [("ann", "23:45", 1), ("ann", "23:45", 1)]
+
+
+def test_early_rows_have_a_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cairn.runners.arrow_runner.ROUND_ROWS", 1)
+    hourly = declared(TumblingWindow, size=HOUR, early=True, readings=Count())
+    window = ready(hourly, READINGS, **TIMED)
+    names = ("readings", "version", "is_final")
+    rows = [("ann", 1, at(0, 10), 5.0), ("ann", 2, at(1, 10), 5.0), ("ann", 3, at(0, 20), 5.0), ("bob", 4, at(0), 5.0)]
+    assert windows(window.run(rows).output, *names) == [
+        ("ann", "00:00", 2, 1, False),
+        ("ann", "01:00", 1, 1, False),
+        ("bob", "00:00", 1, 1, False),
+    ]
+    assert windows(window.run([("ann", 5, at(0, 30), 5.0)]).output, *names) == [("ann", "00:00", 3, 2, False)]
+    assert windows(window.run().output, *names) == [("ann", "00:00", 3, 3, True), ("bob", "00:00", 1, 2, True)]
+
+
+def test_another_size_counts_for_open_windows() -> None:
+    hourly, longer = (declared(TumblingWindow, size=hours * HOUR, readings=Count()) for hours in (1, 3))
+    now = {**TIMED, "watermark_delay": timedelta(minutes=30)}
+    window = ready(hourly, READINGS, **now)
+    window.run([("ann", 1, at(0, 10), None)])
+    window.deploy(ready(longer, READINGS, **now).pipeline)
+    outputs = [windows(window.run().output, "readings") for _ in range(3)]
+    assert outputs == [[], [], [("ann", "00:00", 1)]]
+
+
+def test_an_overflow_names_key_and_window() -> None:
+    sums = declared(TumblingWindow, size=HOUR, total=Sum("amount"))
+    window = ready(sums, "user string, seq int, at timestamp, amount bigint", **TIMED)
+    with pytest.raises(ProcessorError, match=r"does not fit int64 at key user='ann', window_start=datetime"):
+        window.run([("ann", 1, at(0), 2**63 - 1), ("ann", 2, at(0), 1)])
+
+
 # --- declarations that are refused ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("base", "settings", "message"),
     [
-        (
-            Deduplicate,
-            {},
-            r"Mine\.horizon is missing; write horizon = timedelta\(days=7\), or horizon = None to remember",
-        ),
         (Deduplicate, {"horizon": 3600}, r"Mine\.horizon is 3600; write horizon = timedelta"),
         (Deduplicate, {"horizon": timedelta(0)}, r"Mine\.horizon is datetime\.timedelta\(0\); write"),
         (Deduplicate, {"horizon": HOUR, "keep": "newest"}, r"Mine\.keep is 'newest'; write one of 'first', 'last'"),
@@ -308,6 +375,16 @@ def test_a_change_without_a_time_is_refused() -> None:
         (Latest, {"horizon": HOUR}, r"Mine\.horizon is set without deleted"),
         (History, {"deleted": ["gone"]}, r"Mine\.deleted is \['gone'\]; name a boolean column"),
         (History, {"version": "at"}, r"Mine\.version is no setting of History; its settings are deleted"),
+        (TumblingWindow, {"early": True}, r"Mine\.size is missing; write size = timedelta\(hours=1\)"),
+        (TumblingWindow, {"size": 60}, r"Mine\.size is 60; write size = timedelta"),
+        (TumblingWindow, {"size": HOUR, "offset": 5}, r"Mine\.offset is 5; write offset = timedelta"),
+        (TumblingWindow, {"size": HOUR, "early": "yes"}, r"Mine\.early is 'yes'; write one of True, False"),
+        (TumblingWindow, {"size": HOUR, "init": Count()}, r"Mine\.init = Count\(\): every processor already has"),
+        (
+            TumblingWindow,
+            {"size": HOUR, "gap": HOUR},
+            r"Mine\.gap is no setting of TumblingWindow; its settings are size",
+        ),
         (TopN, {"order": "score"}, r"Mine\.n is missing; write n = 3"),
         (TopN, {"n": 3}, r'Mine\.order is missing; write order = "score desc"'),
         (TopN, {"n": 0, "order": "score"}, r"Mine\.n is 0; write a whole number from 1 to 10,000"),
@@ -323,7 +400,26 @@ def test_a_wrong_setting_is_refused_where_the_class_is_declared(base: type, sett
 @pytest.mark.parametrize(
     ("processor", "schema", "settings", "message"),
     [
-        (Deduplicate, EVENTS, TIMED, r"Deduplicate\.horizon is missing"),
+        (
+            Deduplicate,
+            EVENTS,
+            TIMED,
+            r"Deduplicate\.horizon is missing; write horizon = timedelta\(days=7\), or horizon = None to remember",
+        ),
+        (declared(TumblingWindow, size=HOUR), READINGS, TIMED, "Mine declares no aggregates; give it class attributes"),
+        (declared(TumblingWindow, size=HOUR, n=Count()), READINGS, {}, "Mine: TumblingWindow needs event time"),
+        (
+            declared(TumblingWindow, size=HOUR, n=Sum("at")),
+            READINGS,
+            TIMED,
+            r"Mine\.n = Sum\('at'\): column 'at' is timestamp, and only integers",
+        ),
+        (
+            declared(TumblingWindow, size=HOUR, window_end=Count()),
+            READINGS,
+            TIMED,
+            "Mine: TumblingWindow adds the column 'window_end' to the output, but",
+        ),
         (
             declared(Deduplicate, horizon=HOUR),
             EVENTS,
@@ -386,6 +482,26 @@ def test_a_processor_that_does_not_fit_the_pipeline_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         ready(processor, schema, **settings).run([])
+
+
+def test_a_class_of_no_module_reaches_a_worker() -> None:
+    """A worker that can't import the class's module gets the class by value: first without attributes, which follow."""
+    code = (
+        "import sys\nfrom datetime import timedelta\nfrom pyspark import cloudpickle\nfrom cairn.aggregates import Count, Sum\n"
+        "from cairn.processors import Deduplicate, TumblingWindow\n"
+        "class Once(Deduplicate):\n    horizon = timedelta(hours=1)\n"
+        "class Hourly(TumblingWindow):\n    size = timedelta(hours=1)\n    z = Count()\n    a = Sum('v')\n"
+        "sys.stdout.buffer.write(cloudpickle.dumps((Once, Hourly)))\n"
+    )
+    made = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": ":".join(sys.path)},
+    )
+    once, hourly = cloudpickle.loads(made.stdout)
+    once.check_settings()
+    assert (once.horizon, list(hourly.declared_aggregates)) == (HOUR, ["z", "a"])
 
 
 def test_a_subclass_may_have_methods_and_private_names() -> None:

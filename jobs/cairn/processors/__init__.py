@@ -12,5 +12,6 @@ from cairn.processors.deduplicate import Deduplicate
 from cairn.processors.history import History
 from cairn.processors.latest import Latest
 from cairn.processors.top_n import TopN
+from cairn.processors.tumbling_window import TumblingWindow
 
-__all__ = ["Deduplicate", "History", "Latest", "TopN"]
+__all__ = ["Deduplicate", "History", "Latest", "TopN", "TumblingWindow"]

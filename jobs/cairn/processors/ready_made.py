@@ -37,13 +37,23 @@ class ReadyMade(ArrowProcessor, ABC):
             UsageError: A setting is unknown, missing, or has a value that is not allowed.
         """
         super().__init_subclass__(**arguments)
-        # A class of this package may leave settings open: the user's subclass declares them.
-        if cls.__module__.startswith("cairn.processors."):
-            return
-        for name, value in vars(cls).items():
-            if not (name.startswith("_") or name in cls.settings or hasattr(value, "__get__")):
+        own = {name: value for name, value in vars(cls).items() if not name.startswith("_")}
+        for name, value in own.items():
+            if not cls.is_setting(name, value):
                 cls._refuse_unknown(name)
-        cls.check_settings()
+        # A class without settings may get them later: cloudpickle makes the class first. `init` checks them again.
+        if any(name in cls.settings for name in own) and not cls.__module__.startswith("cairn.processors."):
+            cls.check_settings()
+
+    @classmethod
+    def is_setting(cls, name: str, value: Any) -> bool:
+        """Return True for a class attribute that a subclass may have: a setting or a method.
+
+        Args:
+            name: Name of the attribute.
+            value: Value of the attribute.
+        """
+        return name in (*cls.settings, "settings", "splits_keys") or hasattr(value, "__get__")
 
     @classmethod
     def _refuse_unknown(cls, name: str) -> None:
@@ -98,22 +108,25 @@ def check_choice(cls: type, name: str, choices: Collection[Any]) -> None:
         raise UsageError(f"{cls.__name__}.{name} is {value!r}; write one of {', '.join(map(repr, choices))}")
 
 
-def check_free(owner: str, column: str, names: Collection[str], why: str) -> None:
-    """Check that no input column has the name of a column that the processor adds to the output.
+def check_free(
+    owner: str, column: str, names: Collection[str], why: str, other: str = "the input has a column"
+) -> None:
+    """Check that no other column of the output has the name of a column that the processor adds.
 
     Args:
         owner: Name of the processor's class.
         column: The added column.
-        names: The input columns.
+        names: Names of the other columns of the output.
         why: The setting that adds the column.
+        other: The owner of these names, for the message.
 
     Raises:
-        UsageError: An input column has this name. Names that differ only in case are equal.
+        UsageError: Another column has this name. Names that differ only in case are equal.
     """
     for name in names:
         if name.lower() == column.lower():
             raise UsageError(
-                f"{owner}: {why} adds the column {column!r} to the output, but the input has a column {name!r}; rename it in the source"
+                f"{owner}: {why} adds the column {column!r} to the output, but {other} {name!r}; rename that column"
             )
 
 
