@@ -15,7 +15,7 @@ import pytest
 from pyspark import cloudpickle
 
 from cairn import Pipeline
-from cairn.aggregates import Count, Max, Sum
+from cairn.aggregates import Count, First, Max, Min, Sum
 from cairn.errors import ProcessorError, UsageError
 from cairn.processors import Deduplicate, History, Latest, TopN, TumblingWindow
 from cairn.testing import PipelineTester
@@ -73,7 +73,9 @@ def test_the_last_row_of_a_horizon_waits_for_its_end() -> None:
     once = ready(declared(Deduplicate, horizon=HOUR, keep="last"), EVENTS, **TIMED)
     rows = [("ann", 1, at(0, 5)), ("ann", 2, at(0, 40)), ("ann", 3, at(0, 20)), ("ann", 4, at(1, 10))]
     assert seqs(once.run(rows).output) == [2]  # Row 4 opened the next horizon.
-    assert once.state("waiting")[0]["row"] == {"seq": 4, "at": at(1, 10)}
+    assert once.state("waiting") == [
+        {"key_user": "ann", "duplicates": 0, "opened_at": at(1, 10), "row_seq": 4, "row_at": at(1, 10)}
+    ]
     outputs = [seqs(once.run().output) for _ in range(4)]
     assert outputs == [[], [], [], [4]]  # The watermark is two hours behind.
     assert once.state("waiting") == [] and once.timers() == []
@@ -108,6 +110,14 @@ def test_a_late_row_is_put_aside() -> None:
     assert (seqs(late.output), seqs(late.late)) == ([2], [1])
 
 
+def test_a_horizon_may_be_given_up() -> None:
+    once = ready(declared(Deduplicate, horizon=HOUR), EVENTS, **TIMED)
+    once.run([("ann", 1, at(0, 30))])
+    once.deploy(ready(declared(Deduplicate, horizon=None), EVENTS, **TIMED).pipeline)
+    outputs = [seqs(once.run([("ann", hour, at(hour))]).output) for hour in range(1, 6)]
+    assert (outputs, once.timers()) == ([[]] * 5, [])
+
+
 @pytest.mark.parametrize("change", [timedelta(hours=3), timedelta(minutes=10)])
 def test_another_horizon_counts_for_open_ones(change: timedelta) -> None:
     once = ready(declared(Deduplicate, horizon=HOUR), EVENTS, **{**TIMED, "watermark_delay": timedelta(0)})
@@ -120,6 +130,23 @@ def test_another_horizon_counts_for_open_ones(change: timedelta) -> None:
     for _ in range(4):
         once.run()
     assert once.state("seen") == [] and once.timers() == []
+
+
+@pytest.mark.parametrize("base", [Deduplicate, Latest, History, TopN, TumblingWindow])
+def test_columns_that_are_never_null(base: type) -> None:
+    """The schema of the input may say so: the state has nulls nevertheless, as for keys without state."""
+    settings: dict[Any, dict[str, Any]] = {
+        Deduplicate: {"horizon": HOUR, "keep": "last", "output_duplicates": True},
+        Latest: {"version": "seq", "deleted": "gone", "horizon": HOUR},
+        History: {"deleted": "gone"},
+        TopN: {"n": 1, "order": "seq"},
+        TumblingWindow: {"size": HOUR, "early": True, "first": First("gone"), "least": Min("seq")},
+    }
+    schema = "user string not null, seq int not null, at timestamp not null, gone boolean not null"
+    pipeline = ready(declared(base, **settings[base]), schema, **TIMED)
+    found = [pipeline.run([("ann", 1, at(hour), False), ("ann", 2, at(hour, 1), True)]).output for hour in range(3)]
+    found += [pipeline.run().output for _ in range(6)]
+    assert any(found)
 
 
 def test_the_time_may_be_a_part_of_the_key() -> None:

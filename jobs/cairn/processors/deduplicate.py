@@ -47,7 +47,7 @@ class Deduplicate(ReadyMade):
     The output has the columns of the input.
 
     The state `seen` has for each open horizon its beginning, `opened_at`, and the number of its `duplicates` so far.
-    With `keep = "last"` the state is named `waiting`, and also has the row that will be put out. A timer deletes the
+    With `keep = "last"` the state is named `waiting`, and its fields `row_...` have the row that will be put out. A timer deletes the
     state when the watermark has passed the end of the horizon.
 
     Attributes:
@@ -107,7 +107,8 @@ class Deduplicate(ReadyMade):
         if self.keep == "last":
             row = [f for f in nullable(handle.input_schema) if f.name not in handle.key_schema.names]
             self._row_names = [f.name for f in row]
-            fields += [StructField("row", StructType(row))] if row else []
+            # One field for each column: a struct would be coded row by row in Python.
+            fields += [StructField(f"row_{f.name}", f.dataType) for f in row]
         handle.getValueState(self._state, StructType(fields))
 
     def deriveOutputSchema(self, handle: Any) -> StructType:
@@ -158,7 +159,8 @@ class Deduplicate(ReadyMade):
             output = self._output(rows, ~walk.timed | walk.opens, walk.numbers)
         else:
             output, last = self._last_rows(rows, owners, walk)
-            states |= self._stored_row(batch, rows.take(pa.array(last, mask=last < 0)))
+            kept = rows.take(pa.array(last, mask=last < 0))
+            states |= {f"row_{name}": kept[name] for name in self._row_names}
         return BatchResult(states={self._state: pa.table(states)}, cleared={self._state: ~known}, output=output)
 
     def handleExpiredTimers(self, batch: KeyedBatch) -> BatchResult:
@@ -170,6 +172,8 @@ class Deduplicate(ReadyMade):
         Returns:
             The keys whose state is deleted, and the output rows.
         """
+        if self._time is None:
+            return BatchResult()  # The class had a horizon when these timers were set.
         opened = numbers(whole(batch.states[self._state]["opened_at"]))
         ended = batch.exists[self._state] & (ceil_ms(opened + self._horizon_us) <= batch.time.getCurrentWatermarkInMs())
         # The class had another horizon when these timers were set.
@@ -212,9 +216,7 @@ class Deduplicate(ReadyMade):
         """Return the stored row of each chosen key, with the columns of the input."""
         keys, where = batch.keys.filter(pa.array(chosen)), pa.array(chosen)
         columns = dict(zip(keys.column_names, keys.columns, strict=True))
-        if self._row_names:
-            stored = whole(batch.states[self._state]["row"]).filter(where)
-            columns |= dict(zip(self._row_names, stored.flatten(), strict=True))
+        columns |= {name: batch.states[self._state][f"row_{name}"].filter(where) for name in self._row_names}
         names = self._handle.input_schema.names
         return pa.table([columns[name] for name in names], names=names)
 
@@ -226,13 +228,6 @@ class Deduplicate(ReadyMade):
         order = np.argsort(owners, kind="stable")
         rows = pa.concat_tables([old, batch.rows]).take(pa.array(order))
         return rows, owners[order], order < old.num_rows
-
-    def _stored_row(self, batch: KeyedBatch, rows: pa.Table) -> dict[str, pa.Array]:
-        if not self._row_names:
-            return {}
-        of = batch.states[self._state]["row"].type
-        columns = [whole(rows[name]).cast(of.field(name).type) for name in self._row_names]
-        return {"row": pa.StructArray.from_arrays(columns, fields=[of.field(name) for name in self._row_names])}
 
     def _last_rows(self, rows: pa.Table, owners: Int64s, walk: _Walk) -> tuple[pa.Table, Int64s]:
         """Return the output, and for each key the position of the row to store; -1 for none."""
