@@ -75,10 +75,10 @@ class History(ReadyMade):
         """
         owner = type(self).__name__
         self.deriveOutputSchema(handle)
-        for name, what in ((handle.event_time, "the event time"), (self.deleted, "deleted")):
+        for name, setting in ((handle.event_time, "the event time"), (self.deleted, "deleted")):
             if name in handle.key_schema.names:
                 raise UsageError(
-                    f"{owner}: {what} is the key column {name!r}; key=[...] must name the columns that stay equal"
+                    f"{owner}: {setting} is the key column {name!r}; key=[...] must name the columns that stay equal"
                 )
         if self.deleted is not None:
             of = type_of(owner, "deleted", self.deleted, handle)

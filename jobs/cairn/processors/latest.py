@@ -32,7 +32,7 @@ class Latest(ReadyMade):
     unless its `version` is smaller. So out-of-order rows change nothing.
 
     A deleted key has one output row too: the columns of key, `version` and `deleted`. All other columns are null. The
-    state keeps these columns, so that an older row that comes later does not bring the key back.
+    state keeps these columns. So an older row that comes later does not bring the key back.
 
     Attributes:
         version: One or more columns, such as "updated_at" or ("day", "number"). Nulls are the smallest values. None:
@@ -107,7 +107,7 @@ class Latest(ReadyMade):
         row = [f for f in nullable(handle.input_schema) if f.name not in handle.key_schema.names]
         if not row:
             raise UsageError(
-                f"{owner}: all columns of the input are in the key, so that no row can be newer than another"
+                f"{owner}: all columns of the input are in the key, and no column is left that could change; take columns out of the key"
             )
         handle.getValueState(STATE, StructType(row))
 
