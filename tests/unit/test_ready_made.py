@@ -36,11 +36,10 @@ def declared(base: type, **settings: Any) -> type:
 def ready(processor: Any, schema: str, **settings: Any) -> PipelineTester:
     pipeline = Pipeline(
         name="ready",
-        start=DAY,
         source=lambda spark, interval: None,
         processor=processor,
         api="arrow",
-        **{"key": ["user"], "order_by": ["seq"], **settings},
+        **{"start": DAY, "key": ["user"], "order_by": ["seq"], **settings},
     )
     return PipelineTester(pipeline, input_schema=schema)
 
@@ -300,6 +299,15 @@ def test_changes_before_the_watermark_leave_the_state() -> None:
     assert [[row["seq"] for row in history.state("changes")], history.timers()] == [[4], []]
     later = history.run([("ann", 5, at(3, 30), None, "Rome")])
     assert versions(later.output) == [("Oslo", "00:04", "03:30"), ("Rome", "03:30", None)]
+
+
+def test_a_history_may_begin_before_1970() -> None:
+    begin = datetime(1960, 1, 1, tzinfo=UTC)
+    history = ready(History, MOVES, **TIMED, start=begin)
+    minutes = [begin + timedelta(minutes=minute) for minute in (10, 20, 30)]
+    history.run([("ann", 1, minutes[0], None, "Oslo"), ("ann", 2, minutes[2], None, "Rome")])
+    late = history.run([("ann", 3, minutes[1], None, "Bern")])
+    assert versions(late.output) == [("Oslo", "00:10", "00:20"), ("Bern", "00:20", "00:30")]
 
 
 def test_a_change_without_a_time_is_refused() -> None:

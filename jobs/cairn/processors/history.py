@@ -164,7 +164,8 @@ class History(ReadyMade):
 
     def _keep(self, line: _TimeLine, times: Int64s, columns: dict[str, pa.Array], watermark_ms: int) -> None:
         """Write the changes that a later row can affect, and a timer for the time when only one of them remains."""
-        settled = times[line.order] <= watermark_ms * 1000
+        # 0 stands for no watermark too: then no change is settled, also none before 1970.
+        settled = times[line.order] <= (watermark_ms * 1000 if watermark_ms else np.iinfo(np.int64).min)
         next_settled = np.append(settled[1:], [False]) & line.has_end
         keep = ~(settled & (next_settled | line.deletes))
         of_key = line.owners
