@@ -43,7 +43,7 @@ def order_columns(owner: str, setting: str, value: Any) -> tuple[OrderColumn, ..
     texts = (value,) if isinstance(value, str) else value
     if not isinstance(texts, list | tuple) or not texts or not all(isinstance(t, str) and t.strip() for t in texts):
         raise UsageError(
-            f'{owner}.{setting} is {value!r}; name one or more columns, as in {setting} = "updated_at" or {setting} = ("score desc", "at")'
+            f'{owner}.{setting} is {value!r}; name one or more columns, as in {setting} = "updated_at" or {setting} = ("day", "number")'
         )
     columns = []
     for text in texts:
