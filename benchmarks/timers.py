@@ -19,9 +19,9 @@ from typing import Any
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerValues
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from cairn.processors.keyed_runner import KeyedRunner
-from cairn.processors.processor_handle import row_maker
-from cairn.processors.user_code import UserCode
+from cairn.runners.keyed_runner import KeyedRunner
+from cairn.runners.processor_handle import row_maker
+from cairn.runners.user_code import UserCode
 from cairn.shard_jobs.interval import rare_garbage_collection
 from state_backend.adapters.rocks import RocksStore
 from state_backend.formats.key_codec import KeyCodec

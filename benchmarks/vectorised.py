@@ -30,15 +30,15 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerVal
 from pyspark.sql.types import LongType, Row, StructField, StructType
 
 from cairn.arrow_processor import ArrowProcessor, BatchResult, KeyedBatch, with_keys
-from cairn.processors.arrow_runner import ArrowRunner
-from cairn.processors.input_rows import KeyedInput, row_slices
-from cairn.processors.keyed_runner import KeyedRunner
-from cairn.processors.output_rows import OutputRows
-from cairn.processors.processor_handle import DeclaringHandle, row_maker
-from cairn.processors.user_code import UserCode
 from cairn.rows.input_batches import InputBatches
 from cairn.rows.output_file import LocalParquet
 from cairn.rows.routing import INPUT, key_columns
+from cairn.runners.arrow_runner import ArrowRunner
+from cairn.runners.input_rows import KeyedInput, row_slices
+from cairn.runners.keyed_runner import KeyedRunner
+from cairn.runners.output_rows import OutputRows
+from cairn.runners.processor_handle import DeclaringHandle, row_maker
+from cairn.runners.user_code import UserCode
 from cairn.shard_jobs.interval import rare_garbage_collection
 from cairn.spark.ddl import parse_ddl_locally
 from state_backend.adapters.local_storage import LocalStorage

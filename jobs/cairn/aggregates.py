@@ -52,6 +52,7 @@ from pyspark.sql.types import (
 )
 
 from cairn.arrow_processor import ArrowProcessor, BatchResult, KeyedBatch, with_keys
+from cairn.numpy_columns import Array, Bools, Int64s, array_of, numbers, valid_rows, whole
 from state_backend.formats.hyperloglog import Sketches, hash_values, precision_for
 from state_backend.values.errors import InvariantViolated, ProcessorError, UsageError
 
@@ -80,9 +81,6 @@ _SCALARS = (BooleanType, DateType, TimestampType, TimestampNTZType, BinaryType, 
 _ROUNDS = 32
 _FEW_KEYS = 16
 
-Array = npt.NDArray[Any]
-Bools = npt.NDArray[np.bool_]
-Int64s = npt.NDArray[np.int64]
 Doubles = npt.NDArray[np.float64]
 # The fields of one aggregate's state by name, each with one element per key.
 Parts = Mapping[str, pa.Array]
@@ -127,7 +125,7 @@ class RunningAggregate(ArrowProcessor):
                 raise UsageError(
                     f"{cls.__name__}.{name} = {value}: every processor already has an attribute {name!r}; choose another name"
                 )
-        cls.declared_aggregates = _declared(cls)
+        cls.declared_aggregates = declared_in(cls)
 
     def init(self, handle: Any) -> None:
         """Declare the value state `aggregates` with a field for each part of each aggregate.
@@ -143,6 +141,18 @@ class RunningAggregate(ArrowProcessor):
         schema = StructType([StructField(f"{name}_{part}", of) for name in fields for part, of in fields[name]])
         handle.getValueState(STATE, schema, self.ttl_ms)
 
+    def deriveOutputSchema(self, handle: Any) -> StructType:
+        """Return the schema of the output: the key columns, then each aggregate.
+
+        Args:
+            handle: The handle that Cairn passes to each processor.
+
+        Raises:
+            UsageError: The class declares no aggregates, or an aggregate does not fit the input's columns.
+        """
+        plan_fields(type(self).__name__, self.declared_aggregates, handle.input_schema, handle.key_schema)
+        return StructType([*nullable(handle.key_schema), *aggregate_fields(self.declared_aggregates, handle)])
+
     def handleBatch(self, batch: KeyedBatch) -> BatchResult:
         """Add the rows of a batch to the aggregates of their keys.
 
@@ -156,17 +166,33 @@ class RunningAggregate(ArrowProcessor):
         Raises:
             ProcessorError: A sum, or a mean of decimals, does not fit its type.
         """
-        old, groups = batch.states[STATE], _Groups(batch)
+        old, groups = batch.states[STATE], Groups(batch)
         new: dict[str, pa.Array] = {}
         output: dict[str, pa.Array] = {}
         for name, aggregate in self.declared_aggregates.items():
-            parts = {part: _whole(old[f"{name}_{part}"]) for part in self._parts[name]}
+            parts = {part: whole(old[f"{name}_{part}"]) for part in self._parts[name]}
             changed, output[name] = aggregate.step(groups, parts)
             new.update((f"{name}_{part}", changed[part]) for part in parts)
         rows = with_keys(batch, pa.table(output))
         if batch.last_key_continues:
             rows = rows.slice(0, len(rows) - 1)
         return BatchResult(states={STATE: pa.table(new)}, output=rows)
+
+
+def nullable(schema: StructType) -> list[StructField]:
+    """Return the fields of a schema, all nullable and without metadata."""
+    return [StructField(f.name, f.dataType) for f in schema.fields]
+
+
+def aggregate_fields(aggregates: Mapping[str, Aggregate], handle: Any) -> list[StructField]:
+    """Return an output field for each aggregate.
+
+    Args:
+        aggregates: Aggregates by the name of their output column.
+        handle: The handle that Cairn passes to each processor.
+    """
+    types = {f.name: f.dataType for f in handle.input_schema.fields}
+    return [StructField(name, a.result_type(types.get(a.column))) for name, a in aggregates.items()]
 
 
 def plan_fields(
@@ -206,7 +232,8 @@ def plan_fields(
     return fields
 
 
-def _declared(of: type) -> dict[str, Aggregate]:
+def declared_in(of: type) -> dict[str, Aggregate]:
+    """Return the aggregates that a class declares or inherits, those of base classes first."""
     found: dict[str, Any] = {}
     for cls in reversed(of.__mro__):
         found.update(vars(cls))
@@ -220,17 +247,26 @@ class _UnfitError(Exception):
 # --- the rows of a batch, by key --------------------------------------------------------------------------------------
 
 
-class _Groups:
-    """The rows of a batch, grouped by key. Every key has at least one row."""
+class Groups:
+    """The rows of a batch, grouped by key.
+
+    Every key has at least one row, or the batch has no rows at all. Without rows, `Aggregate.step` leaves the stored
+    fields as they are, and returns the aggregates' values.
+    """
 
     def __init__(self, batch: KeyedBatch) -> None:
         self.batch = batch
         self.keys: int = batch.keys.num_rows
         self.starts = batch.row_offsets[:-1]
         self.lengths = np.diff(batch.row_offsets)
-        if (self.lengths < 1).any():
+        if batch.rows.num_rows and (self.lengths < 1).any():
             raise InvariantViolated(f"key {np.argmin(self.lengths)} of a batch of {self.keys} has no rows")
         self._columns: dict[str, _Column] = {}
+
+    @property
+    def some(self) -> slice:
+        """All keys; without rows no key."""
+        return slice(None if self.batch.rows.num_rows else 0)
 
     @cached_property
     def key_of_row(self) -> Int64s:
@@ -240,7 +276,7 @@ class _Groups:
     def column(self, name: str) -> _Column:
         """Return a column's values by key. Aggregates of the same column share one `_Column`."""
         if name not in self._columns:
-            self._columns[name] = _Column(_whole(self.batch.rows[name]), self)
+            self._columns[name] = _Column(whole(self.batch.rows[name]), self)
         return self._columns[name]
 
     def key_text(self, at: np.intp) -> str:
@@ -263,11 +299,11 @@ class _Column:
 
     present: Int64s | slice
 
-    def __init__(self, array: pa.Array, groups: _Groups) -> None:
+    def __init__(self, array: pa.Array, groups: Groups) -> None:
         self.array = array
         self.groups = groups
-        if array.null_count:
-            self.rows = np.flatnonzero(_valid(array))
+        if array.null_count or not len(array):
+            self.rows = np.flatnonzero(valid_rows(array))
             self.owners = groups.key_of_row[self.rows]
             self.counts = np.bincount(self.owners, minlength=groups.keys)
             self.present = np.flatnonzero(self.counts)
@@ -279,7 +315,7 @@ class _Column:
 
     @cached_property
     def values(self) -> Array:
-        values = _numbers(self.array)
+        values = numbers(self.array)
         return values[self.rows] if self.array.null_count else values
 
     @cached_property
@@ -303,57 +339,6 @@ class _Column:
             return values
         folded: Array = fold.reduceat(values, self.starts, axis=0)
         return folded
-
-
-# --- Arrow <-> NumPy --------------------------------------------------------------------------------------------------
-
-
-def _whole(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-
-
-def _valid(array: pa.Array) -> Bools:
-    if not array.null_count:
-        return np.ones(len(array), np.bool_)
-    valid: Bools = array.is_valid().to_numpy(zero_copy_only=False)
-    return valid
-
-
-def _numbers(array: pa.Array) -> Array:
-    """Return the values of a fixed-width Arrow array as a NumPy array. Null is 0.
-
-    Dates become days, timestamps microseconds, and booleans 0 and 1. A decimal becomes four 32-bit limbs in int64, the
-    lowest first; only the last limb is signed. The result may share memory with the Arrow array, so callers must not
-    change it in place.
-    """
-    of = array.type
-    if pa.types.is_boolean(of):
-        return np.asarray(array.fill_null(False).to_numpy(zero_copy_only=False)).astype(np.uint8)
-    if pa.types.is_decimal(of):
-        limbs = np.frombuffer(array.buffers()[1] or b"", "<u4").reshape(-1, 4)[array.offset : array.offset + len(array)]
-        values = limbs.astype(np.int64)
-        values[:, 3] = limbs.view("<i4")[:, 3]
-        return np.where(_valid(array)[:, None], values, 0) if array.null_count else values
-    dtype = np.dtype(f"i{of.bit_width // 8}" if pa.types.is_temporal(of) else of.to_pandas_dtype())
-    values = np.frombuffer(array.buffers()[1] or b"", dtype)[array.offset : array.offset + len(array)]
-    return np.where(_valid(array), values, dtype.type(0)) if array.null_count else values
-
-
-def _arrow(values: Array, of: pa.DataType, valid: Bools | None = None) -> pa.Array:
-    """Convert NumPy values to an Arrow array.
-
-    This is the inverse of `_numbers`, except that decimals come as four unsigned 32-bit limbs.
-
-    Args:
-        values: One value, or one row of limbs, per element.
-        of: Type of the result.
-        valid: False for each null. None means no nulls.
-    """
-    count = len(values)
-    if pa.types.is_boolean(of):
-        values = np.packbits(values, bitorder="little")
-    bitmap = None if valid is None or valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
-    return pa.Array.from_buffers(of, count, [bitmap, pa.py_buffer(np.ascontiguousarray(values))])
 
 
 # --- aggregates -------------------------------------------------------------------------------------------------------
@@ -384,7 +369,15 @@ class Aggregate(ABC):
         """
 
     @abstractmethod
-    def step(self, groups: _Groups, old: Parts) -> Step:
+    def result_type(self, of: Any) -> DataType:
+        """Return the Spark type of the aggregate's value.
+
+        Args:
+            of: Spark type of the aggregated column, for which `parts` raises no error; None for whole rows.
+        """
+
+    @abstractmethod
+    def step(self, groups: Groups, old: Parts) -> Step:
         """Add the rows of a batch to the aggregate of each key.
 
         Args:
@@ -418,7 +411,11 @@ class Count(Aggregate):
         """
         return {"count": LongType()}
 
-    def step(self, groups: _Groups, old: Parts) -> Step:
+    def result_type(self, of: Any) -> DataType:
+        """Return bigint."""
+        return LongType()
+
+    def step(self, groups: Groups, old: Parts) -> Step:
         """Add the number of the batch's rows to the stored number of each key.
 
         `Count()` counts all rows. `Count("column")` counts only rows in which this column is not null.
@@ -431,7 +428,7 @@ class Count(Aggregate):
             The new field `count`, and the same numbers as the aggregate's value.
         """
         added = groups.lengths if self.column is None else groups.column(self.column).counts
-        count = _arrow(_numbers(old["count"]) + added, pa.int64())
+        count = array_of(numbers(old["count"]) + added, pa.int64())
         return {"count": count}, count
 
 
@@ -451,7 +448,11 @@ class Sum(_OfColumn):
         """
         return {"sum": _sum_type(of)}
 
-    def step(self, groups: _Groups, old: Parts) -> Step:
+    def result_type(self, of: Any) -> DataType:
+        """Return bigint, double or a decimal, as the class says."""
+        return _sum_type(of)
+
+    def step(self, groups: Groups, old: Parts) -> Step:
         """Add the column's values in the batch to the stored sum of each key.
 
         Args:
@@ -465,7 +466,7 @@ class Sum(_OfColumn):
             ProcessorError: A sum does not fit its type.
         """
         column, before = groups.column(self.column), old["sum"]
-        valid = _valid(before)
+        valid = valid_rows(before)
         valid = valid | (column.counts > 0)
         total = _total(column, before, self.column, valid)
         return {"sum": total}, total
@@ -489,7 +490,13 @@ class Mean(_OfColumn):
             "sum": _sum_type(of) if isinstance(of, DecimalType) else _numeric(of, DoubleType()),
         }
 
-    def step(self, groups: _Groups, old: Parts) -> Step:
+    def result_type(self, of: Any) -> DataType:
+        """Return double, or a decimal with four more digits."""
+        if isinstance(of, DecimalType):
+            return DecimalType(min(MAX_DIGITS, of.precision + 4), min(MAX_DIGITS, of.scale + 4))
+        return DoubleType()
+
+    def step(self, groups: Groups, old: Parts) -> Step:
         """Add the column's values in the batch to the stored count and sum of each key, and divide sum by count.
 
         Args:
@@ -503,16 +510,16 @@ class Mean(_OfColumn):
             ProcessorError: A decimal sum or mean does not fit its type.
         """
         column = groups.column(self.column)
-        count = _numbers(old["count"]) + column.counts
+        count = numbers(old["count"]) + column.counts
         some = count > 0
         if pa.types.is_decimal(column.array.type):
             total = _total(column, old["sum"], self.column, np.ones(groups.keys, np.bool_))
             mean = _decimal_means(column, total, count, self.column)
         else:
             sums = _double_total(column, old["sum"])
-            total = _arrow(sums, pa.float64())
-            mean = _arrow(_nan_as_one(sums / np.maximum(count, 1)), pa.float64(), some)
-        return {"count": _arrow(count, pa.int64()), "sum": total}, mean
+            total = array_of(sums, pa.float64())
+            mean = array_of(_nan_as_one(sums / np.maximum(count, 1)), pa.float64(), some)
+        return {"count": array_of(count, pa.int64()), "sum": total}, mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -541,7 +548,11 @@ class Variance(_OfColumn):
         double = _numeric(of, DoubleType())
         return {"count": LongType(), "origin": double, "sum": double, "squares": double}
 
-    def step(self, groups: _Groups, old: Parts) -> Step:
+    def result_type(self, of: Any) -> DataType:
+        """Return double."""
+        return DoubleType()
+
+    def step(self, groups: Groups, old: Parts) -> Step:
         """Add the column's values in the batch to the stored fields, and compute the variance of each key.
 
         Args:
@@ -553,7 +564,7 @@ class Variance(_OfColumn):
         """
         column = groups.column(self.column)
         present, added = column.present, column.counts
-        count, origin, total, squares = (_numbers(old[part]).copy() for part in ("count", "origin", "sum", "squares"))
+        count, origin, total, squares = (numbers(old[part]).copy() for part in ("count", "origin", "sum", "squares"))
         with np.errstate(all="ignore"):
             origin[present] = np.where(count[present] > 0, origin[present], column.doubles[column.starts])
             values = column.doubles - origin[column.owners]
@@ -565,9 +576,9 @@ class Variance(_OfColumn):
             count += added
             variance = np.where(np.isfinite(total), squares / np.maximum(count - 1, 1), np.nan)
         doubles = {"origin": origin, "sum": total, "squares": squares}
-        state = {part: _arrow(_nan_as_one(values), pa.float64()) for part, values in doubles.items()}
-        state["count"] = _arrow(count, pa.int64())
-        return state, _arrow(self._of_variance(_nan_as_one(variance)), pa.float64(), count > 1)
+        state = {part: array_of(_nan_as_one(values), pa.float64()) for part, values in doubles.items()}
+        state["count"] = array_of(count, pa.int64())
+        return state, array_of(self._of_variance(_nan_as_one(variance)), pa.float64(), count > 1)
 
     def _of_variance(self, variance: Doubles) -> Doubles:
         return variance
@@ -588,6 +599,10 @@ class _Extreme(_OfColumn, ABC):
     def parts(self, of: Any) -> dict[str, DataType]:
         return {self._part: _scalar(of, "values of this type can't be ordered here")}
 
+    def result_type(self, of: Any) -> DataType:
+        found: DataType = of
+        return found
+
     @property
     @abstractmethod
     def _part(self) -> str:
@@ -599,7 +614,7 @@ class _Extreme(_OfColumn, ABC):
     @abstractmethod
     def _of_two(self, left: pa.Array, right: pa.Array) -> pa.Array: ...
 
-    def step(self, groups: _Groups, old: Parts) -> Step:
+    def step(self, groups: Groups, old: Parts) -> Step:
         column, before = groups.column(self.column), old[self._part]
         if pa.types.is_decimal(before.type) or not pa.types.is_primitive(before.type):
             new = self._by_arrow(column, before)
@@ -613,16 +628,18 @@ class _Extreme(_OfColumn, ABC):
         if pa.types.is_floating(before.type):
             values = _nan_as_one(values + values.dtype.type(0))  # Adding 0 turns -0.0 into 0.0.
         new = column.reduced(fold, values)
-        valid, extremes = _valid(before), _numbers(before).copy()
+        valid, extremes = valid_rows(before), numbers(before).copy()
         extremes[present] = np.where(valid[present], fold(extremes[present], new), new)
-        return _arrow(extremes, before.type, valid | (column.counts > 0))
+        return array_of(extremes, before.type, valid | (column.counts > 0))
 
     def _by_arrow(self, column: _Column, before: pa.Array) -> pa.Array:
         new = column.array
+        if not len(new):
+            return before
         if len(new) > column.groups.keys:
             rows = pa.table({"key": column.groups.key_of_row, "value": new})
             new = rows.group_by("key", use_threads=False).aggregate([("value", self._part)])[f"value_{self._part}"]
-            new = _whole(new)
+            new = whole(new)
         return self._of_two(before, new.cast(before.type))
 
 
@@ -688,7 +705,12 @@ class First(_OfColumn):
         """
         return {"first": of} if self.ignore_nulls else {"first": of, "seen": BooleanType()}
 
-    def step(self, groups: _Groups, old: Parts) -> Step:
+    def result_type(self, of: Any) -> DataType:
+        """Return the type of the column."""
+        found: DataType = of
+        return found
+
+    def step(self, groups: Groups, old: Parts) -> Step:
         """Keep the stored first value of a key. A key without one gets its first value in the batch.
 
         Args:
@@ -701,10 +723,10 @@ class First(_OfColumn):
         column, before = groups.column(self.column), old["first"]
         if self.ignore_nulls:
             keys, rows = column.present, column.rows[column.starts]
-            seen = _valid(before)
+            seen = valid_rows(before)
         else:
-            keys, rows = slice(None), groups.starts
-            seen = _numbers(old["seen"]).astype(np.bool_)
+            keys, rows = groups.some, groups.starts[groups.some]
+            seen = numbers(old["seen"]).astype(np.bool_)
         places = np.arange(groups.keys)
         places[keys] = np.where(seen[keys], places[keys], groups.keys + np.arange(len(rows)))
         new = _picked(before, column.array, rows, places)
@@ -731,7 +753,12 @@ class Last(_OfColumn):
         """
         return {"last": of}
 
-    def step(self, groups: _Groups, old: Parts) -> Step:
+    def result_type(self, of: Any) -> DataType:
+        """Return the type of the column."""
+        found: DataType = of
+        return found
+
+    def step(self, groups: Groups, old: Parts) -> Step:
         """Replace the stored value of each key by its last value in the batch.
 
         Args:
@@ -745,7 +772,7 @@ class Last(_OfColumn):
         if self.ignore_nulls:
             keys, rows = column.present, column.rows[column.starts + column.counts[column.present] - 1]
         else:
-            keys, rows = slice(None), groups.starts + groups.lengths - 1
+            keys, rows = groups.some, (groups.starts + groups.lengths - 1)[groups.some]
         places = np.arange(groups.keys)
         places[keys] = groups.keys + np.arange(len(rows))
         new = _picked(old["last"], column.array, rows, places)
@@ -778,7 +805,11 @@ class ApproxDistinct(_OfColumn):
         _scalar(of, "values of this type can't be compared by their bytes")
         return {"sketch": BinaryType()}
 
-    def step(self, groups: _Groups, old: Parts) -> Step:
+    def result_type(self, of: Any) -> DataType:
+        """Return bigint."""
+        return LongType()
+
+    def step(self, groups: Groups, old: Parts) -> Step:
         """Add the hashes of the column's values in the batch to each key's sketch, and estimate the counts.
 
         Args:
@@ -792,7 +823,7 @@ class ApproxDistinct(_OfColumn):
         before = Sketches.decode(old["sketch"], precision_for(self.relative_error))
         sketches = before.add(column.owners, hash_values(column.array.drop_null()))
         estimates = np.rint(sketches.estimate()).astype(np.int64)
-        return {"sketch": sketches.encode()}, _arrow(estimates, pa.int64())
+        return {"sketch": sketches.encode()}, array_of(estimates, pa.int64())
 
 
 # --- types they take --------------------------------------------------------------------------------------------------
@@ -810,12 +841,17 @@ def _sum_type(of: Any) -> DataType:
     return _numeric(of, DoubleType() if isinstance(of, _FLOATS) else LongType())
 
 
+def is_scalar(of: Any) -> bool:
+    """Return True for a Spark type whose values can be ordered here."""
+    return isinstance(of, (*_INTEGERS, *_FLOATS, DecimalType, *_SCALARS))
+
+
 def _scalar(of: Any, why: str) -> DataType:
     if isinstance(of, StringType) and not of.isUTF8BinaryCollation():
         raise _UnfitError(
             "its collation does not compare bytes; use plain string, in lower case if case does not matter"
         )
-    if not isinstance(of, (*_INTEGERS, *_FLOATS, DecimalType, *_SCALARS)):
+    if not is_scalar(of):
         raise _UnfitError(why)
     found: DataType = of
     return found
@@ -826,17 +862,17 @@ def _scalar(of: Any, why: str) -> DataType:
 
 def _total(column: _Column, before: pa.Array, name: str, valid: Bools) -> pa.Array:
     if pa.types.is_floating(before.type):
-        return _arrow(_double_total(column, before), before.type, valid)
+        return array_of(_double_total(column, before), before.type, valid)
     add = _decimal_total if pa.types.is_decimal(before.type) else _long_total
     total, overflows = add(column, before)
     if overflows.any():
         raise _overflow("sum", name, before.type, column, overflows)
-    return _arrow(total, before.type, valid)
+    return array_of(total, before.type, valid)
 
 
 def _double_total(column: _Column, before: pa.Array) -> Doubles:
     """Return each key's old sum plus its values, added one by one from left to right."""
-    total = _numbers(before).astype(np.float64)
+    total = numbers(before).astype(np.float64)
     with np.errstate(all="ignore"):
         np.add.at(total, column.owners, column.doubles)
     return _nan_as_one(total)
@@ -849,7 +885,7 @@ def _long_total(column: _Column, before: pa.Array) -> tuple[Int64s, Bools]:
     bits: a partial sum may exceed them.
     """
     low_bits = np.int64(0xFFFFFFFF)
-    old, values = _numbers(before), column.values.astype(np.int64)
+    old, values = numbers(before), column.values.astype(np.int64)
     high, low = old >> 32, old & low_bits
     high[column.present] += column.reduced(np.add, values >> 32)
     low[column.present] += column.reduced(np.add, values & low_bits)
@@ -862,7 +898,7 @@ def _decimal_total(column: _Column, before: pa.Array) -> tuple[Array, Bools]:
 
     Each limb is summed in an int64 of its own, so that no sum overflows. The carries are added afterwards.
     """
-    total = _numbers(before)
+    total = numbers(before)
     total[column.present] += column.reduced(np.add, column.values)
     for lower, upper in ((0, 1), (1, 2), (2, 3)):
         total[:, upper] += total[:, lower] >> 32

@@ -29,7 +29,7 @@ serves many keys in one call:
         self.visits.clear()
         return BatchResult(output=with_keys(batch, pa.table({"visits": np.diff(visits.offsets)})))
 
-`cairn.processors.arrow_states` documents these methods. State has the same bytes and expiry as in the row interface. So
+`cairn.runners.arrow_states` documents these methods. State has the same bytes and expiry as in the row interface. So
 a pipeline may change from one interface to the other between two intervals.
 """
 
@@ -120,7 +120,22 @@ class ArrowProcessor(ABC):
             handle: Declares states by `getValueState(name, schema, ttlDurationMs=None)`, `getListState(name, schema,
                 ttlDurationMs=None)` and `getMapState(name, userKeySchema, valueSchema, ttlDurationMs=None)`.
                 `handle.input_schema` and `handle.key_schema` are the Spark schemas of the batches' `rows` and `keys`.
+                `handle.time_mode` is the pipeline's time mode, and `handle.event_time` the name of the event-time
+                column; None in other time modes than "event".
         """
+
+    def deriveOutputSchema(self, handle: Any) -> Any:
+        """Return the Spark schema of the output, for a pipeline without `output_schema`.
+
+        Cairn calls this method on the driver. A subclass that knows its output columns overrides it.
+
+        Args:
+            handle: The handle has the attributes `input_schema`, `key_schema` and `event_time`, as in `init`.
+
+        Returns:
+            A `StructType`; None if the pipeline must declare `output_schema`.
+        """
+        return None
 
     @abstractmethod
     def handleBatch(self, batch: KeyedBatch) -> BatchResult:

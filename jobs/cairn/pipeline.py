@@ -49,7 +49,8 @@ class Pipeline:
         processor: A PySpark `StatefulProcessor`: its class, an instance, a `functools.partial` of the class, or a
             function without parameters that returns an instance. Each task works on a copy. Arguments must be
             picklable, because Cairn sends them to the tasks. A changed argument counts as changed code.
-        output_schema: Schema of the rows that the processor yields: DDL or a `StructType`.
+        output_schema: Schema of the rows that the processor yields: DDL or a `StructType`. None: the processor derives
+            the schema from the input. The ready-made processors of `cairn.aggregates` and `cairn.processors` do this.
         api: Interface of the processor: "row" (PySpark rows), "pandas" (DataFrames), or "arrow"
             (`cairn.arrow_processor`: tables of many keys).
         time_mode: Clock of timers: "none", "processing" (the interval's end) or "event".
@@ -103,7 +104,7 @@ class Pipeline:
     source: Source
     key: Sequence[str | Column]
     processor: Processor
-    output_schema: str | StructType
+    output_schema: str | StructType | None = None
     api: Literal["row", "pandas", "arrow"] = "row"
     time_mode: Literal["none", "processing", "event"] = "processing"
     schedule: str | timedelta | Schedule | None = None

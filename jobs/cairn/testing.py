@@ -33,9 +33,9 @@ from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.plan_interval import Attempt
 from cairn.operations.process_interval import process_interval
 from cairn.pipeline import Interval, Pipeline
-from cairn.processors.output_schema import struct_of
 from cairn.rows.local_rows import LocalRows, route_locally, sorted_rows
 from cairn.rows.routing import Inputs
+from cairn.runners.output_schema import struct_of
 from cairn.shard_jobs.interval import IntervalJob
 from cairn.shipping.ship_processor import processor_on_driver
 from cairn.spark.ddl import parse_ddl_locally

@@ -16,6 +16,7 @@ PUBLIC = {
     "cairn.arrow_processor",
     "cairn.errors",
     "cairn.pandas_with_state",
+    "cairn.processors",
     "cairn.testing",
     "cairn_operators",
 }

@@ -590,8 +590,8 @@ def outcome_of_columns(seed: int, careless: bool) -> list[Any]:
 
 def run_columns(seeds: range) -> list[str]:
     """The programs of the vectorised API that differ."""
-    from cairn.processors import arrow_runner
     from cairn.rows import local_rows
+    from cairn.runners import arrow_runner
 
     before = arrow_runner.ROUND_ROWS, local_rows.BATCH_ROWS
     arrow_runner.ROUND_ROWS, local_rows.BATCH_ROWS = 150, 60

@@ -31,6 +31,7 @@ PAGES = [
     "docs/from-structured-streaming.md",
     "docs/from-flink.md",
     "docs/settings.md",
+    "docs/ready-made.md",
 ]
 # Pages of which only some blocks are run: a line that the block has, and what stands before it. One process for each page.
 _AIRCRAFT = """

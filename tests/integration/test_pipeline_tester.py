@@ -22,6 +22,7 @@ from pyspark.sql.types import StructType
 from cairn.aggregates import Count, First, Last, Max, RunningAggregate, Sum
 from cairn.operations.run_interval import run_interval
 from cairn.pipeline import Interval, Pipeline
+from cairn.processors import Deduplicate, History, Latest, TopN, TumblingWindow
 from cairn.spark.ddl import parse_ddl, parse_ddl_locally
 from cairn.testing import PipelineTester
 from state_backend.values.errors import UsageError
@@ -110,6 +111,36 @@ class Totals(RunningAggregate):
     last = Last("d")
 
 
+class OfHalfAnHour(Deduplicate):
+    horizon = timedelta(minutes=30)
+    keep = "last"
+    output_duplicates = True
+
+
+class Newest(Latest):
+    version = ("money", "n")
+    deleted = "flag"
+    horizon = HOUR
+
+
+class Versions(History):
+    deleted = "flag"
+
+
+class Best(TopN):
+    n = 2
+    order = ("d desc", "small")
+    ties = "all"
+
+
+class Quarters(TumblingWindow):
+    size = timedelta(minutes=15)
+    early = True
+    rows = Count()
+    largest = Max("money")
+    place = Last("place")
+
+
 TEXT = "key string, n long, row string, watermark long"
 BASE = Pipeline(
     name="both",
@@ -134,6 +165,21 @@ CASES: dict[str, Pipeline] = {
         time_mode="none",
         output_schema="k double, rows long, total long, largest decimal(20,3), first binary, last double",
     ),
+}
+READY_MADE = replace(BASE, api="arrow", output_schema=None)
+# `local` is 02:00 or 02:30, never null. The timers of 02:15 fire at 03:00.
+LOCAL: dict[str, Any] = {
+    **EVENT,
+    "event_time": "local",
+    "watermark_delay": timedelta(minutes=45),
+    "watermark": "interval",
+}
+CASES |= {
+    "Deduplicate": replace(READY_MADE, processor=OfHalfAnHour, **EVENT, watermark="interval"),
+    "Latest": replace(READY_MADE, processor=Newest, key=["name"]),
+    "History": replace(READY_MADE, processor=Versions, **LOCAL),
+    "TopN": replace(READY_MADE, processor=Best, key=["day", "name"], order_by=["at"]),
+    "TumblingWindow": replace(READY_MADE, processor=Quarters, **LOCAL),
 }
 
 

@@ -14,11 +14,11 @@ import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerValues
 from pyspark.sql.types import StructType
 
-from cairn.processors.input_rows import KeyedInput, row_slices
-from cairn.processors.keyed_runner import KeyedRunner
-from cairn.processors.processor_handle import row_maker
-from cairn.processors.user_code import UserCode
 from cairn.rows.routing import INPUT, key_columns
+from cairn.runners.input_rows import KeyedInput, row_slices
+from cairn.runners.keyed_runner import KeyedRunner
+from cairn.runners.processor_handle import row_maker
+from cairn.runners.user_code import UserCode
 from state_backend.adapters.rocks import RocksStore
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.key_columns import KeyColumns

@@ -19,14 +19,14 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.sql.streaming import StatefulProcessor, stateful_processor
 from pyspark.sql.types import LongType, Row, StringType, StructField, StructType
 
-from cairn.processors import processor_handle
-from cairn.processors.keyed_runner import KeyedRunner
-from cairn.processors.output_rows import OutputRows
-from cairn.processors.pandas_frames import OutputFrames, frame_slices
-from cairn.processors.processor_handle import DeclaringHandle, HandleState, ProcessorHandle, row_maker
-from cairn.processors.user_code import UserCode
 from cairn.rows.output_file import LocalParquet
 from cairn.rows.routing import INPUT
+from cairn.runners import processor_handle
+from cairn.runners.keyed_runner import KeyedRunner
+from cairn.runners.output_rows import OutputRows
+from cairn.runners.pandas_frames import OutputFrames, frame_slices
+from cairn.runners.processor_handle import DeclaringHandle, HandleState, ProcessorHandle, row_maker
+from cairn.runners.user_code import UserCode
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.adapters.rocks import RocksStore
 from state_backend.state.expiry import expire

@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from cairn.processors.input_rows import python_values
+from cairn.runners.input_rows import python_values
 
 FIRST_US, LAST_US = -62_135_596_800_000_000, 253_402_300_799_999_999
 

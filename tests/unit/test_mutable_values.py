@@ -22,9 +22,9 @@ from pyspark.sql.streaming import StatefulProcessor
 
 from cairn.arrow_processor import ArrowProcessor, BatchResult, KeyedBatch, with_keys
 from cairn.pipeline import Pipeline
-from cairn.processors import arrow_runner
-from cairn.processors.mutable_values import all_immutable, copy_of, copy_of_column, without_rows
 from cairn.rows import local_rows
+from cairn.runners import arrow_runner
+from cairn.runners.mutable_values import all_immutable, copy_of, copy_of_column, without_rows
 from cairn.testing import PipelineTester
 
 START = datetime(2024, 1, 1, tzinfo=UTC)

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql.types import StructType
 
 from cairn.data_sources.keyed_output import KeyedOutput, converter
-from cairn.processors.output_schema import arrow_schema, from_record, recorded_schema
+from cairn.runners.output_schema import arrow_schema, from_record, recorded_schema
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.checkpoint.output_schemas import check_output_schema, newest_output, output_so_far, recorded_schemas
 from state_backend.checkpoint.rewind import fork, rewind

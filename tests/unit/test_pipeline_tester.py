@@ -22,8 +22,8 @@ from cairn.aggregates import Count, RunningAggregate
 from cairn.arrow_processor import ArrowProcessor, BatchResult, KeyedBatch
 from cairn.operations.output_files import output_files
 from cairn.pipeline import Interval, Pipeline
-from cairn.processors.arrow_states import ArrowListState
 from cairn.rows.input_batches import InputBatches
+from cairn.runners.arrow_states import ArrowListState
 from cairn.testing import PipelineTester
 from state_backend.adapters.open_storage import open_storage
 from state_backend.values.errors import (
@@ -558,7 +558,7 @@ class Cyclic(Silent):
 
 def test_a_batch_is_freed_when_its_call_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """The collector counts objects, and of a batch there are few: a hot key's were all there until the end."""
-    monkeypatch.setattr("cairn.processors.arrow_runner.ROUND_ROWS", 1)
+    monkeypatch.setattr("cairn.runners.arrow_runner.ROUND_ROWS", 1)
     monkeypatch.setattr("cairn.rows.input_batches.InputBatches.__iter__", one_by_one(InputBatches.__iter__))
     output = "user string, rows long not null, first boolean"
     visiting(replace(VISITS, api="arrow", order_by=(), processor=Cyclic, output_schema=output)).run(

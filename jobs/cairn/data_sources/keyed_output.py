@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from cairn.processors.output_schema import arrow_schema, from_record, recorded_schema, schema_in, schema_of_file
+from cairn.runners.output_schema import arrow_schema, from_record, recorded_schema, schema_in, schema_of_file
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.log import Log, read_log

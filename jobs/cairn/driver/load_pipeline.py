@@ -8,7 +8,7 @@ import textwrap
 import traceback
 
 from cairn.pipeline import Pipeline
-from cairn.processors.user_code import user_text
+from cairn.runners.user_code import user_text
 from state_backend.values.errors import CairnError, UsageError
 
 

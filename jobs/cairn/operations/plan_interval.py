@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
 
+from cairn.arrow_processor import ArrowProcessor
 from cairn.operations.plan_reuse import ResultInputs, input_hash, options_of, source_hash
 from cairn.operations.read_source import arrow_schema_json, check_types, read_source
 from cairn.pipeline import Interval, Pipeline
-from cairn.processors.output_schema import recorded_schema
-from cairn.processors.processor_handle import ArrowDeclaringHandle, DeclaringHandle
-from cairn.processors.user_code import described
 from cairn.rows.column_names import ColumnNames, grouping_names
 from cairn.rows.routing import Inputs, key_schema_of
 from cairn.rows.watermark import EventTime, event_time_of
+from cairn.runners.output_schema import recorded_schema
+from cairn.runners.processor_handle import ArrowDeclaringHandle, DeclaringHandle
+from cairn.runners.user_code import described
 from cairn.shard_jobs.interval import IntervalJob
 from cairn.shipping.code_version import code_version
 from cairn.shipping.ship_processor import (
@@ -165,13 +166,13 @@ def ask_pipeline(
     """
     base = begun.base.content if begun.base is not None else None
     zone = plan_zone(pipeline.name, pipeline.time_zone, spark.conf.get(_SESSION_ZONE), base.time.zone if base else None)
-    output_schema = _output_schema(spark, pipeline)
-    _check_output(pipeline, begun.output, output_schema)
     rows, position = (read.rows, read.position) if read is not None else read_source(spark, pipeline, attempt.interval)
-    names = _names_of(spark, rows, f"pipeline {pipeline.name!r}: the input")
+    names = _names_of(spark, rows.schema, f"pipeline {pipeline.name!r}: the input")
     key = names.find_key(pipeline.key)
     key_schema = key_schema_of(rows.schema, key)
     event_time = _event_time(pipeline, names, rows.schema, base)
+    output_schema = _output_schema(spark, pipeline, rows.schema)
+    _check_output(pipeline, begun.output, output_schema)
     initial, initial_key = _initial_state(spark, pipeline, key_schema) if base is None else (None, [])
     initial_key_schema = key_schema_of(initial.schema, initial_key) if initial is not None else None
     # Pickle the processor before `init` runs on the driver: the workers must not get an object that `init` has changed.
@@ -279,7 +280,7 @@ def would_be_made_of(
         UsageError: The processor can't be hashed or sent to workers, or the output schema can't be parsed.
     """
     code_hash = ship_processor(pipeline.processor, pipeline.name).code_hash
-    output_schema = _output_schema(spark, pipeline)
+    output_schema = _output_schema(spark, pipeline, read.rows.schema)
     return _input_hash(spark, pipeline, interval, read.rows, read.position, code_hash, permissions, output_schema)
 
 
@@ -331,9 +332,8 @@ def check_fits(
     """
     with in_zone_of(spark, pipeline.time_zone):
         plan_zone(pipeline.name, pipeline.time_zone, spark.conf.get(_SESSION_ZONE), content.time.zone)
-        if output is not None:
-            check_output_schema(pipeline.name, output, recorded_schema(_output_schema(spark, pipeline).jsonValue()))
-        names = _names_of(spark, read.rows, f"pipeline {pipeline.name!r}: the input")
+        _check_output(pipeline, output, _output_schema(spark, pipeline, read.rows.schema))
+        names = _names_of(spark, read.rows.schema, f"pipeline {pipeline.name!r}: the input")
         key_schema = key_schema_of(read.rows.schema, names.find_key(pipeline.key))
         _check_unchanged(pipeline, content, key_schema, names)
         _event_time(pipeline, names, read.rows.schema, content)
@@ -384,9 +384,12 @@ def declared_states(spark: SparkSession, pipeline: Pipeline) -> tuple[StateDescr
     return _plan_states(spark, pipeline, None, StructType(), StructType()).states
 
 
-def _output_schema(spark: SparkSession, pipeline: Pipeline) -> StructType:
+def _output_schema(spark: SparkSession, pipeline: Pipeline, input_schema: StructType) -> StructType:
+    """Return the schema of the output: the declared schema, or the schema that the processor derives from its input."""
     schema = pipeline.output_schema
-    if isinstance(schema, str):
+    if schema is None:
+        schema = _derived_output(spark, pipeline, input_schema)
+    elif isinstance(schema, str):
         try:
             schema = parse_ddl(spark, schema)
         except UsageError as error:
@@ -403,15 +406,38 @@ def _output_schema(spark: SparkSession, pipeline: Pipeline) -> StructType:
     return schema
 
 
+def _derived_output(spark: SparkSession, pipeline: Pipeline, input_schema: StructType) -> StructType:
+    names = _names_of(spark, input_schema, f"pipeline {pipeline.name!r}: the input")
+    key_schema = key_schema_of(input_schema, names.find_key(pipeline.key))
+    handle = _declaring_handle(spark, pipeline, key_schema, input_schema)
+    try:
+        processor = processor_on_driver(pipeline.processor, pipeline.name)
+        derived: StructType | None = (
+            processor.deriveOutputSchema(handle) if isinstance(processor, ArrowProcessor) else None
+        )
+    except (CairnError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise ProcessorError(
+            f"pipeline {pipeline.name!r}: {name_of(pipeline.processor)}.deriveOutputSchema failed on the driver: {described(error)}"
+        ) from error
+    if derived is None:
+        raise UsageError(
+            f"pipeline {pipeline.name!r}: output_schema is missing, and {name_of(pipeline.processor)} does not derive it\n"
+            "Declare the columns of the output, as in output_schema='user string, clicks bigint'"
+        )
+    return derived
+
+
 def _check_output(pipeline: Pipeline, so_far: dict[str, Any] | None, declared: StructType) -> None:
     """Raise `UsageError` if the declared schema could not read the rows of the output so far."""
     if so_far is not None:
         check_output_schema(pipeline.name, so_far, recorded_schema(declared.jsonValue()))
 
 
-def _names_of(spark: SparkSession, rows: DataFrame, what: str) -> ColumnNames:
+def _names_of(spark: SparkSession, schema: StructType, what: str) -> ColumnNames:
     case_sensitive = str(spark.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
-    return ColumnNames(names=tuple(rows.schema.names), case_sensitive=case_sensitive, what=what)
+    return ColumnNames(names=tuple(schema.names), case_sensitive=case_sensitive, what=what)
 
 
 def _event_time(pipeline: Pipeline, names: ColumnNames, schema: StructType, base: Content | None) -> EventTime | None:
@@ -440,7 +466,7 @@ def _initial_state(
     given: Any = pipeline.initial_state(spark)
     grouped_by = grouping_names(given, what)
     initial: DataFrame = given._df if grouped_by is not None else given
-    names = _names_of(spark, initial, what)
+    names = _names_of(spark, initial.schema, what)
     key = names.find_key(pipeline.key)
     if grouped_by is not None and list(map(names.find, grouped_by)) != key:
         raise UsageError(
@@ -458,13 +484,7 @@ def _initial_state(
 def _plan_states(
     spark: SparkSession, pipeline: Pipeline, base: Content | None, key_schema: StructType, input_schema: StructType
 ) -> StatePlan:
-    def parse(ddl: str) -> StructType:
-        return parse_ddl(spark, ddl)
-
-    if pipeline.api == "arrow":
-        handle: DeclaringHandle = ArrowDeclaringHandle(parse, pipeline.time_mode, key_schema, input_schema)
-    else:
-        handle = DeclaringHandle(parse, pipeline.time_mode)
+    handle = _declaring_handle(spark, pipeline, key_schema, input_schema)
     try:
         processor = processor_on_driver(pipeline.processor, pipeline.name)
         processor.init(handle)
@@ -486,6 +506,19 @@ def _plan_states(
             *(pipeline.name, ", ".join(plan.undeclared)),
         )
     return plan
+
+
+def _declaring_handle(
+    spark: SparkSession, pipeline: Pipeline, key_schema: StructType, input_schema: StructType
+) -> DeclaringHandle:
+    def parse(ddl: str) -> StructType:
+        return parse_ddl(spark, ddl)
+
+    if pipeline.api != "arrow":
+        return DeclaringHandle(parse, pipeline.time_mode)
+    names = _names_of(spark, input_schema, f"pipeline {pipeline.name!r}: the input")
+    event_time = None if pipeline.event_time is None else names.find(pipeline.event_time)
+    return ArrowDeclaringHandle(parse, pipeline.time_mode, key_schema, input_schema, event_time)
 
 
 def _check_unchanged(pipeline: Pipeline, base: Content | None, key_schema: StructType, names: ColumnNames) -> None:

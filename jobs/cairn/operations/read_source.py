@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.types import CalendarIntervalType, DataType, StructType, YearMonthIntervalType
 
 from cairn.pipeline import Interval, Pipeline
-from cairn.processors.user_code import user_traceback
 from cairn.rows.local_rows import LocalRows
+from cairn.runners.user_code import user_traceback
 from cairn.spark.session import is_lost
 from state_backend.values.errors import CairnError, SourceError
 

@@ -1,1 +1,17 @@
-"""Run the user's processor on a shard: handles, runners, and the conversion of its input and output rows."""
+"""Ready-made processors for the usual stateful jobs. A subclass declares its settings as class attributes.
+
+class OncePerOrder(Deduplicate):
+    horizon = timedelta(days=7)
+
+Pipeline(..., key=["order_id"], api="arrow", processor=OncePerOrder)
+"""
+
+from __future__ import annotations
+
+from cairn.processors.deduplicate import Deduplicate
+from cairn.processors.history import History
+from cairn.processors.latest import Latest
+from cairn.processors.top_n import TopN
+from cairn.processors.tumbling_window import TumblingWindow
+
+__all__ = ["Deduplicate", "History", "Latest", "TopN", "TumblingWindow"]

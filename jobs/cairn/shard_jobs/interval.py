@@ -20,19 +20,19 @@ import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import TimerValues
 from pyspark.sql.types import StructType
 
-from cairn.processors.arrow_runner import ArrowRunner
-from cairn.processors.input_rows import KeyedInput, row_slices
-from cairn.processors.keyed_runner import KeyedRunner
-from cairn.processors.output_rows import OutputRows
-from cairn.processors.output_schema import arrow_schema, recorded_schema, struct_of
-from cairn.processors.pandas_frames import OutputFrames, frame_slices, key_values, whole_frames
-from cairn.processors.processor_handle import row_maker
-from cairn.processors.user_code import UserCode
 from cairn.rows.forgotten_rows import ForgottenRows
 from cairn.rows.input_batches import InputBatches
 from cairn.rows.output_file import LocalParquet
 from cairn.rows.routing import INITIAL, INPUT
 from cairn.rows.watermark import EventTime
+from cairn.runners.arrow_runner import ArrowRunner
+from cairn.runners.input_rows import KeyedInput, row_slices
+from cairn.runners.keyed_runner import KeyedRunner
+from cairn.runners.output_rows import OutputRows
+from cairn.runners.output_schema import arrow_schema, recorded_schema, struct_of
+from cairn.runners.pandas_frames import OutputFrames, frame_slices, key_values, whole_frames
+from cairn.runners.processor_handle import row_maker
+from cairn.runners.user_code import UserCode
 from cairn.shard_jobs.run_on_shards import StopWatch, rare_garbage_collection
 from cairn.shipping.ship_processor import ShippedProcessor
 from state_backend.adapters.open_storage import open_storage
@@ -395,6 +395,7 @@ class IntervalJob:
                 struct_of(self.input_schema),
                 output,
                 user_code,
+                event_time=None if self.event_time is None else self.event_time.column,
                 **times,
             )
             columnar.process(inputs)

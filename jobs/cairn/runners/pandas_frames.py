@@ -24,10 +24,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql.conversion import ArrowBatchTransformer, PandasToArrowConversion
 from pyspark.sql.types import StructType
 
-from cairn.processors.input_rows import Slices, SlicesOf
-from cairn.processors.mutable_values import copy_of_column
-from cairn.processors.output_rows import column_of, no_nulls_if_none_may_be
 from cairn.rows.output_file import LocalParquet
+from cairn.runners.input_rows import Slices, SlicesOf
+from cairn.runners.mutable_values import copy_of_column
+from cairn.runners.output_rows import column_of, no_nulls_if_none_may_be
 from state_backend.values.errors import ProcessorError
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.types import Row
 
-from cairn.processors.mutable_values import IMMUTABLE, copy_of, without_rows
 from cairn.rows.output_file import LocalParquet
+from cairn.runners.mutable_values import IMMUTABLE, copy_of, without_rows
 from state_backend.values.errors import ProcessorError
 
 _ROWS_PER_BATCH = 10_000

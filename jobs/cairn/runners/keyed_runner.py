@@ -7,11 +7,11 @@ from typing import Any, Protocol
 
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
 
-from cairn.processors.input_rows import KeyedInput
-from cairn.processors.mutable_values import all_immutable
-from cairn.processors.processor_handle import HandleState, ProcessorHandle, row_maker
-from cairn.processors.user_code import UserCode, iterable
 from cairn.rows.routing import INITIAL
+from cairn.runners.input_rows import KeyedInput
+from cairn.runners.mutable_values import all_immutable
+from cairn.runners.processor_handle import HandleState, ProcessorHandle, row_maker
+from cairn.runners.user_code import UserCode, iterable
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.state.shard_state import ShardState
 from state_backend.values.records import TimeMode

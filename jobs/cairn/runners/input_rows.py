@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
-from cairn.processors.processor_handle import row_maker
 from cairn.rows.input_batches import InputBatches
 from cairn.rows.routing import INITIAL, INPUT, key_columns
+from cairn.runners.processor_handle import row_maker
 from state_backend.formats.key_columns import KeyColumns
 from state_backend.state.shard_state import ShardState
 

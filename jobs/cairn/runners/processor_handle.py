@@ -18,7 +18,7 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.sql.streaming import stateful_processor as spark_api
 from pyspark.sql.types import Row, StructType
 
-from cairn.processors.arrow_states import ArrowListState, ArrowMapState, ArrowTimers
+from cairn.runners.arrow_states import ArrowListState, ArrowMapState, ArrowTimers
 from state_backend.state import state_variables
 from state_backend.state.entry_columns import Groups
 from state_backend.state.layout import MAX_TIME_MS
@@ -396,14 +396,23 @@ class ArrowDeclaringHandle(DeclaringHandle):
     Attributes:
         key_schema: The Spark schema of the table `KeyedBatch.keys`.
         input_schema: The Spark schema of the table `KeyedBatch.rows`.
+        event_time: The name of the event-time column; None in other time modes than "event".
+        time_mode: The time mode of the pipeline.
     """
 
     def __init__(
-        self, parse_ddl: ParseDdl, time_mode: TimeMode, key_schema: StructType, input_schema: StructType
+        self,
+        parse_ddl: ParseDdl,
+        time_mode: TimeMode,
+        key_schema: StructType,
+        input_schema: StructType,
+        event_time: str | None,
     ) -> None:
         super().__init__(parse_ddl, time_mode)
         self.key_schema = key_schema
         self.input_schema = input_schema
+        self.event_time = event_time
+        self.time_mode = time_mode
 
     def registerTimer(self, keys: Any, expiryTimestampMs: Any = None) -> None:  # type: ignore[override]
         """Raise an error, as Spark does, because `init` has no current batch.
@@ -436,16 +445,25 @@ class ArrowHandle(ProcessorHandle):
     Attributes:
         key_schema: The Spark schema of the table `KeyedBatch.keys`.
         input_schema: The Spark schema of the table `KeyedBatch.rows`.
+        event_time: The name of the event-time column; None in other time modes than "event".
+        time_mode: The time mode of the pipeline.
         states: The declared value states, by name.
         timers: The timers of the shard, as columns.
     """
 
     def __init__(
-        self, shard: ShardState, time_mode: TimeMode, key_schema: StructType, input_schema: StructType
+        self,
+        shard: ShardState,
+        time_mode: TimeMode,
+        key_schema: StructType,
+        input_schema: StructType,
+        event_time: str | None,
     ) -> None:
         super().__init__(shard, time_mode)
         self.key_schema = key_schema
         self.input_schema = input_schema
+        self.event_time = event_time
+        self.time_mode = time_mode
         self.states: dict[str, ValueColumns] = {}
         self.timers = TimerColumns(shard)
         self._columns: list[EntryColumns] = [self.timers]

@@ -16,14 +16,14 @@ from pyspark.sql.streaming.stateful_processor import TimerValues
 from pyspark.sql.types import StructType
 
 from cairn.arrow_processor import BatchResult, KeyedBatch
-from cairn.processors.arrow_states import EXPIRY
-from cairn.processors.input_rows import starts_of
-from cairn.processors.output_rows import no_nulls_if_none_may_be
-from cairn.processors.processor_handle import ArrowHandle, HandleState
-from cairn.processors.user_code import UserCode
 from cairn.rows.input_batches import InputBatches
 from cairn.rows.output_file import LocalParquet
 from cairn.rows.routing import key_columns
+from cairn.runners.arrow_states import EXPIRY
+from cairn.runners.input_rows import starts_of
+from cairn.runners.output_rows import no_nulls_if_none_may_be
+from cairn.runners.processor_handle import ArrowHandle, HandleState
+from cairn.runners.user_code import UserCode
 from state_backend.formats.key_columns import KeyColumns
 from state_backend.formats.types import parse_struct
 from state_backend.state.entry_columns import Groups
@@ -64,6 +64,7 @@ class ArrowRunner:
         input_schema: The Spark schema of the input columns.
         output: The output file.
         user_code: The context that turns exceptions of user code into ProcessorError.
+        event_time: The name of the event-time column; None in other time modes than "event".
         time_mode: The pipeline's time mode; with "none", no timers fire.
         timer_values: The times that `handleBatch` sees.
         expired_values: The times that `handleExpiredTimers` sees.
@@ -82,6 +83,7 @@ class ArrowRunner:
         output: LocalParquet,
         user_code: UserCode,
         *,
+        event_time: str | None,
         time_mode: TimeMode,
         timer_values: TimerValues,
         expired_values: TimerValues,
@@ -100,7 +102,7 @@ class ArrowRunner:
         self._due_ms = due_ms
         with user_code.call("init"):
             self._processor = processor()
-            self._handle = ArrowHandle(state, time_mode, key_schema, input_schema)
+            self._handle = ArrowHandle(state, time_mode, key_schema, input_schema, event_time)
             self._processor.init(self._handle)
             self._handle.initialized()
         self._states = self._handle.states

@@ -1,0 +1,63 @@
+"""Conversions between Arrow arrays and NumPy arrays, for processors that compute with NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Array = npt.NDArray[Any]
+Bools = npt.NDArray[np.bool_]
+Int64s = npt.NDArray[np.int64]
+
+
+def whole(column: pa.ChunkedArray) -> pa.Array:
+    """Return a column of a table as one array."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def valid_rows(array: pa.Array) -> Bools:
+    """Return True for each element that is not null."""
+    if not array.null_count:
+        return np.ones(len(array), np.bool_)
+    valid: Bools = array.is_valid().to_numpy(zero_copy_only=False)
+    return valid
+
+
+def numbers(array: pa.Array) -> Array:
+    """Return the values of a fixed-width Arrow array as a NumPy array. Null is 0.
+
+    Dates become days, timestamps microseconds, and booleans 0 and 1. A decimal becomes four 32-bit limbs in int64, the
+    lowest first; only the last limb is signed. The result may share memory with the Arrow array, so callers must not
+    change it in place.
+    """
+    of = array.type
+    if pa.types.is_boolean(of):
+        return np.asarray(array.fill_null(False).to_numpy(zero_copy_only=False)).astype(np.uint8)
+    if pa.types.is_decimal(of):
+        limbs = np.frombuffer(array.buffers()[1] or b"", "<u4").reshape(-1, 4)[array.offset : array.offset + len(array)]
+        values = limbs.astype(np.int64)
+        values[:, 3] = limbs.view("<i4")[:, 3]
+        return np.where(valid_rows(array)[:, None], values, 0) if array.null_count else values
+    dtype = np.dtype(f"i{of.bit_width // 8}" if pa.types.is_temporal(of) else of.to_pandas_dtype())
+    values = np.frombuffer(array.buffers()[1] or b"", dtype)[array.offset : array.offset + len(array)]
+    return np.where(valid_rows(array), values, dtype.type(0)) if array.null_count else values
+
+
+def array_of(values: Array, of: pa.DataType, valid: Bools | None = None) -> pa.Array:
+    """Convert NumPy values to an Arrow array.
+
+    This is the inverse of `numbers`, except that decimals come as four unsigned 32-bit limbs.
+
+    Args:
+        values: One value, or one row of limbs, per element.
+        of: Type of the result.
+        valid: False for each null. None means no nulls.
+    """
+    count = len(values)
+    if pa.types.is_boolean(of):
+        values = np.packbits(values, bitorder="little")
+    bitmap = None if valid is None or valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
+    return pa.Array.from_buffers(of, count, [bitmap, pa.py_buffer(np.ascontiguousarray(values))])

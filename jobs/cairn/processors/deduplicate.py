@@ -1,0 +1,382 @@
+"""A ready-made processor that lets one row per key through."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.types import LongType, StructField, StructType
+
+from cairn.aggregates import nullable
+from cairn.arrow_processor import BatchResult, KeyedBatch
+from cairn.numpy_columns import Bools, Int64s, array_of, numbers, valid_rows, whole
+from cairn.processors.ready_made import (
+    MICROSECOND,
+    ReadyMade,
+    ceil_ms,
+    check_choice,
+    check_free,
+    check_span,
+    type_of_event_time,
+)
+from state_backend.values.errors import UsageError
+
+__all__ = ["Deduplicate"]
+
+STATES = {"first": "seen", "last": "waiting"}
+NUMBER = "duplicate_number"
+_NEVER = np.iinfo(np.int64).min
+# `opening_rows` works in rounds: each round finds the next opening row of every key with NumPy. After 32 rounds it goes
+# through the remaining rows one by one, because a round over few keys is slower.
+_ROUNDS = 32
+
+
+class Deduplicate(ReadyMade):
+    """Processor that puts out one row per key within a horizon, across intervals.
+
+    The pipeline's `key` says which rows are duplicates of each other. Rows come interval by interval, and within an
+    interval in the order of `order_by`. The first row of a key opens a horizon at its event time. As long as the
+    horizon lasts, all further rows of the key are duplicates, also rows with an earlier event time. The first row with
+    an event time after the horizon opens the next horizon.
+
+    A row whose event time is null is put out at once. It opens no horizon and is never a duplicate.
+
+    The output has the columns of the input.
+
+    The state `seen` has for each open horizon its beginning, `opened_at`, and the number of its `duplicates` so far.
+    With `keep = "last"` the state is named `waiting`, and its fields `row_...` have the row that will be put out. A timer deletes the
+    state when the watermark has passed the end of the horizon.
+
+    Attributes:
+        horizon: Length of time. None remembers every key for ever, and needs no event time.
+        keep: "first" puts out the row that opens the horizon, at once. "last" puts out the row with the latest event
+            time of the horizon, when the horizon has ended. Of rows with equal event times, the last one in the order
+            counts.
+        output_duplicates: True puts out duplicates too. The output then has the column `duplicate_number`: 0 for the
+            row that counts, and 1, 2, ... for the duplicates of its horizon in the order in which they came.
+
+    Example:
+        class OncePerOrder(Deduplicate):
+            horizon = timedelta(days=7)
+    """
+
+    settings: ClassVar[tuple[str, ...]] = ("horizon", "keep", "output_duplicates")
+    horizon: timedelta | None
+    keep: Literal["first", "last"] = "first"
+    output_duplicates: bool = False
+
+    @classmethod
+    def check_settings(cls) -> None:
+        """Check the class attributes.
+
+        Raises:
+            UsageError: A setting is missing, has a wrong value, or contradicts another.
+        """
+        check_span(cls, "horizon", "remember every key for ever")
+        check_choice(cls, "keep", ("first", "last"))
+        check_choice(cls, "output_duplicates", (True, False))
+        if cls.keep == "last" and cls.horizon is None:
+            raise UsageError(
+                f"{cls.__name__}.keep is 'last' and horizon is None: the last row would never be known; set a horizon, or use Latest, which puts out every newer row"
+            )
+
+    def init(self, handle: Any) -> None:
+        """Declare the state.
+
+        Args:
+            handle: The handle that Cairn passes to each processor.
+
+        Raises:
+            UsageError: The pipeline has no event time, or an input column has the name `duplicate_number`.
+        """
+        self.check_settings()
+        self._handle = handle
+        self._state = STATES[self.keep]
+        self._time: str | None = None
+        self._row_names: list[str] = []
+        self._horizon_us = 0
+        self._number_is_free(handle)
+        fields = [StructField("duplicates", LongType())]
+        if self.horizon is not None:
+            owner = type(self).__name__
+            fields.append(StructField("opened_at", type_of_event_time(owner, f"horizon = {self.horizon!r}", handle)))
+            self._time, self._horizon_us = handle.event_time, self.horizon // MICROSECOND
+        if self.keep == "last":
+            row = [f for f in nullable(handle.input_schema) if f.name not in handle.key_schema.names]
+            self._row_names = [f.name for f in row]
+            # One field for each column: a struct would be coded row by row in Python.
+            fields += [StructField(f"row_{f.name}", f.dataType) for f in row]
+        handle.getValueState(self._state, StructType(fields))
+
+    def deriveOutputSchema(self, handle: Any) -> StructType:
+        """Return the schema of the output: the input columns, and `duplicate_number` if duplicates are put out.
+
+        Args:
+            handle: The handle that Cairn passes to each processor.
+
+        Raises:
+            UsageError: An input column has the name `duplicate_number`.
+        """
+        self._number_is_free(handle)
+        number = [StructField(NUMBER, LongType())] if self.output_duplicates else []
+        return StructType([*nullable(handle.input_schema), *number])
+
+    def _number_is_free(self, handle: Any) -> None:
+        if self.output_duplicates:
+            check_free(type(self).__name__, NUMBER, handle.input_schema.names, "output_duplicates = True")
+
+    def handleBatch(self, batch: KeyedBatch) -> BatchResult:
+        """Put out the rows of a batch that count, and remember their horizons.
+
+        Args:
+            batch: The rows of many keys, and the state of these keys.
+
+        Returns:
+            The state of every key, and the output rows. A key without an open horizon has no state.
+        """
+        seen = _Seen(
+            known=batch.exists[self._state],
+            duplicates=numbers(whole(batch.states[self._state]["duplicates"])),
+            opened=None if self._time is None else numbers(whole(batch.states[self._state]["opened_at"])),
+        )
+        if self.keep == "first":
+            rows, owners, stored = batch.rows, batch.key_of_row, np.zeros(batch.rows.num_rows, np.bool_)
+        else:
+            rows, owners, stored = self._with_stored_rows(batch)
+        walk = self._walk(rows, owners, stored, seen)
+        states = {"duplicates": array_of(walk.duplicates, pa.int64())}
+        known = seen.known | (walk.opened_by >= 0)
+        if self._time is not None and seen.opened is not None:
+            opened = seen.opened.copy()
+            new = walk.opened_by >= 0
+            opened[new] = numbers(whole(rows[self._time]))[walk.opened_by[new]]
+            states["opened_at"] = array_of(opened, batch.states[self._state]["opened_at"].type)
+            self._move_timers(seen.known & new, seen.opened, new, opened)
+        if self.keep == "first":
+            output = self._output(rows, ~walk.timed | walk.opens, walk.numbers)
+        else:
+            output, last = self._last_rows(rows, owners, walk)
+            kept = rows.take(pa.array(last, mask=last < 0))
+            states |= {f"row_{name}": kept[name] for name in self._row_names}
+        return BatchResult(states={self._state: pa.table(states)}, cleared={self._state: ~known}, output=output)
+
+    def handleExpiredTimers(self, batch: KeyedBatch) -> BatchResult:
+        """Delete the state of horizons that have ended. With `keep = "last"`, put out their rows.
+
+        Args:
+            batch: The keys whose horizons may have ended, and their state.
+
+        Returns:
+            The keys whose state is deleted, and the output rows.
+        """
+        if self._time is None:
+            return BatchResult()  # The class had a horizon when these timers were set.
+        opened = numbers(whole(batch.states[self._state]["opened_at"]))
+        ended = batch.exists[self._state] & (ceil_ms(opened + self._horizon_us) <= batch.time.getCurrentWatermarkInMs())
+        # The class had another horizon when these timers were set.
+        moved = np.flatnonzero(batch.exists[self._state] & ~ended)
+        self._handle.registerTimer(moved, ceil_ms(opened[moved] + self._horizon_us))
+        output = None
+        if self.keep == "last":
+            rows = self._rows_of_state(batch, ended)
+            output = self._output(rows, np.ones(rows.num_rows, np.bool_), np.zeros(rows.num_rows, np.int64))
+        return BatchResult(cleared={self._state: ended}, output=output)
+
+    def _walk(self, rows: pa.Table, owners: Int64s, stored: Bools, seen: _Seen) -> _Walk:
+        count, keys = rows.num_rows, len(seen.known)
+        starts = np.flatnonzero(np.diff(owners, prepend=-1))
+        if self._time is None:
+            timed, opens = np.ones(count, np.bool_), np.zeros(count, np.bool_)
+            opens[starts] = ~seen.known[owners[starts]]
+        else:
+            column = whole(rows[self._time])
+            timed = valid_rows(column)
+            opened = np.zeros(keys, np.int64) if seen.opened is None else seen.opened
+            limits = np.where(seen.known, opened + self._horizon_us, _NEVER)
+            opens = opening_rows(numbers(column), timed & ~stored, owners, limits, self._horizon_us)
+        return walk_of(owners, starts, stored, timed, opens, seen)
+
+    def _move_timers(self, had: Bools, old: Int64s, new: Bools, opened: Int64s) -> None:
+        """Replace the timer of each key whose horizon changed: at most one timer per key remains."""
+        was, now = np.flatnonzero(had), np.flatnonzero(new)
+        self._handle.deleteTimer(was, ceil_ms(old[was] + self._horizon_us))
+        self._handle.registerTimer(now, ceil_ms(opened[now] + self._horizon_us))
+
+    def _output(self, rows: pa.Table, chosen: Bools, numbers_of_rows: Int64s) -> pa.Table:
+        if not self.output_duplicates:
+            return rows.filter(pa.array(chosen))
+        return rows.append_column(NUMBER, array_of(numbers_of_rows, pa.int64()))
+
+    # --- keep = "last" ------------------------------------------------------------------------------------------------
+
+    def _rows_of_state(self, batch: KeyedBatch, chosen: Bools) -> pa.Table:
+        """Return the stored row of each chosen key, with the columns of the input."""
+        keys, where = batch.keys.filter(pa.array(chosen)), pa.array(chosen)
+        columns = dict(zip(keys.column_names, keys.columns, strict=True))
+        columns |= {name: batch.states[self._state][f"row_{name}"].filter(where) for name in self._row_names}
+        names = self._handle.input_schema.names
+        return pa.table([columns[name] for name in names], names=names)
+
+    def _with_stored_rows(self, batch: KeyedBatch) -> tuple[pa.Table, Int64s, Bools]:
+        """Return stored and new rows in one table. The stored row of a key comes before its new rows."""
+        known = batch.exists[self._state]
+        old = self._rows_of_state(batch, known).cast(batch.rows.schema)
+        owners = np.concatenate([np.flatnonzero(known), batch.key_of_row])
+        order = np.argsort(owners, kind="stable")
+        rows = pa.concat_tables([old, batch.rows]).take(pa.array(order))
+        return rows, owners[order], order < old.num_rows
+
+    def _last_rows(self, rows: pa.Table, owners: Int64s, walk: _Walk) -> tuple[pa.Table, Int64s]:
+        """Return the output, and for each key the position of the row to store; -1 for none."""
+        winners, displaced = running_winners(numbers(whole(rows[self._handle.event_time])), walk)
+        at_end = np.append(walk.begins[1:] - 1, len(owners) - 1)
+        of_horizon = winners[at_end]
+        is_last = np.append(np.diff(owners[walk.begins]) != 0, [True])
+        last = np.full(len(walk.duplicates), -1, np.int64)
+        last[owners[walk.begins[is_last]]] = of_horizon[is_last]
+        ended = of_horizon[~is_last & (of_horizon >= 0)]
+        at = [np.flatnonzero(~walk.timed), ended]
+        number = [np.zeros(len(part), np.int64) for part in at]
+        if self.output_duplicates:
+            came = np.flatnonzero(displaced >= 0)
+            at.append(displaced[came])
+            number.append(walk.numbers[came])
+        chosen = rows.take(pa.array(np.concatenate(at)))
+        return self._output(chosen, np.ones(chosen.num_rows, np.bool_), np.concatenate(number)), last
+
+
+# --- horizons of many keys --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    """State of the keys of a batch.
+
+    Attributes:
+        known: True for each key with an open horizon.
+        duplicates: Number of duplicates of each open horizon.
+        opened: Beginning of each open horizon in microseconds; None without a horizon.
+    """
+
+    known: Bools
+    duplicates: Int64s
+    opened: Int64s | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Walk:
+    """Rows of a batch, cut into horizons.
+
+    Attributes:
+        timed: True for each row with an event time.
+        opens: True for each row that opens a horizon.
+        begins: Position of the first row of each horizon. Rows of a key before its first horizon are a part of their
+            own.
+        horizon_of_row: Index in `begins`, for each row.
+        numbers: For each duplicate its number in its horizon; 0 for all other rows.
+        duplicates: For each key, the number of duplicates of its last horizon.
+        opened_by: For each key, the position of the last row that opens a horizon; -1 for none.
+    """
+
+    timed: Bools
+    opens: Bools
+    begins: Int64s
+    horizon_of_row: Int64s
+    numbers: Int64s
+    duplicates: Int64s
+    opened_by: Int64s
+
+
+def opening_rows(times: Int64s, candidates: Bools, owners: Int64s, limits: Int64s, horizon: int) -> Bools:
+    """Return True for each row that opens a horizon.
+
+    The first candidate of a key at or after the key's limit opens a horizon. The limit of the key is then the end of
+    this horizon.
+
+    Args:
+        times: Event time of each row.
+        candidates: False for rows that can't open a horizon.
+        owners: Index of each row's key, ascending.
+        limits: For each key, the end of its open horizon.
+        horizon: Length of a horizon, in the unit of the times.
+    """
+    limits = limits.copy()
+    opens = np.zeros(len(times), np.bool_)
+    left = np.flatnonzero(candidates)
+    for _ in range(_ROUNDS):
+        left = left[times[left] >= limits[owners[left]]]
+        if not len(left):
+            return opens
+        first = left[np.flatnonzero(np.diff(owners[left], prepend=-1))]
+        opens[first] = True
+        limits[owners[first]] = times[first] + horizon
+    limit_of = limits.tolist()
+    for row, owner, time in zip(left.tolist(), owners[left].tolist(), times[left].tolist(), strict=True):
+        if time >= limit_of[owner]:
+            opens[row] = True
+            limit_of[owner] = time + horizon
+    return opens
+
+
+def walk_of(owners: Int64s, starts: Int64s, stored: Bools, timed: Bools, opens: Bools, seen: _Seen) -> _Walk:
+    """Cut the rows into horizons, and number the duplicates of each horizon.
+
+    Args:
+        owners: Index of each row's key, ascending.
+        starts: Position of each key's first row.
+        stored: True for a row that comes from the state. It continues the open horizon.
+        timed: True for each row with an event time.
+        opens: True for each row that opens a horizon.
+        seen: State of the keys.
+    """
+    duplicate = timed & ~opens & ~stored
+    is_begin = opens.copy()
+    is_begin[starts] = True
+    begins = np.flatnonzero(is_begin)
+    horizon_of_row = np.cumsum(is_begin) - 1
+    running = np.cumsum(duplicate)
+    before: Int64s = running[begins] - duplicate[begins]
+    carried = np.where(opens[begins], 0, seen.duplicates[owners[begins]])
+    number = running + (carried - before)[horizon_of_row]
+    ends = np.append(starts[1:], len(owners)) - 1
+    duplicates, opened_by = seen.duplicates.copy(), np.full(len(seen.known), -1, np.int64)
+    duplicates[owners[starts]] = number[ends]
+    last = np.maximum.accumulate(np.where(opens, np.arange(len(owners)), -1))[ends]
+    opened_by[owners[starts]] = np.where(last >= starts, last, -1)
+    return _Walk(
+        timed=timed,
+        opens=opens,
+        begins=begins,
+        horizon_of_row=horizon_of_row,
+        numbers=np.where(duplicate, number, 0),
+        duplicates=duplicates,
+        opened_by=opened_by,
+    )
+
+
+def running_winners(times: Int64s, walk: _Walk) -> tuple[Int64s, Int64s]:
+    """Return two positions for each row: the row of its horizon that counts so far, and the row that it displaces.
+
+    The row with the latest event time counts; of rows with equal event times, the last one. A row that does not count
+    itself is displaced by its own arrival. -1 means that there is no such row.
+
+    Args:
+        times: Event time of each row.
+        walk: The rows, cut into horizons.
+    """
+    rows = np.arange(len(times))
+    rank = np.zeros(len(times), np.int64)
+    rank[walk.timed] = np.unique(times[walk.timed], return_inverse=True)[1] + 1
+    # A rank is at most the number of rows. So one running maximum serves all horizons: a later horizon's values are
+    # greater than all values of an earlier one.
+    placed = walk.horizon_of_row * (len(times) + 1) + rank
+    counts = walk.timed & (placed == np.maximum.accumulate(placed))
+    winners = np.maximum.accumulate(np.where(counts, rows, -1))
+    begin_of_row = walk.begins[walk.horizon_of_row]
+    winners = np.where(winners >= begin_of_row, winners, -1)
+    before = np.where(rows > begin_of_row, np.roll(winners, 1), -1)
+    displaced = np.where(walk.numbers > 0, np.where(counts, before, rows), -1)
+    return winners, displaced

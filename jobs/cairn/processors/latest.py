@@ -1,0 +1,202 @@
+"""A ready-made processor that keeps the newest row of each key: a slowly changing dimension of type 1."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.types import BooleanType, StructType
+
+from cairn.aggregates import nullable
+from cairn.arrow_processor import BatchResult, KeyedBatch, with_keys
+from cairn.numpy_columns import Bools, Int64s, numbers, whole
+from cairn.processors.ordering import OrderColumn, check_order, order_codes, order_columns, type_of
+from cairn.processors.ready_made import ReadyMade, check_span
+from state_backend.values.errors import UsageError
+
+__all__ = ["Latest"]
+
+STATE = "latest"
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+class Latest(ReadyMade):
+    """Processor that puts out the newest row of each key, and keeps it as state.
+
+    In each interval, the output has one row for each key whose newest row changed. A sink that replaces the row of the
+    key, such as a MERGE, keeps a table of the newest rows. The state `latest` is this table too.
+
+    Rows come interval by interval, and within an interval in the order of `order_by`. A row replaces the newest row
+    unless its `version` is smaller. So out-of-order rows change nothing.
+
+    A deleted key has one output row too: the columns of key, `version` and `deleted`. All other columns are null. The
+    state keeps these columns. So an older row that comes later does not bring the key back.
+
+    Attributes:
+        version: One or more columns, such as "updated_at" or ("day", "number"). Nulls are the smallest values. None:
+            each row is newer than the rows before.
+        deleted: A boolean column; True in it deletes the key. None: no row deletes.
+        horizon: Length of time that a deleted key stays in the state after the end of its interval. Needed with
+            `deleted`; None keeps deleted keys for ever.
+
+    Example:
+        class Customers(Latest):
+            version = "updated_at"
+            deleted = "is_deleted"
+            horizon = timedelta(days=30)
+    """
+
+    settings: ClassVar[tuple[str, ...]] = ("version", "deleted", "horizon")
+    version: str | tuple[str, ...] | None = None
+    deleted: str | None = None
+    horizon: timedelta | None
+
+    @classmethod
+    def check_settings(cls) -> None:
+        """Check the class attributes.
+
+        Raises:
+            UsageError: A setting is missing, has a wrong value, or contradicts another.
+        """
+        for column in cls._version():
+            if column.descending:
+                raise UsageError(
+                    f"{cls.__name__}.version has a descending column {column.name!r}; a larger version is newer, so leave out desc"
+                )
+        if cls.deleted is not None:
+            if not isinstance(cls.deleted, str):
+                raise UsageError(
+                    f'{cls.__name__}.deleted is {cls.deleted!r}; name a boolean column, as in deleted = "is_deleted"'
+                )
+            check_span(cls, "horizon", "keep deleted keys for ever")
+        elif getattr(cls, "horizon", None) is not None:
+            raise UsageError(
+                f'{cls.__name__}.horizon is set without deleted; it says how long a deleted key is remembered, so name the column: deleted = "is_deleted"'
+            )
+
+    @classmethod
+    def _version(cls) -> tuple[OrderColumn, ...]:
+        return () if cls.version is None else order_columns(cls.__name__, "version", cls.version)
+
+    def init(self, handle: Any) -> None:
+        """Declare the state `latest` with all input columns except the key.
+
+        Args:
+            handle: The handle that Cairn passes to each processor.
+
+        Raises:
+            UsageError: A setting does not fit the input.
+        """
+        self.check_settings()
+        owner = type(self).__name__
+        self._handle, self._changed_before = handle, False
+        self._columns = self._version()
+        check_order(owner, "version", self._columns, handle)
+        if self.deleted is not None:
+            of = type_of(owner, "deleted", self.deleted, handle)
+            if not isinstance(of, BooleanType) or self.deleted in handle.key_schema.names:
+                raise UsageError(
+                    f"{owner}.deleted names column {self.deleted!r}, which is {of.simpleString()}; name a boolean column that is not in the key"
+                )
+            if self.horizon is not None and handle.time_mode == "none":
+                raise UsageError(
+                    f"{owner}.horizon needs a clock; declare the pipeline with time_mode='processing' or 'event'"
+                )
+        row = [f for f in nullable(handle.input_schema) if f.name not in handle.key_schema.names]
+        if not row:
+            raise UsageError(
+                f"{owner}: all columns of the input are in the key, and no column is left that could change; take columns out of the key"
+            )
+        handle.getValueState(STATE, StructType(row))
+
+    def deriveOutputSchema(self, handle: Any) -> StructType:
+        """Return the schema of the output: the input columns.
+
+        Args:
+            handle: The handle that Cairn passes to each processor.
+        """
+        return StructType(nullable(handle.input_schema))
+
+    def handleBatch(self, batch: KeyedBatch) -> BatchResult:
+        """Replace the newest row of each key that has a newer row in the batch.
+
+        Args:
+            batch: The rows of many keys, and the newest rows of these keys so far.
+
+        Returns:
+            The newest row of each key, and the rows that changed.
+        """
+        keys, old = batch.keys.num_rows, batch.states[STATE]
+        newest, replaces = self._newest(batch)
+        places = np.where(replaces, keys + newest, np.arange(keys))
+        was_deleted, is_deleted = self._deleted(old[self.deleted], batch, places) if self.deleted else (None, None)
+        kept = {column.name for column in self._columns} | {self.deleted}
+        new = {}
+        for name in old.column_names:
+            before = whole(old[name])
+            values = pa.concat_arrays([before, whole(batch.rows[name]).cast(before.type)])
+            empty = is_deleted if name not in kept else None
+            new[name] = values.take(pa.array(places, mask=empty))
+        if was_deleted is not None and is_deleted is not None and self.horizon is not None:
+            self._move_timers(batch, replaces, was_deleted, is_deleted)
+        state = pa.table(new)
+        return BatchResult(states={STATE: state}, output=self._output(batch, state, replaces))
+
+    def handleExpiredTimers(self, batch: KeyedBatch) -> BatchResult:
+        """Forget keys that were deleted long ago.
+
+        Args:
+            batch: The keys whose timers are due, and their newest rows.
+
+        Returns:
+            The keys to forget.
+        """
+        if self.deleted is None or self.horizon is None:
+            return BatchResult()
+        return BatchResult(cleared={STATE: numbers(whole(batch.states[STATE][self.deleted])).astype(np.bool_)})
+
+    def _newest(self, batch: KeyedBatch) -> tuple[Int64s, Bools]:
+        """Return, for each key, the position of the batch's newest row, and True if it replaces the stored row."""
+        starts = batch.row_offsets[:-1]
+        if not self._columns:
+            return batch.row_offsets[1:] - 1, np.ones(len(starts), np.bool_)
+        old, exists, keys = batch.states[STATE], batch.exists[STATE], len(starts)
+        arrays = []
+        for column in self._columns:
+            new = whole(batch.rows[column.name])
+            if column.name in batch.keys.column_names:
+                arrays.append(pa.concat_arrays([whole(batch.keys[column.name]).cast(new.type), new]))
+            else:
+                arrays.append(pa.concat_arrays([whole(old[column.name]).cast(new.type), new]))
+        codes = order_codes(self._columns, arrays)
+        stored, given = codes[:keys], codes[keys:]
+        best = np.maximum.reduceat(given, starts)
+        of_best = np.where(given == best[batch.key_of_row], np.arange(len(given)), -1)
+        return np.maximum.reduceat(of_best, starts), ~exists | (best >= stored)
+
+    def _deleted(self, old: pa.ChunkedArray, batch: KeyedBatch, places: Int64s) -> tuple[Bools, Bools]:
+        """Return True for each key that was deleted before the batch, and for each key that is deleted after it."""
+        before = numbers(whole(old)).astype(np.bool_)
+        rows = numbers(whole(batch.rows[self.deleted])).astype(np.bool_)
+        return before, np.concatenate([before, rows])[places]
+
+    def _move_timers(self, batch: KeyedBatch, replaces: Bools, was_deleted: Bools, is_deleted: Bools) -> None:
+        """Keep one timer for each deleted key."""
+        gone = was_deleted & replaces
+        timers = self._handle.listTimers(gone)
+        self._handle.deleteTimer(np.flatnonzero(gone)[timers.key_of_row], timers.rows["expiry_ms"])
+        horizon_ms = 0 if self.horizon is None else -(-self.horizon // _MILLISECOND)
+        expiry = batch.time.getCurrentProcessingTimeInMs() + horizon_ms
+        self._handle.registerTimer(np.flatnonzero(is_deleted & replaces), expiry)
+
+    def _output(self, batch: KeyedBatch, state: pa.Table, changed: Bools) -> pa.Table:
+        """Return the new rows of the changed keys. A key whose rows continue in the next batch is put out there."""
+        changed = changed.copy()
+        changed[0] |= self._changed_before
+        self._changed_before = bool(batch.last_key_continues and changed[-1])
+        if batch.last_key_continues:
+            changed[-1] = False
+        names = self._handle.input_schema.names
+        return with_keys(batch, state).filter(pa.array(changed)).select(names)

@@ -1,0 +1,175 @@
+"""Base class of the ready-made processors, and the checks of their declarations."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection
+from datetime import timedelta
+from difflib import get_close_matches
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+from pyspark.sql.types import DataType
+
+from cairn.arrow_processor import ArrowProcessor, KeyedBatch
+from cairn.numpy_columns import valid_rows, whole
+from state_backend.values.errors import ProcessorError, UsageError
+
+MICROSECOND = timedelta(microseconds=1)
+_EVENT_TIME = 'time_mode="event", event_time="at", watermark_delay=timedelta(hours=1), watermark="interval"'
+
+
+class ReadyMade(ArrowProcessor, ABC):
+    """Base class of processors that a subclass declares by class attributes.
+
+    Attributes:
+        settings: Names of the class attributes that a subclass may set.
+    """
+
+    splits_keys = True
+    settings: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Check the settings that the new class declares or inherits.
+
+        Raises:
+            UsageError: A setting is unknown, missing, or has a value that is not allowed.
+        """
+        super().__init_subclass__(**arguments)
+        own = {name: value for name, value in vars(cls).items() if not name.startswith("_")}
+        for name, value in own.items():
+            if not cls.is_setting(name, value):
+                cls._refuse_unknown(name)
+        # A class without settings may get them later: cloudpickle makes the class first. `init` checks them again.
+        if any(name in cls.settings for name in own) and not cls.__module__.startswith("cairn.processors."):
+            cls.check_settings()
+
+    @classmethod
+    def is_setting(cls, name: str, value: Any) -> bool:
+        """Return True for a class attribute that a subclass may have: a setting or a method.
+
+        Args:
+            name: Name of the attribute.
+            value: Value of the attribute.
+        """
+        return name in (*cls.settings, "settings", "splits_keys") or hasattr(value, "__get__")
+
+    @classmethod
+    def _refuse_unknown(cls, name: str) -> None:
+        near = get_close_matches(name, cls.settings, 1)
+        hint = f"did you mean {near[0]}?" if near else f"its settings are {', '.join(cls.settings)}"
+        raise UsageError(f"{cls.__name__}.{name} is no setting of {_ready_made(cls).__name__}; {hint}")
+
+    @classmethod
+    @abstractmethod
+    def check_settings(cls) -> None:
+        """Check the class attributes.
+
+        Raises:
+            UsageError: A setting is missing, or has a value that is not allowed. The message names class and setting.
+        """
+
+
+def _ready_made(cls: type) -> type:
+    return next(base for base in cls.__mro__ if base.__module__.startswith("cairn.processors."))
+
+
+# --- checks of one setting --------------------------------------------------------------------------------------------
+
+
+def check_span(cls: type, name: str, forever: str) -> None:
+    """Check a setting that is a length of time, or None for no limit.
+
+    Args:
+        cls: The class that declares the setting.
+        name: The setting.
+        forever: The effect of None, which completes "None ...".
+
+    Raises:
+        UsageError: The setting is missing, no timedelta, or not positive.
+    """
+    advice = f"write {name} = timedelta(days=7), or {name} = None to {forever}"
+    if not hasattr(cls, name):
+        raise UsageError(f"{cls.__name__}.{name} is missing; {advice}")
+    value = getattr(cls, name)
+    if value is not None and (not isinstance(value, timedelta) or value <= timedelta(0)):
+        raise UsageError(f"{cls.__name__}.{name} is {value!r}; {advice}")
+
+
+def check_choice(cls: type, name: str, choices: Collection[Any]) -> None:
+    """Check a setting that has one of a few values.
+
+    Raises:
+        UsageError: The setting has another value.
+    """
+    value = getattr(cls, name)
+    if not any(value is choice or (isinstance(value, str) and value == choice) for choice in choices):
+        raise UsageError(f"{cls.__name__}.{name} is {value!r}; write one of {', '.join(map(repr, choices))}")
+
+
+def check_free(
+    owner: str, column: str, names: Collection[str], why: str, other: str = "the input has a column"
+) -> None:
+    """Check that no other column of the output has the name of a column that the processor adds.
+
+    Args:
+        owner: Name of the processor's class.
+        column: The added column.
+        names: Names of the other columns of the output.
+        why: The setting that adds the column.
+        other: The owner of these names, for the message.
+
+    Raises:
+        UsageError: Another column has this name. Names that differ only in case are equal.
+    """
+    for name in names:
+        if name.lower() == column.lower():
+            raise UsageError(
+                f"{owner}: {why} adds the column {column!r} to the output, but {other} {name!r}; rename that column"
+            )
+
+
+def type_of_event_time(owner: str, setting: str, handle: Any) -> DataType:
+    """Return the Spark type of the event-time column.
+
+    Args:
+        owner: Name of the processor's class.
+        setting: The setting that needs event time.
+        handle: The handle that `init` gets.
+
+    Raises:
+        UsageError: The pipeline has another time mode.
+    """
+    if handle.event_time is None:
+        raise UsageError(
+            f"{owner}: {setting} needs event time\nDeclare it in the pipeline: Pipeline({_EVENT_TIME}, ...)"
+        )
+    found: DataType = handle.input_schema[handle.event_time].dataType
+    return found
+
+
+def check_times(owner: str, batch: KeyedBatch, column: str) -> None:
+    """Check that all rows of a batch have an event time.
+
+    Args:
+        owner: Name of the processor's class.
+        batch: The rows.
+        column: The event-time column.
+
+    Raises:
+        ProcessorError: A row has none. The message names its key.
+    """
+    times = whole(batch.rows[column])
+    if times.null_count:
+        row = int(np.argmin(valid_rows(times)))
+        key = batch.keys.slice(int(batch.key_of_row[row]), 1).to_pylist()[0]
+        of_key = ", ".join(f"{name}={value!r}" for name, value in key.items())
+        raise ProcessorError(
+            f"{owner}: a row of key {of_key} has no event time: its {column!r} is null; filter or fill such rows in the source"
+        )
+
+
+def ceil_ms(times_us: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Convert microseconds to milliseconds, rounded up: a timer must not fire too early."""
+    return -(-times_us // 1000)

@@ -1,0 +1,1 @@
+"""Run the user's processor on a shard: handles, runners, and the conversion of its input and output rows."""

@@ -1,0 +1,274 @@
+"""Ready-made processors beside oracles in SQL, which see the whole history. The cut into intervals changes nothing."""
+
+from __future__ import annotations
+
+from datetime import date, timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cairn.aggregates import Count, First, Last, Max, Mean, Min, Sum
+from cairn.processors import Deduplicate, History, Latest, TopN, TumblingWindow
+from tests.support.cut_histories import (
+    as_texts,
+    ask,
+    histories,
+    oracle_laws,
+    pipeline_of,
+    run_cut,
+    three_cuts,
+    union,
+)
+
+pytestmark = pytest.mark.long("up to 300 histories for each processor, each in three cuts", runs_in="ci")
+
+# --- Deduplicate ------------------------------------------------------------------------------------------------------
+
+_WALK = """
+WITH RECURSIVE timed AS (
+    SELECT *, row_number() OVER (PARTITION BY k ORDER BY arrived, seq) AS n FROM history WHERE t IS NOT NULL
+), walk AS (
+    SELECT k, seq, n, t, t AS opened, 0 AS number FROM timed WHERE n = 1
+    UNION ALL
+    SELECT n.k, n.seq, n.n, n.t,
+        CASE WHEN n.t >= w.opened + {horizon} THEN n.t ELSE w.opened END,
+        CASE WHEN n.t >= w.opened + {horizon} THEN 0 ELSE w.number + 1 END
+    FROM walk w JOIN timed n ON n.k IS NOT DISTINCT FROM w.k AND n.n = w.n + 1
+), horizons AS (
+    SELECT *, count_if(number = 0) OVER (PARTITION BY k ORDER BY n) AS h FROM walk
+), ranked AS (
+    SELECT *,
+        row_number() OVER (PARTITION BY k, h ORDER BY t DESC, n DESC) AS place,
+        max({{'t': t, 'n': n, 'seq': seq}}) OVER (
+            PARTITION BY k, h ORDER BY n ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+        ) AS best_before
+    FROM horizons
+), untimed AS (SELECT seq, 0 AS number FROM history WHERE t IS NULL),
+numbered AS ({numbered})
+SELECT h.*, {number} FROM numbered JOIN history h USING (seq)
+"""
+_COUNTED = {
+    "first": "SELECT seq, number FROM walk WHERE number = 0 UNION ALL FROM untimed",
+    "last": "SELECT seq, 0 AS number FROM ranked WHERE place = 1 UNION ALL FROM untimed",
+}
+_DUPLICATES = {
+    "first": "SELECT seq, number FROM walk WHERE number > 0",
+    "last": "SELECT if(t >= best_before.t, best_before.seq, seq), number FROM ranked WHERE number > 0",
+}
+_FOR_EVER = """
+SELECT *, row_number() OVER (PARTITION BY k ORDER BY arrived, seq) - 1 AS duplicate_number FROM history
+"""
+
+
+def deduplicated(keep: str, horizon: timedelta | None, output_duplicates: bool) -> str:
+    if horizon is None:
+        every = f"SELECT * FROM ({_FOR_EVER})"
+        return (
+            every
+            if output_duplicates
+            else f"SELECT * EXCLUDE duplicate_number FROM ({_FOR_EVER}) WHERE duplicate_number = 0"
+        )
+    numbered = _COUNTED[keep] + (f" UNION ALL {_DUPLICATES[keep]}" if output_duplicates else "")
+    return _WALK.format(
+        horizon=f"INTERVAL {horizon // timedelta(minutes=1)} MINUTES",
+        numbered=numbered,
+        number="CAST(number AS BIGINT) AS duplicate_number" if output_duplicates else "NULL AS nothing",
+    )
+
+
+@oracle_laws
+@given(
+    histories(columns={"value": ("int", st.none() | st.integers(0, 2))}),
+    three_cuts(),
+    st.sampled_from(["first", "last"]),
+    st.sampled_from([timedelta(minutes=m) for m in (5, 60, 600)] + [None]),
+    st.booleans(),
+)
+def test_deduplicate(history: Any, cuts: Any, keep: str, horizon: timedelta | None, output_duplicates: bool) -> None:
+    if horizon is None:
+        keep = "first"
+    declared = {"keep": keep, "horizon": horizon, "output_duplicates": output_duplicates}
+    pipeline = pipeline_of(type("Once", (Deduplicate,), declared))
+    expected = ask(deduplicated(keep, horizon, output_duplicates), history)
+    for row in expected:
+        row.pop("nothing", None)
+    for cut in cuts:
+        assert union(run_cut(pipeline, history, cut)) == as_texts(expected), cut
+
+
+# --- Latest -----------------------------------------------------------------------------------------------------------
+
+_VALUES: dict[str, Any] = {
+    "int": st.integers(-1, 2),
+    "string": st.sampled_from(["", "a", "Z", "ä"]),
+    "double": st.sampled_from([-1.5, 0.0, float("nan"), float("inf")]),
+    "decimal(9,2)": st.sampled_from([Decimal("-1.00"), Decimal("0.50")]),
+    "date": st.sampled_from([date(2024, 1, 1), date(1969, 1, 1)]),
+    "boolean": st.booleans(),
+}
+
+
+def of_some_type(name: str, **others: tuple[str, Any]) -> Any:
+    """Return histories that have a column of any type with an order."""
+    return st.sampled_from(sorted(_VALUES)).flatmap(
+        lambda of: histories(columns={name: (of, st.none() | _VALUES[of]), **others})
+    )
+
+
+@oracle_laws
+@given(
+    of_some_type("version", gone=("boolean", st.none() | st.booleans())),
+    three_cuts(),
+    st.sampled_from([None, "version", ("version", "t")]),
+    st.booleans(),
+    st.sampled_from([None, timedelta(days=1)]),
+)
+def test_latest(history: Any, cuts: Any, version: Any, deletes: bool, horizon: Any) -> None:
+    declared = {"version": version, **({"deleted": "gone", "horizon": horizon} if deletes else {})}
+    pipeline = pipeline_of(type("Newest", (Latest,), declared))
+    columns = () if version is None else (version,) if isinstance(version, str) else version
+    newest_first = ", ".join([*(f"{name} DESC NULLS LAST" for name in columns), "arrived DESC", "seq DESC"])
+    for cut in cuts:
+        table: dict[str, Any] = {}
+        for end, output in zip(cut.ends, run_cut(pipeline, history, cut), strict=True):
+            assert len({repr(row["k"]) for row in output}) == len(output)
+            for row in output:
+                table.pop(repr(row["k"]), None)
+                if not (deletes and row["gone"]):
+                    table[repr(row["k"])] = row
+            expected = ask(
+                f"""SELECT * EXCLUDE place FROM (
+                    SELECT *, row_number() OVER (PARTITION BY k ORDER BY {newest_first}) AS place
+                    FROM history WHERE arrived < '{end}'
+                ) WHERE place = 1 AND {"gone IS NOT TRUE" if deletes else "TRUE"}""",
+                history,
+            )
+            assert as_texts(list(table.values())) == as_texts(expected), (cut, end)
+
+
+# --- TopN -------------------------------------------------------------------------------------------------------------
+
+
+@oracle_laws
+@given(
+    of_some_type("score"),
+    three_cuts(),
+    st.integers(1, 3),
+    st.sampled_from(["score", "score desc", ("score desc", "t asc"), ("t", "score desc")]),
+    st.sampled_from(["first", "all"]),
+)
+def test_top_n(history: Any, cuts: Any, n: int, order: Any, ties: str) -> None:
+    pipeline = pipeline_of(type("Best", (TopN,), {"n": n, "order": order, "ties": ties}))
+    columns = [order] if isinstance(order, str) else order
+    in_sql = [f"{column} NULLS {'LAST' if 'desc' in column else 'FIRST'}" for column in columns]
+    by = ", ".join(in_sql if ties == "all" else [*in_sql, "arrived", "seq"])
+    number = "rank" if ties == "all" else "row_number"
+    for cut in cuts:
+        table: dict[str, list[Any]] = {}
+        for end, output in zip(cut.ends, run_cut(pipeline, history, cut), strict=True):
+            for key in {repr(row["k"]) for row in output}:
+                table[key] = [row for row in output if repr(row["k"]) == key]
+            expected = ask(
+                f"""SELECT * FROM (
+                    SELECT *, {number}() OVER (PARTITION BY k ORDER BY {by}) AS rank FROM history WHERE arrived < '{end}'
+                ) WHERE rank <= {n}""",
+                history,
+            )
+            assert as_texts([row for rows in table.values() for row in rows]) == as_texts(expected), (cut, end)
+
+
+# --- History ----------------------------------------------------------------------------------------------------------
+
+
+@oracle_laws
+@given(
+    histories(
+        columns={"value": ("int", st.none() | st.integers(0, 2)), "gone": ("boolean", st.none() | st.booleans())},
+        null_times=False,
+    ),
+    three_cuts(),
+    st.booleans(),
+)
+def test_history(history: Any, cuts: Any, deletes: bool) -> None:
+    pipeline = pipeline_of(type("Versions", (History,), {"deleted": "gone"} if deletes else {}))
+    for cut in cuts:
+        table: dict[Any, Any] = {}
+        for end, output in zip(cut.ends, run_cut(pipeline, history, cut), strict=True):
+            versions = [(repr(row["k"]), row["valid_from"]) for row in output]
+            assert len(set(versions)) == len(versions)
+            for version, row in zip(versions, output, strict=True):
+                table[version] = row
+                if row["valid_from"] == row["valid_to"]:
+                    del table[version]
+            expected = ask(
+                f"""SELECT * EXCLUDE (t, place {", gone" if deletes else ""}) FROM (
+                    SELECT *, t AS valid_from, lead(t) OVER (PARTITION BY k ORDER BY t) AS valid_to FROM (
+                        SELECT *, row_number() OVER (PARTITION BY k, t ORDER BY arrived DESC, seq DESC) AS place
+                        FROM history WHERE arrived < '{end}'
+                    ) WHERE place = 1
+                ) WHERE {"gone IS NOT TRUE" if deletes else "TRUE"}""",
+                history,
+            )
+            assert as_texts(list(table.values())) == as_texts(expected), (cut, end)
+
+
+# --- TumblingWindow ---------------------------------------------------------------------------------------------------
+
+_AGGREGATES = {
+    "rows": (Count(), "count(*)"),
+    "total": (Sum("value"), "CAST(sum(value) AS BIGINT)"),
+    "mean": (Mean("value"), "avg(value)"),
+    "least": (Min("text"), "min(text)"),
+    "most": (Max("value"), "max(value)"),
+    "first": (First("value"), "first(value ORDER BY arrived, seq)"),
+    "last_text": (Last("text", ignore_nulls=True), "last(text ORDER BY arrived, seq) FILTER (text IS NOT NULL)"),
+}
+
+
+@oracle_laws
+@given(
+    histories(
+        columns={
+            "value": ("int", st.none() | st.integers(-2, 2)),
+            "text": ("string", st.none() | st.sampled_from(["", "a", "B"])),
+        },
+        null_times=False,
+    ),
+    three_cuts(),
+    st.sampled_from([20, 60, 420]),
+    st.sampled_from([0, 10, -5]),
+    st.booleans(),
+)
+def test_tumbling_window(history: Any, cuts: Any, size: int, offset: int, early: bool) -> None:
+    declared = {name: aggregate for name, (aggregate, _) in _AGGREGATES.items()}
+    span = {"size": timedelta(minutes=size), "offset": timedelta(minutes=offset), "early": early}
+    pipeline = pipeline_of(type("Windows", (TumblingWindow,), {**span, **declared}))
+    minute = 60_000_000
+    window = f"t - to_microseconds((epoch_us(t) - {offset * minute}) % {size * minute})"
+    columns = ", ".join(f"{sql} AS {name}" for name, (_, sql) in _AGGREGATES.items())
+
+    def expected(end: Any) -> list[str]:
+        return as_texts(
+            ask(
+                f"""SELECT k, {window} AS window_start, {window} + to_minutes({size}) AS window_end, {columns}
+                FROM history WHERE arrived < '{end}' GROUP BY ALL""",
+                history,
+            )
+        )
+
+    for cut in cuts:
+        outputs = run_cut(pipeline, history, cut)
+        if not early:
+            assert union(outputs) == expected(cut.ends[-1]), cut
+            continue
+        table: dict[Any, Any] = {}
+        for end, output in zip(cut.ends, outputs, strict=True):
+            for row in sorted(output, key=lambda row: row["version"]):
+                window_of = (repr(row["k"]), row["window_start"])
+                assert row.pop("version") == table.get(window_of, ({}, 0, False))[1] + 1
+                table[window_of] = (row, table.get(window_of, ({}, 0, False))[1] + 1, row.pop("is_final"))
+            assert as_texts([row for row, _, _ in table.values()]) == expected(end), (cut, end)
+        assert all(final for _, _, final in table.values())
