@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 
 Mask = npt.NDArray[np.bool_]
 _LONG = range(-(2**63), 2**63)
-_EXACT_DIGITS = 15  # A decimal of at most 15 digits, divided by a power of 10, is the nearest double.
+_NEAR = 1e-9  # Relative distance. The error of Arrow's cast from decimal to double is below 1e-14.
 
 
 # --- conditions -------------------------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ def _with_bound(column: pa.Array, bound: Any) -> tuple[pa.Array, pa.Scalar]:
     kind = column.type
     if pa.types.is_decimal(kind):
         if isinstance(bound, float):
-            return _exact_doubles(column), pa.scalar(bound)
+            return _doubles(column, bound), pa.scalar(bound)
         exact = Decimal(bound)
         scale = max(kind.scale, -int(exact.as_tuple().exponent), 0)
         common = pa.decimal256(76, scale)
@@ -138,12 +138,15 @@ def _with_bound(column: pa.Array, bound: Any) -> tuple[pa.Array, pa.Scalar]:
     return column, pa.scalar(bound, kind)
 
 
-def _exact_doubles(column: pa.Array) -> pa.Array:
-    """Return the nearest double of each decimal of at most 15 digits."""
-    scale = column.type.scale
-    unscaled = pc.multiply(column.cast(pa.decimal256(76, scale)), pa.scalar(Decimal(10**scale), pa.decimal256(17, 0)))
-    whole = unscaled.cast(pa.decimal256(76, 0), safe=False).cast(pa.int64())
-    return pc.divide(whole.cast(pa.float64()), pa.scalar(float(10**scale)))
+def _doubles(column: pa.Array, bound: float) -> pa.Array:
+    """Return decimals as the nearest doubles, as Spark does to compare them with a double.
+
+    Arrow's cast may be off by some units in the last place. This matters only near the bound, where Python converts.
+    """
+    doubles = column.cast(pa.float64()).to_numpy(zero_copy_only=False).copy()
+    near = np.flatnonzero(np.abs(doubles - bound) <= _NEAR * np.abs(doubles))
+    doubles[near] = [float(value) for value in column.take(pa.array(near)).to_pylist()]
+    return pa.array(doubles)
 
 
 # --- which expectations -----------------------------------------------------------------------------------------------
@@ -182,7 +185,7 @@ def _fits_between(types: Sequence[pa.DataType], given: Mapping[str, Any]) -> boo
 def _fits_bound(kind: pa.DataType, bound: Any) -> bool:
     is_integer, is_double = type(bound) is int and bound in _LONG, type(bound) is float and bound == bound
     if pa.types.is_decimal(kind):
-        return is_integer or (is_double and kind.precision <= _EXACT_DIGITS) or _fits_decimal(bound)
+        return is_integer or is_double or _fits_decimal(bound)
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):
         return is_integer or is_double
     if pa.types.is_timestamp(kind):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,12 +21,13 @@ from cairn.change_expectations import OverTime
 from cairn.operations import arrow_tables, state_tables
 from cairn.operations.arrow_conditions import unsupported
 from cairn.operations.checks import Check
-from cairn.operations.expectation_suites import OVER_TIME, Rows, Suites, Table, over_changes
+from cairn.operations.expectation_suites import OVER_TIME, Rows, Suites, Table, declared, over_changes
 from cairn.operations.row_json import has_json
 from cairn.pipeline import Pipeline
 from state_backend.inspection.state_table import StateSource, table_schema
 from state_backend.state.layout import TIMERS_NAME
-from state_backend.values.records import LogicalTime
+from state_backend.values.errors import UsageError
+from state_backend.values.records import LogicalTime, Record
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("cairn")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Declared:
     """The expectations of a pipeline that are evaluated.
 
@@ -121,7 +122,7 @@ class Evaluated:
 
 def evaluate(
     pipeline: Pipeline,
-    declared: Declared,
+    rules: Declared,
     compared: Compared,
     engine_of: Callable[[str], Engine],
     *,
@@ -132,7 +133,7 @@ def evaluate(
 
     Args:
         pipeline: The pipeline.
-        declared: The expectations.
+        rules: The expectations.
         compared: The checkpoint and its base.
         engine_of: Returns the engine for a state.
         run_name: Name of the validation in Great Expectations.
@@ -142,13 +143,13 @@ def evaluate(
         UsageError: An expectation can't be evaluated.
     """
     suites = Suites(pipeline, run_name, docs)
-    for state in declared.states:
-        over_time = declared.over_time.get(state)
+    for state in rules.states:
+        over_time = rules.over_time.get(state)
         base, engine = compared.base_of(state, over_time), engine_of(state)
         if base is None and over_time is not None and compared.before is not None:
             log.info("state %r is new: the base does not have it, so OverTime is not evaluated", state)
         with engine.opens(state, base is not None) as tables:
-            expectations = list(declared.suites.get(state, ()))
+            expectations = list(rules.suites.get(state, ()))
             if over_time is not None and base is not None:
                 expectations += _growth(over_time, tables, base.checkpoint_id)
             with_expectations = [Table("", tables.flat(), tables.identity, expectations)]
@@ -321,13 +322,13 @@ def needs_spark(
 
 
 def read_compared(
-    states: Mapping[str, int], declared: Declared, compared: Compared, *, zone: str, most_bytes: int | None = None
+    states: Mapping[str, int], rules: Declared, compared: Compared, *, zone: str, most_bytes: int | None = None
 ) -> dict[str, ArrowState] | None:
     """Read states and, where expectations compare them, the same states of the base.
 
     Args:
         states: Names of the states, with their numbers of entries.
-        declared: The expectations.
+        rules: The expectations.
         compared: The checkpoint and its base.
         zone: Name of the time zone for times in `lost_row`.
         most_bytes: The most bytes of Arrow columns; None for no limit.
@@ -338,7 +339,7 @@ def read_compared(
     now = arrow_tables.read_states(compared.now, states, most_bytes)
     if now is None:
         return None
-    with_base = {s: n for s, n in states.items() if compared.base_of(s, declared.over_time.get(s)) is not None}
+    with_base = {s: n for s, n in states.items() if compared.base_of(s, rules.over_time.get(s)) is not None}
     before: dict[str, pa.Table] | None = {}
     if with_base and compared.before is not None:
         left = None if most_bytes is None else most_bytes - sum(table.nbytes for table in now.values())
@@ -346,6 +347,69 @@ def read_compared(
     if before is None:
         return None
     return {state: ArrowState(now=table, before=before.get(state), zone=zone) for state, table in now.items()}
+
+
+def try_expectations(
+    pipeline: Pipeline,
+    url: str,
+    record: Record,
+    base: Record | None,
+    *,
+    zone: str,
+    spark: SparkSession | None,
+    who: str,
+) -> tuple[Check, ...]:
+    """Evaluate a pipeline's expectations on a checkpoint that this process reads. Nothing is stored or marked.
+
+    Args:
+        pipeline: The pipeline.
+        url: URL of the pipeline's folder.
+        record: Record of the checkpoint.
+        base: Record of the base; None if it is not retained.
+        zone: Name of the time zone for times in keys.
+        spark: The session that evaluates the expectations; None: this process does.
+        who: The caller, for error messages.
+
+    Raises:
+        UsageError: An expectation can't be evaluated, or needs Spark.
+    """
+    now = StateSource.of_record(url, record)
+    compared = Compared(now=now, before=None if base is None else StateSource.of_record(url, base))
+    names = [*(d.name for d in record.content.states), TIMERS_NAME]
+    rules = Declared(*declared(pipeline, names, with_base=base is not None))
+    for state in rules.states if spark is None else ():
+        expectations, over_time = rules.suites.get(state, ()), rules.over_time.get(state)
+        if (reason := needs_spark(state, expectations, over_time, compared, selects=False)) is not None:
+            raise UsageError(
+                f"{who}: the expectations of state {state!r} can't be evaluated without Spark: {reason}\n"
+                "Pass a session: validate(spark=...)"
+            )
+    # The size is not limited, so the numbers of entries, which serve to estimate it, are not needed.
+    tables = read_compared(dict.fromkeys(rules.states, 0), rules, compared, zone=zone) or {}
+    rows: Rows
+    if spark is None:
+        from cairn.operations.arrow_rows import ArrowRows
+
+        rows = ArrowRows(zone=zone, root=None, attempt=record.content.attempt)
+        engine = Engine(rows=rows, opens=lambda state, with_base: nullcontext(tables[state]))
+    else:
+        from cairn.operations.failing_rows import SparkRows
+
+        rows = SparkRows(root=None, attempt=record.content.attempt)
+        engine = Engine(rows=rows, opens=lambda state, with_base: _on_spark(spark, tables[state]))
+    return evaluate(pipeline, rules, compared, lambda state: engine, run_name=who, docs=None).checks
+
+
+def _on_spark(spark: SparkSession, tables: ArrowState) -> AbstractContextManager[SparkState]:
+    before = None if tables.before is None else _frame(spark, tables.before)
+    return spark_state(_frame(spark, tables.now), before)
+
+
+def _frame(spark: SparkSession, table: pa.Table) -> DataFrame:
+    """Return an Arrow table as a DataFrame. Without a schema, Spark would take times without a zone for instants."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return spark.createDataFrame(table, from_arrow_schema(table.schema, prefer_timestamp_ntz=True))
 
 
 # --- which engine -----------------------------------------------------------------------------------------------------
@@ -356,7 +420,7 @@ class Engines:
 
     Args:
         spark: The session.
-        declared: The expectations.
+        rules: The expectations.
         compared: The checkpoint and its base.
         options: Options with which `format("keyed_state")` reads the checkpoint and the base.
         entries: Number of entries of each state.
@@ -367,7 +431,7 @@ class Engines:
     def __init__(
         self,
         spark: SparkSession,
-        declared: Declared,
+        rules: Declared,
         compared: Compared,
         *,
         options: tuple[Mapping[str, str], Mapping[str, str]],
@@ -382,19 +446,19 @@ class Engines:
             "not_stored": "the rows are not stored, because a savepoint is read-only",
         }
         self._zone = spark.conf.get("spark.sql.session.timeZone") or "UTC"
-        self._in_memory = self._read(declared, compared, entries, most_bytes)
+        self._in_memory = self._read(rules, compared, entries, most_bytes)
 
     def _read(
-        self, declared: Declared, compared: Compared, entries: Mapping[str, int], most_bytes: int
+        self, rules: Declared, compared: Compared, entries: Mapping[str, int], most_bytes: int
     ) -> dict[str, ArrowState]:
         states = {}
-        for state in declared.states if most_bytes else ():
-            expectations, over_time = declared.suites.get(state, ()), declared.over_time.get(state)
+        for state in rules.states if most_bytes else ():
+            expectations, over_time = rules.suites.get(state, ()), rules.over_time.get(state)
             if (reason := needs_spark(state, expectations, over_time, compared, selects=True)) is None:
                 states[state] = entries[state]
             else:
                 log.info("Spark evaluates the expectations of state %r: %s", state, reason)
-        found = read_compared(states, declared, compared, zone=self._zone, most_bytes=most_bytes) if states else {}
+        found = read_compared(states, rules, compared, zone=self._zone, most_bytes=most_bytes) if states else {}
         if found is None:
             log.info("Spark evaluates the expectations: the states need more than %d bytes of memory", most_bytes)
         return {s: replace(tables, selects=partial(_select, self._spark)) for s, tables in (found or {}).items()}
@@ -423,5 +487,5 @@ def _select(spark: SparkSession, condition: str, table: pa.Table) -> pa.Array:
     """Return which rows of a table an SQL condition selects."""
     from pyspark.sql import functions as F
 
-    frame = spark.createDataFrame(table).select(F.expr(condition).alias("selected"))
+    frame = _frame(spark, table).select(F.expr(condition).alias("selected"))
     return frame.toArrow()["selected"].combine_chunks()

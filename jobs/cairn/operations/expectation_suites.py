@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
@@ -266,7 +267,8 @@ def _check(table: str, result: Any, failing: FailingRows | None) -> Check:
     if "unexpected_count" in said:
         # Great Expectations counts None instead of 0 in an empty table.
         observed = f"{said['unexpected_count'] or 0:,} of {said['element_count'] or 0:,} rows fail"
-        values = list(dict.fromkeys(map(str, said.get("partial_unexpected_list") or ())))[:_SHOWN_VALUES]
+        unexpected = map(_value_text, said.get("partial_unexpected_list") or ())
+        values = [text for text in dict.fromkeys(unexpected) if text != "None"][:_SHOWN_VALUES]
         if values and config.kwargs.get("column") != "lost_row":  # the values of lost_row are the keys
             observed += f", with values such as {', '.join(values)}"
     else:
@@ -280,6 +282,20 @@ def _check(table: str, result: Any, failing: FailingRows | None) -> Check:
         success=bool(result.success),
         failing=failing,
     )
+
+
+def _value_text(value: Any) -> str:
+    """Return a value as text, the same for values from Spark and from Arrow.
+
+    Spark returns an instant as naive datetime in the local zone, Arrow as aware datetime. A missing value is None in Spark
+    and `pandas.NA` in Arrow, whose text is "<NA>".
+    """
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_value_text, value))})"
+    if isinstance(value, datetime):
+        plain = datetime.fromisoformat(value.isoformat())  # Of pandas' own subclass.
+        return str(plain if plain.tzinfo is None else plain.astimezone().replace(tzinfo=None))
+    return "None" if str(value) == "<NA>" else str(value)
 
 
 def _short(text: str) -> str:

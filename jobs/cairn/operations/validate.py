@@ -344,12 +344,11 @@ def _expected(
 ) -> Validation:
     """Evaluate the expectations that the pipeline's owner wrote, and return `found` with the result of each."""
     entries, before = {s.state: s.entries for s in found.states}, target.before
-    suites, over_time = declared(pipeline, [*entries], with_base=before is not None)
-    if not suites and not over_time:
+    rules = Declared(*declared(pipeline, [*entries], with_base=before is not None))
+    if not rules.states:
         return found
     from cairn.spark.first_cause import first_cause
 
-    rules = Declared(suites=suites, over_time=over_time)
     base = StateSource.of_record(target.folder, before) if before is not None else None
     compared = Compared(now=find_state(**target.options), before=base)
     options = {name: target.options[name] for name in ("root", "pipeline") if name in target.options}
