@@ -15,11 +15,14 @@ no mark: the caller decides.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cairn.operations.checks import Check
+from cairn.operations.checks_page import checks_page, page_path, relative_link, write_page
 from cairn.operations.evaluate_expectations import Compared, Declared, Engines, evaluate
 from cairn.operations.expectation_suites import declared
 from state_backend.adapters.open_storage import join_url, open_storage
@@ -78,7 +81,7 @@ class Validation:
         entries: Number of entries that were read one by one; 0 in mode "fast".
         states: A report for each state.
         checks: Every check, with its result.
-        docs: Path of the first Data Docs page to read; None without Data Docs.
+        docs: Path of the Data Docs page with all checks; None without Data Docs.
         pids: Ids of the processes that restored shards.
     """
 
@@ -288,10 +291,11 @@ def _validate(
         entries=0,
         states=(),
     )
+    found = replace(found, checks=_checks_of("files", found.findings, f"{files.files:,} files are intact"))
     storage = open_storage(target.folder)
     if found.findings:
         check_retained(storage, target.checkpoint_id)
-        return found
+        return _with_page(pipeline, target, found, docs)
     with telling_drops(storage, target.checkpoint_id):
         found = replace(found, states=_reports(target))
     if mode == "fast":
@@ -301,9 +305,50 @@ def _validate(
     found = _restored(spark, pipeline, target, found)
     if found.findings:
         check_retained(storage, target.checkpoint_id)
-    if found.findings or not with_expectations:
+    pages: Mapping[str, str] = {}
+    if not found.findings and with_expectations:
+        found, pages = _expected(spark, pipeline, target, found, docs)
+    return _with_page(pipeline, target, found, docs, pages)
+
+
+def _checks_of(what: str, findings: Sequence[str], passed: str) -> tuple[Check, ...]:
+    """Return a check of the whole checkpoint: one that passed, or a failed check for each finding."""
+    if not findings:
+        return (Check(table="", what=what, observed=passed, success=True),)
+    return tuple(Check(table="", what=what, observed=finding, success=False) for finding in findings)
+
+
+def _run_name(target: _Target) -> str:
+    # Data Docs put the run name into paths, where a colon is not allowed everywhere. So the interval has the form of Cairn's paths.
+    return f"{target.name} {interval_name(target.content.interval)}"
+
+
+def _with_page(
+    pipeline: Pipeline, target: _Target, found: Validation, docs: Path | None, pages: Mapping[str, str] | None = None
+) -> Validation:
+    """Write the Data Docs page of a validation, and return `found` with its path.
+
+    Args:
+        pipeline: The pipeline.
+        target: The validated thing.
+        found: The result of the validation.
+        docs: Folder for Data Docs; None writes no page.
+        pages: Path of Great Expectations' own page, by the table of a check.
+    """
+    if docs is None:
         return found
-    return _expected(spark, pipeline, target, found, docs)
+    folder, run_name = docs / pipeline.name, _run_name(target)
+    links = {table: relative_link(page_path(folder, run_name), page) for table, page in (pages or {}).items()}
+    html = checks_page(
+        pipeline=pipeline.name,
+        what=found.what,
+        interval=str(target.content.interval),
+        mode=found.mode,
+        at=datetime.now(UTC),
+        checks=found.checks,
+        links=links,
+    )
+    return replace(found, docs=str(write_page(folder, run_name, html)))
 
 
 def _reports(target: _Target) -> tuple[StateReport, ...]:
@@ -333,7 +378,9 @@ def _restored(spark: SparkSession, pipeline: Pipeline, target: _Target, found: V
     )
     shards = run_on_shards(spark, job)
     pids = tuple(sorted({s.pid for s in shards}))
-    return replace(found, findings=job.findings(shards), entries=sum(s.entries for s in shards), pids=pids)
+    findings, entries = job.findings(shards), sum(s.entries for s in shards)
+    checks = _checks_of("restored state", findings, f"{entries:,} entries are as recorded")
+    return replace(found, findings=findings, entries=entries, pids=pids, checks=(*found.checks, *checks))
 
 
 # --- expectations -----------------------------------------------------------------------------------------------------
@@ -341,12 +388,16 @@ def _restored(spark: SparkSession, pipeline: Pipeline, target: _Target, found: V
 
 def _expected(
     spark: SparkSession, pipeline: Pipeline, target: _Target, found: Validation, docs: Path | None
-) -> Validation:
-    """Evaluate the expectations that the pipeline's owner wrote, and return `found` with the result of each."""
+) -> tuple[Validation, Mapping[str, str]]:
+    """Evaluate the expectations that the pipeline's owner wrote.
+
+    Returns:
+        `found` with the result of each expectation, and the paths of Great Expectations' pages by table.
+    """
     entries, before = {s.state: s.entries for s in found.states}, target.before
     rules = Declared(*declared(pipeline, [*entries], with_base=before is not None))
     if not rules.states:
-        return found
+        return found, {}
     from cairn.spark.first_cause import first_cause
 
     base = StateSource.of_record(target.folder, before) if before is not None else None
@@ -363,13 +414,8 @@ def _expected(
             most_bytes=pipeline.expectations_memory_bytes,
             root=stores,
         )
-        # Data Docs put the run name into paths, where a colon is not allowed everywhere. So the interval has the form of Cairn's paths.
-        run_name = f"{target.name} {interval_name(target.content.interval)}"
-        result = evaluate(pipeline, rules, compared, engines, run_name=run_name, docs=docs)
+        result = evaluate(pipeline, rules, compared, engines, run_name=_run_name(target), docs=docs)
     counted = ((s, *result.counts.get(s.state, (0, 0))) for s in found.states)
     reports = tuple(replace(s, expectations=evaluated, failed=failed) for s, evaluated, failed in counted)
-    failed_checks = [check for check in result.checks if not check.success]
-    failed = next((result.pages[check.table] for check in failed_checks if check.table in result.pages), None)
-    page = failed or next(iter(result.pages.values()), None)
-    findings = tuple(check.finding for check in failed_checks)
-    return replace(found, findings=findings, states=reports, checks=(*found.checks, *result.checks), docs=page)
+    findings = tuple(check.finding for check in result.checks if not check.success)
+    return replace(found, findings=findings, states=reports, checks=(*found.checks, *result.checks)), result.pages
