@@ -294,7 +294,7 @@ def test_expectations_of_what_is_not_there(monkeypatch: pytest.MonkeyPatch) -> N
     )
     monkeypatch.setitem(sys.modules, "great_expectations", None)
     refused(
-        UsageError, "lacks Great Expectations (import of", lambda: expectation_suites.Suites(pipeline, ANY, "run", None)
+        UsageError, "lacks Great Expectations (import of", lambda: expectation_suites.Suites(pipeline, "run", None)
     )
 
 

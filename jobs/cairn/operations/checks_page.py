@@ -104,7 +104,7 @@ def _row(check: Check, link: str | None) -> str:
         f'<td data-label="{label}">{cell}</td>' if cell else "<td></td>"
         for label, cell in zip(_HEADINGS, cells, strict=True)
     )
-    return f"<tr{'' if check.success else ' class="failed"'}>{written}</tr>"
+    return f"<tr>{written}</tr>" if check.success else f'<tr class="failed">{written}</tr>'
 
 
 def _keys(failing: FailingRows | None) -> str:
