@@ -419,7 +419,13 @@ class PipelineTester:
         base_id = record.content.base_id
         base = self._record(base_id) if base_id is not None and base_id in self._log().retained else None
         checks = try_expectations(
-            pipeline, join_url(self.root, pipeline.name), record, base, zone=self._session_zone, spark=spark, who=self._where
+            pipeline,
+            join_url(self.root, pipeline.name),
+            record,
+            base,
+            zone=self._session_zone,
+            spark=spark,
+            who=self._where,
         )
         return [Finding._of(check) for check in checks if not check.success]
 

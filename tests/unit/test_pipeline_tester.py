@@ -623,7 +623,9 @@ def test_expectations_that_can_not_be_tried_are_named() -> None:
     tester = forgetting()
     with pytest.raises(UsageError, match="declares no expectations"):
         tester.validate()
-    with pytest.raises(UsageError, match=r"expect_column_values_to_match_regex needs Spark\nPass a session: validate\(spark="):
+    with pytest.raises(
+        UsageError, match=r"expect_column_values_to_match_regex needs Spark\nPass a session: validate\(spark="
+    ):
         tester.validate({"count": [gxe.ExpectColumnValuesToMatchRegex(column="key_user", regex="a")]})
     with pytest.raises(UsageError, match="The columns of the table are key_user, rows, expires_at, key_group, shard\n"):
         tester.validate({"count": [gxe.ExpectColumnValuesToNotBeNull(column="user")]})

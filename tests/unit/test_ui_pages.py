@@ -211,7 +211,9 @@ def test_the_page_with_all_checks_is_linked_and_served_as_it_is(
     checkpoint = pages.get(f"{BASE}/p/{pages.keys['rides']}/checkpoint/11").text
     (link,) = re.findall(r'href="([^"]*)">Data Docs</a>', checkpoint)
     framed = pages.get(link).text
-    assert "<h2>Data Docs: checkpoint 11</h2>" in framed and "checkpoint 11, all checks" in text(pages.get("/cairn/docs/").text)
+    assert "<h2>Data Docs: checkpoint 11</h2>" in framed and "checkpoint 11, all checks" in text(
+        pages.get("/cairn/docs/").text
+    )
     (inner,) = re.findall(r'<iframe[^>]* src="([^"]*)"', framed)
     page = pages.get(inner)
     assert page.text == own.read_text() and page.headers["content-security-policy"].startswith("sandbox ")

@@ -293,9 +293,7 @@ def test_expectations_of_what_is_not_there(monkeypatch: pytest.MonkeyPatch) -> N
         lambda: validate._expected(ANY, pipeline, target, found, None),
     )
     monkeypatch.setitem(sys.modules, "great_expectations", None)
-    refused(
-        UsageError, "lacks Great Expectations (import of", lambda: expectation_suites.Suites(pipeline, "run", None)
-    )
+    refused(UsageError, "lacks Great Expectations (import of", lambda: expectation_suites.Suites(pipeline, "run", None))
 
 
 def test_an_expectation_that_can_not_be_evaluated() -> None:

@@ -13,6 +13,7 @@ those of Great Expectations' Spark engine.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -183,7 +184,7 @@ def _fits_between(types: Sequence[pa.DataType], given: Mapping[str, Any]) -> boo
 
 
 def _fits_bound(kind: pa.DataType, bound: Any) -> bool:
-    is_integer, is_double = type(bound) is int and bound in _LONG, type(bound) is float and bound == bound
+    is_integer, is_double = type(bound) is int and bound in _LONG, type(bound) is float and not math.isnan(bound)
     if pa.types.is_decimal(kind):
         return is_integer or is_double or _fits_decimal(bound)
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):
@@ -196,7 +197,12 @@ def _fits_bound(kind: pa.DataType, bound: Any) -> bool:
 
 
 def _fits_decimal(bound: Any) -> bool:
-    return isinstance(bound, Decimal) and bound.is_finite() and len(bound.as_tuple().digits) <= 18 and bound == round(bound, 18)
+    return (
+        isinstance(bound, Decimal)
+        and bound.is_finite()
+        and len(bound.as_tuple().digits) <= 18
+        and bound == round(bound, 18)
+    )
 
 
 def _fits_set(types: Sequence[pa.DataType], given: Mapping[str, Any]) -> bool:
@@ -209,7 +215,7 @@ def _fits_set(types: Sequence[pa.DataType], given: Mapping[str, Any]) -> bool:
         return all(type(value) is bool for value in values)
     if pa.types.is_integer(kind):
         return all(type(value) is int and value in _LONG for value in values)
-    numbers = all(type(value) in (int, float) and value == value and abs(value) < 2**53 for value in values)
+    numbers = all(type(value) in (int, float) and abs(value) < 2**53 for value in values)
     return pa.types.is_floating(kind) and numbers
 
 

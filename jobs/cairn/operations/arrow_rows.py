@@ -59,7 +59,8 @@ class ArrowRows:
 
     def frame(self, table: pa.Table) -> pd.DataFrame:
         """Return the table in the form that the data source takes."""
-        return table.to_pandas(types_mapper=pd.ArrowDtype)
+        frame: pd.DataFrame = table.to_pandas(types_mapper=pd.ArrowDtype)
+        return frame
 
     def failing(self, batch: Any, expectation: Any, metric: str, identity: Sequence[str]) -> FailingRows:
         """Name the keys of the rows that fail an expectation, and store the rows."""
@@ -99,7 +100,7 @@ class _Between(ColumnMapMetricProvider):  # type: ignore[misc]
     condition_value_keys = ("min_value", "max_value", "strict_min", "strict_max")
 
     @column_condition_partial(engine=ArrowEngine)
-    def met(cls, column, min_value=None, max_value=None, strict_min=None, strict_max=None, **more):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN003, ANN202, N805
+    def met(cls, column, min_value=None, max_value=None, strict_min=None, strict_max=None, **more):  # type: ignore[no-untyped-def]  # noqa: N805
         strict = {"strict_low": bool(strict_min), "strict_high": bool(strict_max)}
         return _series(conditions.between(_array(column), min_value, max_value, **strict), column)
 
@@ -109,7 +110,7 @@ class _InSet(ColumnMapMetricProvider):  # type: ignore[misc]
     condition_value_keys = ("value_set",)
 
     @column_condition_partial(engine=ArrowEngine)
-    def met(cls, column, value_set, **more):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN003, ANN202, N805
+    def met(cls, column, value_set, **more):  # type: ignore[no-untyped-def]  # noqa: N805
         return _series(conditions.in_set(_array(column), list(value_set)), column)
 
 
@@ -118,7 +119,7 @@ class _NotInSet(ColumnMapMetricProvider):  # type: ignore[misc]
     condition_value_keys = ("value_set",)
 
     @column_condition_partial(engine=ArrowEngine)
-    def met(cls, column, value_set, **more):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN003, ANN202, N805
+    def met(cls, column, value_set, **more):  # type: ignore[no-untyped-def]  # noqa: N805
         return _series(~conditions.in_set(_array(column), list(value_set)), column)
 
 
@@ -126,7 +127,7 @@ class _Unique(ColumnMapMetricProvider):  # type: ignore[misc]
     condition_metric_name = "column_values.unique"
 
     @column_condition_partial(engine=ArrowEngine)
-    def met(cls, column, **more):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN003, ANN202, N805
+    def met(cls, column, **more):  # type: ignore[no-untyped-def]  # noqa: N805
         return _series(conditions.unique(_array(column)), column)
 
 
@@ -139,7 +140,7 @@ class _Equal(ColumnPairMapMetricProvider):  # type: ignore[misc]
     condition_value_keys = ()
 
     @column_pair_condition_partial(engine=ArrowEngine)
-    def met(cls, column_A, column_B, **more):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN003, ANN202, N803, N805
+    def met(cls, column_A, column_B, **more):  # type: ignore[no-untyped-def]  # noqa: N805
         return _series(conditions.equal(_array(column_A), _array(column_B)), column_A)
 
 
@@ -149,5 +150,5 @@ class _Greater(ColumnPairMapMetricProvider):  # type: ignore[misc]
     condition_value_keys = ("or_equal",)
 
     @column_pair_condition_partial(engine=ArrowEngine)
-    def met(cls, column_A, column_B, or_equal=None, **more):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN003, ANN202, N803, N805
+    def met(cls, column_A, column_B, or_equal=None, **more):  # type: ignore[no-untyped-def]  # noqa: N805
         return _series(conditions.greater(_array(column_A), _array(column_B), or_equal=bool(or_equal)), column_A)

@@ -60,7 +60,9 @@ def identity_of(schema: pa.Schema) -> tuple[str, ...]:
     Args:
         schema: Schema of the state, as `table_schema` returns it.
     """
-    names = [f"{part}_{f.name}" for part in ("key", "user_key") if part in schema.names for f in schema.field(part).type]
+    names = [
+        f"{part}_{f.name}" for part in ("key", "user_key") if part in schema.names for f in schema.field(part).type
+    ]
     last = "pos" if "pos" in schema.names else "expires_at" if "value" not in schema.names else None
     return (*names, *([last] if last is not None else []))
 
@@ -110,10 +112,7 @@ def _fates(
     gone = from_right.is_null()
     fate = pc.if_else(gone, "lost", pc.if_else(from_left.is_null(), "new", "kept"))
     missing = before.take(from_left.filter(gone))
-    if removable is not None:
-        may = pc.fill_null(removable(missing), False)
-    else:
-        may = pa.repeat(False, missing.num_rows)
+    may = pa.repeat(False, missing.num_rows) if removable is None else pc.fill_null(removable(missing), False)
     times = missing["expires_at"].cast(pa.int64()).combine_chunks()
     expired = pc.fill_null(pc.less_equal(times, now_ms), False)
     of_missing = pc.if_else(expired, "expired", pc.if_else(may, "removed", "lost"))
@@ -140,15 +139,18 @@ def _matched(left: pa.Table, right: pa.Table) -> tuple[pa.Array, pa.Array]:
 
 
 def _dense(codes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Number the distinct values from 0, so that a product with the next column's values fits 64 bits."""
-    return pa.array(codes).dictionary_encode().indices.to_numpy().astype(np.int64)
+    """Replace each value by the number of the distinct value, from 0. A product with the next column's values then fits 64 bits."""
+    numbers: npt.NDArray[np.int64] = pa.array(codes).dictionary_encode().indices.to_numpy().astype(np.int64)
+    return numbers
 
 
 def _numbers(rows: npt.NDArray[np.int64]) -> pa.Array:
     return pa.array(rows, mask=rows < 0)
 
 
-def _either(left: pa.ChunkedArray, right: pa.ChunkedArray, from_left: pa.Array, from_right: pa.Array) -> pa.ChunkedArray:
+def _either(
+    left: pa.ChunkedArray, right: pa.ChunkedArray, from_left: pa.Array, from_right: pa.Array
+) -> pa.ChunkedArray:
     return pc.if_else(from_right.is_null(), left.take(from_left), right.take(from_right))
 
 

@@ -49,7 +49,14 @@ _HEADINGS = ("Result", "Check", "State", "Column", "Expected", "Observed", "Keys
 
 
 def checks_page(
-    *, pipeline: str, what: str, interval: str, mode: str, at: datetime, checks: Sequence[Check], links: Mapping[str, str]
+    *,
+    pipeline: str,
+    what: str,
+    interval: str,
+    mode: str,
+    at: datetime,
+    checks: Sequence[Check],
+    links: Mapping[str, str],
 ) -> str:
     """Return the page as HTML. All values are escaped.
 
@@ -63,8 +70,10 @@ def checks_page(
         links: URL of Great Expectations' own page, by the table of a check.
     """
     failed = sum(not check.success for check in checks)
-    verdict = f'<span class="bad">✗ {failed:,} of {len(checks):,} checks failed</span>' if failed else (
-        f'<span class="good">✓ {len(checks):,} checks passed</span>'
+    verdict = (
+        f'<span class="bad">✗ {failed:,} of {len(checks):,} checks failed</span>'
+        if failed
+        else (f'<span class="good">✓ {len(checks):,} checks passed</span>')
     )
     title = f"{what} of {pipeline}"
     rows = "\n".join(_row(check, links.get(check.table)) for check in sorted(checks, key=lambda check: check.success))

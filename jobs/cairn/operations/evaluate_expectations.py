@@ -76,7 +76,9 @@ class Compared:
 class StateTables(Protocol):
     """The tables of one state."""
 
-    identity: tuple[str, ...]
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """Names of the columns that identify a row."""
 
     def flat(self) -> Any:
         """Return the state with one column per field."""
@@ -218,7 +220,7 @@ class SparkState:
     def rows_before(self) -> int:
         """Return the number of rows of the base's state."""
         assert self.before is not None
-        return self.before.count()
+        return int(self.before.count())
 
     def changes(self, now_ms: int, removable: str | None) -> DataFrame:
         """Return the table of changes since the base."""
@@ -273,8 +275,7 @@ class ArrowState:
     def rows_before(self) -> int:
         """Return the number of rows of the base's state."""
         assert self.before is not None
-        rows: int = self.before.num_rows
-        return rows
+        return int(self.before.num_rows)
 
     def changes(self, now_ms: int, removable: str | None) -> pa.Table:
         """Return the table of changes since the base."""
@@ -474,7 +475,7 @@ class Engines:
         return Engine(rows=SparkRows(**self._stored), opens=self._open_on_spark)
 
     @contextmanager
-    def _open_in_memory(self, state: str, with_base: bool) -> Iterator[ArrowState]:
+    def _open_in_memory(self, state: str, with_base: bool) -> Iterator[StateTables]:
         yield self._in_memory.pop(state)  # So that the memory is free when the block ends.
 
     def _open_on_spark(self, state: str, with_base: bool) -> AbstractContextManager[SparkState]:

@@ -18,7 +18,7 @@ _ESCAPED = r'["\\\x00-\x1f]'
 
 def has_json(kind: pa.DataType) -> bool:
     """Return True if `row_json` can write values of a type."""
-    return (
+    return bool(
         pa.types.is_string(kind)
         or pa.types.is_integer(kind)
         or pa.types.is_boolean(kind)

@@ -402,7 +402,7 @@ def _expected(
 
     base = StateSource.of_record(target.folder, before) if before is not None else None
     compared = Compared(now=find_state(**target.options), before=base)
-    options = {name: target.options[name] for name in ("root", "pipeline") if name in target.options}
+    options = {name: text for name, text in target.options.items() if name in ("root", "pipeline")}
     stores = None if target.savepoint is not None or "pipeline" not in target.options else target.folder
     with first_cause():
         engines = Engines(
