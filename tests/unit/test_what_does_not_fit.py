@@ -285,7 +285,9 @@ def test_a_validation_that_can_not_be(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_expectations_of_what_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     target: Any = SimpleNamespace(before=None)
-    found: Any = SimpleNamespace(states=[SimpleNamespace(state="counts"), SimpleNamespace(state="$timers")])
+    found: Any = SimpleNamespace(
+        states=[SimpleNamespace(state="counts", entries=1), SimpleNamespace(state="$timers", entries=0)]
+    )
     pipeline = replace(PIPELINE, expectations=lambda: {"count": []})
     refused(
         UsageError,
