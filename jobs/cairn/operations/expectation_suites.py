@@ -268,7 +268,7 @@ def _check(table: str, result: Any, failing: FailingRows | None) -> Check:
         # Great Expectations counts None instead of 0 in an empty table.
         observed = f"{said['unexpected_count'] or 0:,} of {said['element_count'] or 0:,} rows fail"
         unexpected = map(_value_text, said.get("partial_unexpected_list") or ())
-        values = [text for text in dict.fromkeys(unexpected) if text != "None"][:_SHOWN_VALUES]
+        values = [text for text in dict.fromkeys(unexpected) if text][:_SHOWN_VALUES]
         if values and config.kwargs.get("column") != "lost_row":  # the values of lost_row are the keys
             observed += f", with values such as {', '.join(values)}"
     else:
@@ -285,17 +285,17 @@ def _check(table: str, result: Any, failing: FailingRows | None) -> Check:
 
 
 def _value_text(value: Any) -> str:
-    """Return a value as text, the same for values from Spark and from Arrow.
+    """Return a value as text, the same for values from Spark and from Arrow; an empty text for a missing value.
 
     Spark returns an instant as naive datetime in the local zone, Arrow as aware datetime. A missing value is None in Spark
-    and `pandas.NA` in Arrow, whose text is "<NA>".
+    and `pandas.NA` in Arrow.
     """
     if isinstance(value, tuple):
-        return f"({', '.join(map(_value_text, value))})"
+        return f"({', '.join(_value_text(part) or 'None' for part in value)})"
     if isinstance(value, datetime):
         plain = datetime.fromisoformat(value.isoformat())  # Of pandas' own subclass.
         return str(plain if plain.tzinfo is None else plain.astimezone().replace(tzinfo=None))
-    return "None" if str(value) == "<NA>" else str(value)
+    return "" if value is None or type(value).__name__ == "NAType" else str(value)
 
 
 def _short(text: str) -> str:
