@@ -29,7 +29,7 @@ from typing import Any
 
 from local_stack.airflow_server import AirflowServer
 from local_stack.demo import FIRST_DAY, ROOT, say
-from local_stack.owned_process import command_line
+from local_stack.running_driver import RunningDriver, parent_of, running_drivers
 from local_stack.spark_server import SparkConnectServer
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.log import Log, read_log
@@ -190,7 +190,7 @@ class _Soak:
         else:
             driver = self._driver()
             time.sleep(planned.delay_s)
-            what = f"{planned.delay_s} s after driver {driver} was seen"
+            what = f"{planned.delay_s} s after driver {driver.pid} was seen"
             if kind == "the disk fails":
                 self._fail_the_disk(2)
             elif kind == "kill -9 of the Spark server":
@@ -206,25 +206,22 @@ class _Soak:
         self.done[kind] += 1
         say(f"after {planned.after:3} days: {kind} ({what})")
 
-    def _driver(self) -> int:
+    def _driver(self) -> RunningDriver:
         """A driver at work; waits for one."""
         deadline_s = time.monotonic() + STALLED_S
         while time.monotonic() < deadline_s:
-            for pid in self.airflow.processes.pids():
-                if "cairn.driver.driver" in command_line(pid):
-                    return pid
+            for driver in running_drivers(self.airflow.processes):
+                return driver
             self._go_on()
             time.sleep(0.05)
         raise RuntimeError(f"no driver for {STALLED_S} s")
 
-    def _kill(self, driver: int, generation: int) -> bool:
-        """The driver, its parent (the task) or that one's (the supervisor). False if the driver has ended."""
-        with suppress(OSError, IndexError):
-            pid = driver
-            for _ in range(generation):
-                pid = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
-            # Never anybody else's: a driver that ended may have left its number, or its child to the system.
-            if pid in set(self.airflow.processes.pids()) and "cairn.driver.driver" in command_line(driver):
+    def _kill(self, driver: RunningDriver, generation: int) -> bool:
+        """Kill the driver, its task or the task's supervisor. Return False if the driver has ended."""
+        pid = (driver.pid, driver.task, parent_of(driver.task))[generation]
+        # Another process may have taken the pid of a driver or task that has ended.
+        if pid in set(self.airflow.processes.pids()) and RunningDriver.of(driver.pid) == driver:
+            with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
                 return True
         return False

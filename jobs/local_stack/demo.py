@@ -24,9 +24,10 @@ from cairn.command.airflow_rest import ADMIN
 from local_stack.airflow_server import AirflowClient, AirflowServer, RestError, parse_time, task_log
 from local_stack.demo_report import DayResult, sums_of, table_of, verdict_of
 from local_stack.host_check import problems
-from local_stack.owned_process import OwnedProcesses, command_line
+from local_stack.owned_process import OwnedProcesses
 from local_stack.patience import Patience
 from local_stack.progress_lines import ProgressLines, fold
+from local_stack.running_driver import RunningDriver
 from local_stack.spark_server import SparkConnectServer
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.log import read_log
@@ -253,7 +254,7 @@ class DriverKiller:
         """
         if self.done:
             return
-        pid = next((pid for pid in self._processes.pids() if self._is_driver(command_line(pid))), None)
+        pid = next((pid for pid in self._processes.pids() if self._is_driver(pid)), None)
         if pid is None:
             if self._seen is not None:
                 self._seen, self.day, self.after_s = None, self.day + timedelta(days=1), self.after_s / 2
@@ -269,7 +270,7 @@ class DriverKiller:
                 # one driver on purpose, and each day of its data has a driver of its own. If this day's driver ends
                 # before the signal, `done` stays False, and a later call of `look` kills the next day's driver.
                 with suppress(ProcessLookupError):
-                    if not self._is_driver(command_line(pid)):
+                    if not self._is_driver(pid):
                         return
                     signal.pidfd_send_signal(handle, signal.SIGKILL)
                     self.done = True
@@ -277,9 +278,13 @@ class DriverKiller:
             finally:
                 os.close(handle)
 
-    def _is_driver(self, arguments: list[str]) -> bool:
-        options = " ".join(arguments[1:])
-        return options.startswith("-m cairn.driver.driver process ") and f" --start {self.day.isoformat()} " in options
+    def _is_driver(self, pid: int) -> bool:
+        driver = RunningDriver.of(pid)
+        return (
+            driver is not None
+            and driver.command.startswith("process ")
+            and f" --start {self.day.isoformat()} " in driver.command
+        )
 
 
 class DayWatcher:

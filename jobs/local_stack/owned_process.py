@@ -110,19 +110,28 @@ class OwnedProcesses:
     def pids(self) -> Iterator[int]:
         """Yield the ids of all running children and descendants. On systems other than Linux, it yields nothing.
 
-        A process belongs to this object if its environment has this object's value of the variable CAIRN_OWNER, or if
-        it is in the session of a child. The variable alone is not enough: Airflow's workers write their title over the
-        memory that /proc shows as their environment. The session alone is not enough: Spark's drivers have sessions of
-        their own.
+        A process belongs to this object in one of three cases: its environment has this object's value of the variable
+        CAIRN_OWNER, it is in the session of a child, or its parent belongs to this object. Each case alone misses some
+        processes. Airflow's workers and forked drivers write their title over the memory that /proc shows as their
+        environment, and Spark's drivers have sessions of their own.
         """
         mark = f"{OWNER_VARIABLE}={self.owner}".encode()
+        ours: set[int] = set()
+        others: dict[int, int] = {}  # Parents, by process id.
         for folder in Path("/proc").glob("[0-9]*"):
             # If /proc/<pid> can't be read, the process belongs to another user or has just ended. Skip it.
             with contextlib.suppress(OSError):
-                state, _, _, session = (folder / "stat").read_text().rsplit(")", 1)[1].split()[:4]
-                ours = int(session) in self._sessions or mark in (folder / "environ").read_bytes().split(b"\0")
-                if ours and state != "Z":
-                    yield int(folder.name)
+                state, parent, _, session = (folder / "stat").read_text().rsplit(")", 1)[1].split()[:4]
+                if state == "Z":
+                    continue
+                pid = int(folder.name)
+                others[pid] = int(parent)
+                if int(session) in self._sessions or mark in (folder / "environ").read_bytes().split(b"\0"):
+                    ours.add(pid)
+        yield from ours
+        while found := {pid for pid, parent in others.items() if parent in ours} - ours:
+            ours |= found
+            yield from found
 
     def log_path(self, name: str) -> Path:
         """Return the path of a child's log."""
@@ -172,9 +181,10 @@ class OwnedProcesses:
 def command_line(pid: int) -> list[str]:
     """Return the arguments of a process; empty if the process has ended."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").rstrip("\0")
     except OSError:
         return []
+    return words.split("\0") if words else []
 
 
 def claim_port(preferred: int = 0) -> int:

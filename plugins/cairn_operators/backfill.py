@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from airflow.sdk import DAG, Asset, AssetAlias, Param
@@ -42,9 +42,11 @@ class RunIntervalsOperator(DriverOperator):
         pipeline: The `Pipeline`, as `module:NAME`.
         root: URL of the folder that holds the pipelines.
         pipeline_name: Name of the `Pipeline`.
-        first: Start of the first interval: an ISO instant, or a day; UTC if it has no zone.
-        last: Start of the last interval, included.
-        every: Length of an interval.
+        first: A day, or the start of the first interval as an ISO instant. With a schedule, a day is in its time zone
+            and means all intervals that begin on this day. Otherwise it is in UTC and means the interval that begins
+            with the day.
+        last: A day, or the start of the last interval; included.
+        every: Length of an interval; None for the pipeline's schedule.
         reprocess: Which intervals with a result are computed again: "changed" (other code or input made the result),
             "none" or "all".
         permissions: `allow_gap`: start from the latest checkpoint before a gap. `allow_stale_base`: start from a
@@ -75,7 +77,7 @@ class RunIntervalsOperator(DriverOperator):
         pipeline_name: str,
         first: str,
         last: str,
-        every: timedelta,
+        every: timedelta | None = None,
         reprocess: str = "changed",
         permissions: Mapping[str, bool | str] | None = None,
         dry_run: bool | str = False,
@@ -88,7 +90,7 @@ class RunIntervalsOperator(DriverOperator):
         self.asset = pipeline_asset(pipeline_name)
         super().__init__(**{"doc_md": _DOC, **kwargs, "outlets": [self.alias, *kwargs.pop("outlets", [])]})
         check_mode(self.task_id, mode)
-        if every <= timedelta(0):
+        if every is not None and every <= timedelta(0):
             raise ValueError(f"{self.task_id}: every is {every}; an interval must be longer than zero")
         self.pipeline_name = pipeline_name
         self.first = first
@@ -115,14 +117,9 @@ class RunIntervalsOperator(DriverOperator):
         from cairn.driver.driver_protocol import COMMITTED, Range
 
         run, ti = context["dag_run"], context["ti"]
-        first, last = instant("first", self.first), instant("last", self.last)
+        first, last = day_or_instant("first", self.first), day_or_instant("last", self.last)
         if self.reprocess not in REPROCESS:
             raise AirflowFailException(f"reprocess is {self.reprocess!r}; expected one of {', '.join(REPROCESS)}")
-        if last < first:
-            raise AirflowFailException(
-                f"the first interval starts at {self.first}, but the last one starts at {self.last}, which is earlier\n"
-                "Trigger the DAG again with the two dates exchanged"
-            )
         request = Range(
             first=first,
             last=last,
@@ -171,23 +168,25 @@ def tell_asset(context: Any, alias: AssetAlias, asset: Asset, committed: Sequenc
         events[alias].add(asset, extra=extra)
 
 
-def instant(name: str, text: str) -> datetime:
-    """Parse a day or an instant.
+def day_or_instant(name: str, text: str) -> str:
+    """Check a day or an instant before a driver starts, and return it without spaces around it.
 
     Args:
         name: Name of the argument, for the error message.
-        text: A day or an instant in ISO format. It is in UTC if it has no time zone.
+        text: A day or an instant in ISO format.
 
     Raises:
         AirflowFailException: The text is neither a day nor an instant.
     """
+    from state_backend.values.day_or_instant import first_instant
+
     try:
-        found = datetime.fromisoformat(str(text).strip())
+        first_instant(str(text))
     except ValueError:
         raise AirflowFailException(
             f"{name} is {text!r}; expected a day or an instant like 2024-01-04 or 2024-01-04T06:00+00:00"
         ) from None
-    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+    return str(text).strip()
 
 
 def _yes(name: str, value: bool | str) -> bool:
@@ -203,9 +202,11 @@ _PARAMS = {
         type="string",
         minLength=1,
         title="From",
-        description="Start of the first interval, such as 2024-01-04 or 2024-01-04T06:00 (UTC)",
+        description="A day, such as 2024-01-04, or the start of the first interval, such as 2024-01-04T06:00+01:00",
     ),
-    "to": Param("", type="string", minLength=1, title="To", description="Start of the last interval, included"),
+    "to": Param(
+        "", type="string", minLength=1, title="To", description="A day, or the start of the last interval; included"
+    ),
     "reprocess": Param(
         "changed",
         type="string",
@@ -230,7 +231,7 @@ def backfill_pipeline(
     root: str,
     *,
     pipeline_name: str | None = None,
-    every: timedelta = timedelta(days=1),
+    every: timedelta | None = None,
     spark_conn_id: str = "cairn_spark",
     gcp_conn_id: str | None = None,
     backfill: Mapping[str, Any] | None = None,
@@ -247,7 +248,7 @@ def backfill_pipeline(
         pipeline: The `Pipeline`, as `module:NAME`.
         root: URL of the folder that holds the pipelines.
         pipeline_name: Name of the `Pipeline`; None: read from the source of its module.
-        every: Length of an interval, as in the pipeline's own DAG.
+        every: Length of an interval; None for the pipeline's schedule.
         spark_conn_id: Connection to Spark.
         gcp_conn_id: Connection with the key for a `gs://` root; None for application default credentials.
         backfill: More arguments of the `RunIntervalsOperator`.

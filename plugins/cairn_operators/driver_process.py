@@ -125,7 +125,7 @@ def _start(
     common = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
     ours = {**common, **environment, "CAIRN_PYTHON_PATH": os.pathsep.join(_path_of_the_task())}
     settings = None if private is None else json.dumps(private).encode()
-    if warm := conf.getboolean("cairn", "warm_drivers", fallback=False):
+    if warm := conf.getboolean("cairn", "warm_drivers", fallback=True):
         driver = start_warm(module, arguments, cwd=root, environment=ours, private=settings)
         if driver is not None:
             return driver

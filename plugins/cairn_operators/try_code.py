@@ -11,7 +11,7 @@ from airflow.sdk import DAG, AssetAlias, Param, XComArg
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskAwaitingInput
 
 from cairn_operators.ask_person import APPROVE, ask_person
-from cairn_operators.backfill import instant, tell_asset
+from cairn_operators.backfill import day_or_instant, tell_asset
 from cairn_operators.check_dag_arguments import check_pipeline_and_root
 from cairn_operators.driver_operator import DriverOperator
 from cairn_operators.pipeline_asset import pipeline_asset
@@ -42,9 +42,11 @@ class TryCodeOperator(DriverOperator):
         pipeline: The `Pipeline` with the new code, as `module:NAME`.
         root: URL of the folder that holds the pipelines.
         pipeline_name: Name of the `Pipeline` in production.
-        first: Start of the first interval: an ISO instant, or a day; UTC if it has no zone.
-        last: Start of the last interval, included.
-        every: Length of an interval.
+        first: A day, or the start of the first interval as an ISO instant. With a schedule, a day is in its time zone
+            and means all intervals that begin on this day. Otherwise it is in UTC and means the interval that begins
+            with the day.
+        last: A day, or the start of the last interval; included.
+        every: Length of an interval; None for the pipeline's schedule.
         trial: Name of the trial; if empty, Cairn derives a name from the first interval and the code.
         key: Columns that identify output rows, separated by commas; empty compares whole rows.
         keep: How long the trial stays before a sweep removes it.
@@ -63,14 +65,14 @@ class TryCodeOperator(DriverOperator):
         pipeline_name: str,
         first: str,
         last: str,
-        every: timedelta,
+        every: timedelta | None = None,
         trial: str = "",
         key: str = "",
         keep: timedelta = timedelta(days=3),
         **kwargs: Any,
     ) -> None:
         super().__init__(**{"doc_md": _DOC, **kwargs})
-        if every <= timedelta(0) or keep <= timedelta(0):
+        if (every is not None and every <= timedelta(0)) or keep <= timedelta(0):
             raise ValueError(f"{self.task_id}: every is {every} and keep is {keep}; both must be longer than zero")
         self.pipeline_name = pipeline_name
         self.first = first
@@ -92,7 +94,7 @@ class TryCodeOperator(DriverOperator):
         """
         from cairn.driver.driver_protocol import Try
 
-        first, last = instant("first", self.first), instant("last", self.last)
+        first, last = day_or_instant("first", self.first), day_or_instant("last", self.last)
         request = Try(
             first=first,
             last=last,
@@ -244,9 +246,11 @@ _PARAMS = {
         type="string",
         minLength=1,
         title="From",
-        description="Start of the first interval, such as 2024-01-04 (UTC)",
+        description="A day, such as 2024-01-04, or the start of the first interval",
     ),
-    "to": Param("", type="string", minLength=1, title="To", description="Start of the last interval, included"),
+    "to": Param(
+        "", type="string", minLength=1, title="To", description="A day, or the start of the last interval; included"
+    ),
     "key": Param(
         "",
         type="string",
@@ -263,7 +267,7 @@ def trial_pipeline(
     root: str,
     *,
     pipeline_name: str | None = None,
-    every: timedelta = timedelta(days=1),
+    every: timedelta | None = None,
     keep: timedelta = timedelta(days=3),
     spark_conn_id: str = "cairn_spark",
     gcp_conn_id: str | None = None,
@@ -280,7 +284,7 @@ def trial_pipeline(
         pipeline: The `Pipeline`, as `module:NAME`. The form proposes it as the new code.
         root: URL of the folder that holds the pipelines.
         pipeline_name: Name of the `Pipeline`; None: read from the source of its module.
-        every: Length of an interval, as in the pipeline's own DAG.
+        every: Length of an interval; None for the pipeline's schedule.
         keep: How long a trial stays before a sweep removes it.
         spark_conn_id: Connection to Spark.
         gcp_conn_id: Connection with the key for a `gs://` root; None for application default credentials.

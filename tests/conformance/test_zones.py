@@ -45,6 +45,7 @@ def test_generated_programs(first: int, seeds: int, zone: str, tz: str | None) -
     print(ran.stdout)
 
 
+@pytest.mark.long("a minute: a Spark of its own for each host")
 def test_hosts_in_different_zones_agree(spark: SparkSession, tmp_path: Path) -> None:
     """One runs the first two hours, another the third; the state and what is computed from wall time are as on one host."""
     alone = run_hours(spark, tmp_path / "alone", 0, 3)

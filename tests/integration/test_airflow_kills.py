@@ -6,12 +6,10 @@ The DAGs of the second example run here too, since a server takes longer to star
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -22,7 +20,7 @@ import pytest
 
 from local_stack.airflow_server import AirflowServer, RestError
 from local_stack.demo import pipeline_env
-from local_stack.owned_process import command_line
+from local_stack.running_driver import RunningDriver, parent_of, running_drivers
 from local_stack.spark_server import SparkConnectServer
 from pipelines.land_weather import FIRST_HOUR, HOUR, land_weather
 from state_backend.adapters.open_storage import join_url, open_storage
@@ -104,8 +102,8 @@ for n in range(int(sys.argv[3])):
 @pytest.fixture(
     scope="module",
     params=[
-        "cold",
-        pytest.param("warm", marks=pytest.mark.long("the same kills with warm drivers")),
+        "warm",
+        pytest.param("cold", marks=pytest.mark.long("the same kills without warm drivers")),
     ],
 )
 def drivers(request: pytest.FixtureRequest) -> str:
@@ -195,11 +193,7 @@ class Day:
         return self.start + timedelta(days=1)
 
     def drivers(self) -> list[int]:
-        return [
-            pid
-            for pid in self.airflow.processes.pids()
-            if "cairn.driver.driver" in command_line(pid) or name_of(pid) == "cairn-driver"
-        ]
+        return [driver.pid for driver in running_drivers(self.airflow.processes)]
 
     def still_beats(self) -> bool:
         before = self.beat.read_text()
@@ -239,24 +233,10 @@ def log_of(folder: Path) -> Log:
     return read_log(open_storage(join_url(f"file://{folder}/state", "counts")))
 
 
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
-
-
 def task_of(driver: int) -> int:
-    """The process of the task that the driver is for: its parent, if that is no warm process."""
-    if name_of(driver) != "cairn-driver":
-        return parent_of(driver)
-    logs = Path(tempfile.gettempdir()).glob(f"cairn-warm-{os.getuid()}/*.log")
-    found = re.findall(rf"^driver {driver} of task (\d+)$", "\n".join(log.read_text() for log in logs), re.M)
-    return int(found[-1])
-
-
-def name_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    except OSError:
-        return ""
+    found = RunningDriver.of(driver)
+    assert found is not None
+    return found.task
 
 
 def alive(pid: int) -> bool:
@@ -314,6 +294,7 @@ def test_kill_9_of_the_spark_server(airflow: AirflowServer, folder: Path, spark_
     assert "lost its Spark Connect server" in day.log_of_try(1)
 
 
+@pytest.mark.long("half a minute: test_airflow marks a run failed too")
 def test_marked_failed_by_a_person(airflow: AirflowServer, folder: Path) -> None:
     """on_kill ends the task, its driver, and the operation on the server. Cleared, the run succeeds."""
     day = Day(airflow, folder)

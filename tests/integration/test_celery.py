@@ -21,8 +21,9 @@ from pathlib import Path
 import pytest
 
 from local_stack.airflow_server import AirflowServer
-from local_stack.owned_process import OwnedProcesses, command_line
+from local_stack.owned_process import OwnedProcesses
 from local_stack.postgres import Postgres
+from local_stack.running_driver import running_drivers
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.sweep import sweep
 from tests.support.environments import environment_with
@@ -84,13 +85,8 @@ class Stack:
         return self.workers[day.tries()[number - 1]["hostname"]]
 
     def driver(self) -> int:
-        (pid,) = [
-            pid
-            for worker in self.workers.values()
-            for pid in worker.processes.pids()
-            if "cairn.driver.driver" in command_line(pid)
-        ]
-        return pid
+        (driver,) = [driver for worker in self.workers.values() for driver in running_drivers(worker.processes)]
+        return driver.pid
 
 
 @pytest.fixture(scope="module")

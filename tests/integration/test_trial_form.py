@@ -21,7 +21,7 @@ from selenium.webdriver.common.by import By
 from cairn_operators.try_code import DEPLOY
 from local_stack.airflow_server import AirflowServer, RestError
 from local_stack.demo import pipeline_env
-from local_stack.owned_process import command_line
+from local_stack.running_driver import running_drivers
 from local_stack.spark_server import SparkConnectServer
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.log import Log, read_log
@@ -170,8 +170,7 @@ def answer(airflow: AirflowServer, run: str, option: str) -> None:
 
 
 def drivers(airflow: AirflowServer, command: str) -> list[int]:
-    words = f"-m cairn.driver.driver {command} "
-    return [pid for pid in airflow.processes.pids() if words in " ".join(command_line(pid))]
+    return [driver.pid for driver in running_drivers(airflow.processes) if driver.command.startswith(f"{command} ")]
 
 
 def test_a_form_that_cannot_be_run_is_refused_at_once(airflow: AirflowServer, data: Path) -> None:

@@ -148,7 +148,7 @@ def test_other_ways_between_them(tmp_path: Path, steps: list[tuple[int, Mode]]) 
     walk(rescale(tmp_path, MemoryStorage(), Keys(KEY_COUNT // 10), 7, steps, every=3))
 
 
-@pytest.mark.long("seconds", runs_in="ci")
+@pytest.mark.long("twenty seconds: up and down is shown by another test")
 def test_as_far_as_it_goes_and_back(tmp_path: Path) -> None:
     """F67, F71: 1 -> 128 -> 1, one key group per shard in between, with segments of its own."""
     steps: list[tuple[int, Mode]] = [(128, "incremental"), (128, "changelog"), (1, "full")]

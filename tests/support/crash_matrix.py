@@ -47,7 +47,7 @@ from state_backend.state.check_shard import verify_shard
 from state_backend.values.errors import CorruptRecord, RetryableError, StorageUnavailable
 from state_backend.values.key_groups import range_of
 from state_backend.values.records import Content, Savepoint
-from state_backend.values.retention import KeepLast
+from state_backend.values.retention import AnyOf, KeepLast, KeepQuarantined
 from tests.support.checkpoints import PIPELINE, START, day
 from tests.support.faulty_storage import Fault as Planned
 from tests.support.faulty_storage import FaultyStorage, StopHere, lost_answer_at, stop_at
@@ -62,7 +62,7 @@ Folders = Mapping[str, Storage]
 Values = dict[str, int]
 FAR_MS = 4_102_444_800_000  # the year 2100: everything is old
 HOME, SAVED, NEW = PIPELINE, "savepoint", "new"
-POLICY = KeepLast(3)
+POLICY = AnyOf((KeepLast(3), KeepQuarantined(14)))
 ANY: Any = None
 
 
@@ -183,6 +183,12 @@ def lost_files(place: Place, work: Path) -> None:
     assert len(lost) == (7 if isinstance(place, OnDisk) else 4) and all(home.delete(path) for path in lost)
 
 
+def refused_day(place: Place, work: Path) -> None:
+    """Day 4 is refused, and held with its base until somebody decides."""
+    some_days(place, work)
+    pipeline(place.folder(HOME), work).coordinator.quarantine(4, "a loss")
+
+
 def a_savepoint(format: Literal["native", "canonical"]) -> Callable[[Place, Path], None]:
     def setup(place: Place, work: Path) -> None:
         some_days(place, work)
@@ -234,12 +240,33 @@ def forgetting(this: Try) -> None:
     )
 
 
+def quarantining(this: Try) -> None:
+    pipeline(this.folders[HOME], this.work).coordinator.quarantine(4, "a loss")
+
+
+def releasing(this: Try) -> None:
+    coordinator = pipeline(this.folders[HOME], this.work).coordinator
+    if 4 in coordinator.log().quarantined:
+        coordinator.release(4)
+
+
+def dropping(this: Try) -> None:
+    """Drop the refused day, and compute the day again."""
+    coordinator = pipeline(this.folders[HOME], this.work).coordinator
+    if 4 in coordinator.log().retained:
+        coordinator.drop_quarantined(4)
+    interval(4, values_of(4) | {"a": 99})(this)
+
+
 OPERATIONS = (
     Operation(name="interval", setup=some_days, run=interval(5, values_of(5))),
     Operation(name="re-run", setup=some_days, run=interval(3, {"a": 99, "z": 1})),
     Operation(name="sweep", setup=crashed_tries, run=sweeping),
     Operation(name="sweep of lost files", setup=lost_files, run=sweeping),
     Operation(name="forget", setup=some_days, run=forgetting),
+    Operation(name="quarantine", setup=some_days, run=quarantining),
+    Operation(name="release", setup=refused_day, run=releasing),
+    Operation(name="drop of a quarantined day", setup=refused_day, run=dropping),
     Operation(name="native savepoint", setup=some_days, run=lambda t: take(t, "native"), changes=(SAVED,)),
     Operation(name="canonical savepoint", setup=some_days, run=lambda t: take(t, "canonical"), changes=(SAVED,)),
     Operation(
@@ -284,9 +311,11 @@ def without_spark(folders: Folders) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What counts of one folder: per interval the values, digest and output of what is current; a savepoint's values."""
+    """What counts of one folder: per interval the values, digest and output of what is current; which checkpoints are quarantined;
+    a savepoint's values."""
 
     states: Mapping[str, tuple[Values, int]]
+    quarantined: frozenset[int]
     outputs: Mapping[str, tuple[bytes, ...]]
     saved: Values | None
 
@@ -315,7 +344,7 @@ class Surveyor:
         except CorruptRecord as error:
             assert "cairn sweep" in str(error)
             outputs = {"lost": ()}
-        return Seen(states=states, outputs=outputs, saved=self._saved(storage))
+        return Seen(states=states, quarantined=frozenset(log.quarantined), outputs=outputs, saved=self._saved(storage))
 
     def _saved(self, storage: Storage) -> Values | None:
         if storage.stat(paths.SAVEPOINT_RECORD) is None:

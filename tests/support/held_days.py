@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from local_stack.airflow_server import AirflowServer, RestError
-from local_stack.owned_process import command_line
+from local_stack.running_driver import running_drivers
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.log import Log, read_log
 from state_backend.values.records import Record
@@ -208,7 +208,7 @@ class HeldDay:
         return sorted(made, key=lambda t: (t.shard, t.number))
 
     def drivers(self) -> list[int]:
-        return [pid for pid in self.airflow.processes.pids() if "cairn.driver.driver" in command_line(pid)]
+        return [driver.pid for driver in running_drivers(self.airflow.processes)]
 
     def let_go(self) -> None:
         """From now on no shard waits."""

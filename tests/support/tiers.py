@@ -53,7 +53,9 @@ def choose_tests(config: pytest.Config, items: list[pytest.Item]) -> None:
         config.hook.pytest_deselected(items=left_out)
     if not ALL:
         for item in items:
-            if (long := item.get_closest_marker("long")) and not _runs(long):
+            # A test may be long for one reason, and an example of it for another. Both must allow this tier.
+            long = next((mark for mark in item.iter_markers("long") if not _runs(mark)), None)
+            if long is not None:
                 command = "make test" if long.kwargs.get("runs_in") == "ci" else "make test-all"
                 item.add_marker(pytest.mark.skip(reason=f"long ({long.args[0]}): {command} runs it"))
     elif passed := {*_noted(".passed")}:

@@ -138,7 +138,7 @@ def assert_same(found: Expected, wanted: Expected) -> None:
     assert found.routes == wanted.routes
 
 
-@pytest.mark.parametrize("days", [14, pytest.param(100, marks=pytest.mark.long("ten seconds", runs_in="ci"))])
+@pytest.mark.parametrize("days", [14, pytest.param(100, marks=pytest.mark.long("twenty seconds"))])
 def test_processor_matches_oracle_on_real_flights(tmp_path: Path, days: int) -> None:
     land(tmp_path, first=DAY, last=DAY + timedelta(days=days - 1))
     found, handle = run(landed_rows(tmp_path, days))

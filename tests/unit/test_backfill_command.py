@@ -22,6 +22,7 @@ class FakeAirflow:
 
     def __init__(self, *answers: str) -> None:
         self.answers = list(answers)
+        self.zone = "UTC"
         self.backfills: list[dict[str, Any]] = []
         self.runs: dict[str, dict[str, Any]] = {}
         self.paused: list[bool] = []
@@ -31,6 +32,8 @@ class FakeAirflow:
         path = path.partition("?")[0]
         if path.endswith("/dry_run"):
             return {"backfills": [{"logical_date": date} for date in DATES if date >= (body or {})["from_date"]]}
+        if path.endswith("/details"):
+            return {"timezone": self.zone}
         if (method, path) == ("GET", "/api/v2/backfills"):
             return {"backfills": self.backfills}
         if path.endswith("/dagRuns"):
@@ -97,13 +100,21 @@ def test_it_is_created_until_it_is_whole(server: Callable[..., FakeAirflow], ans
     assert airflow.paused[-1] is False
 
 
+def test_a_day_is_a_day_in_the_zone_of_the_dag(server: Callable[..., FakeAirflow]) -> None:
+    airflow = server("ok")
+    airflow.zone = "Europe/Berlin"
+    assert backfill().exit_code == 0
+    (made,) = airflow.backfills
+    assert (made["from_date"], made["to_date"]) == ("2023-12-31T23:00:00+00:00", "2024-01-03T22:59:59.999000+00:00")
+
+
 def test_a_half_one_of_an_earlier_call_is_cancelled_and_made_again(server: Callable[..., FakeAirflow]) -> None:
     airflow = server("half", "ok")
     with pytest.raises(RestError):
-        airflow._create({"from_date": f"{DATES[0]}", "to_date": f"{DATES[2]}"}, airflow.answers.pop(0))
+        airflow._create({"from_date": DATES[0], "to_date": "2024-01-03T23:59:59.999000+00:00"}, airflow.answers.pop(0))
     result = backfill()
     assert (result.exit_code, sorted(airflow.runs)) == (0, DATES)
-    assert "backfill 2 of DAG clicks: 3 runs from 2024-01-01T00:00:00Z to 2024-01-03T00:00:00Z" in result.stdout
+    assert "backfill 2 of DAG clicks: 3 runs from 2024-01-01 to 2024-01-03" in result.stdout
 
 
 def test_one_that_is_in_the_way_is_named_and_left_alone(server: Callable[..., FakeAirflow]) -> None:
@@ -158,7 +169,7 @@ def test_dates_without_an_interval_are_told(
     server: Callable[..., FakeAirflow], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server("ok")
-    monkeypatch.setattr(AirflowRest, "call_once", lambda *_: {"backfills": []})
+    monkeypatch.setattr(AirflowRest, "call_once", lambda *_: {"backfills": [], "timezone": "UTC"})
     result = backfill()
     assert result.exit_code == 2
-    assert "nothing to run for DAG clicks from 2024-01-01T00:00:00+00:00 to 2024-01-03T00:00:00+00:00" in result.stderr
+    assert "nothing to run for DAG clicks from 2024-01-01T00:00:00Z to 2024-01-03T23:59:59.999Z" in result.stderr

@@ -25,7 +25,7 @@ def test_a_crash_at_any_call_leaves_the_old_state_or_the_new_one(operation: Oper
     reads leave is what the write before them left), in memory; then the next try ends where an undisturbed one
     would, and a sweep leaves exactly what is named."""
     totals = crash_matrix(operation, InMemory(), tmp_path, only_writes=operation.name not in WHOLE)
-    assert totals.faults == totals.old + totals.new > 3
+    assert totals.faults == totals.old + totals.new > 1
     assert totals.new > 0
 
 

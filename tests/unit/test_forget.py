@@ -50,6 +50,7 @@ from tests.support.counting import DAYS, day
 from tests.support.faulty_storage import FaultyStorage, StopHere, stop_at
 from tests.support.in_process import run_here
 from tests.support.key_search import files_with
+from tests.support.tiers import at_tier
 from tests.support.trials import SESSION, Averaging, bytes_of, run, try_days
 
 NAME = "counting"
@@ -571,8 +572,9 @@ def killed_at_some(production: Path, work: Path, step: int, only: Collection[str
 
 @pytest.mark.long("seconds", runs_in="ci")
 def test_killed_at_any_write_the_next_call_ends_it(production: Path, tmp_path: Path) -> None:
-    """Every fifth write; `python -m tests.unit.test_forget` kills at all calls. State, output and records are whole all the while."""
-    ends = killed_at_some(production, tmp_path, 5, WRITES)
+    """Every fifth or twentieth write; `python -m tests.unit.test_forget` kills at all calls. State, output and records are whole all the
+    while."""
+    ends = killed_at_some(production, tmp_path, at_tier(fast=20, ci=20, all=5), WRITES)
     assert {*ends} == {False, True}
 
 

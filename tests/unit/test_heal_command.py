@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shlex
+import time
 import urllib.parse
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -188,7 +190,8 @@ def test_ctrl_c_prints_the_command_that_continues(airflow: FakeAirflow, monkeypa
     def stop(_: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(heal.time, "sleep", stop)
+    # Not `time.sleep` itself: a thread of another test may sleep too.
+    monkeypatch.setattr(heal, "time", SimpleNamespace(**{**vars(time), "sleep": stop}))
     result = type_heal()
     assert result.exit_code == 130
     assert result.stdout.endswith(f"To continue:\n{heal_command(ROOT, PIPELINE, '2024-01-04')}\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,9 +19,11 @@ from cairn.operations.plan_range import (
     Compute,
     Keep,
     Progress,
+    boundaries_of,
     check_in_order,
     intervals_between,
     keep_or_compute,
+    named_intervals,
     plan_by_input,
 )
 from cairn.testing import PipelineTester
@@ -31,6 +33,7 @@ from state_backend.values.errors import Rerun, StaleStateError, UsageError
 from state_backend.values.intervals import Interval, format_instant
 from state_backend.values.records import Permissions, Record
 from state_backend.values.retention import KeepLast
+from state_backend.values.schedule import Cron
 from tests.support.checkpoints import START, Folder, day, record, run
 from tests.support.log_in_memory import log_in_memory
 
@@ -173,6 +176,53 @@ def test_a_range_is_whole_and_without_gaps() -> None:
     check_in_order([day(1), day(2), day(3)])
     with pytest.raises(UsageError, match="without gaps"):
         check_in_order([day(1), day(3)])
+
+
+BERLIN = Cron("0 6 * * 1-5", "Europe/Berlin")
+HOURS = timedelta(hours=1)
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "rule", "starts"),
+    [
+        # Thursday and Friday; no interval begins on Saturday.
+        ("2024-01-04", "2024-01-06", BERLIN, ["2024-01-04T05:00Z", "2024-01-05T05:00Z"]),
+        ("2024-01-04T05:00Z", "2024-01-04T06:00+01:00", BERLIN, ["2024-01-04T05:00Z"]),
+        # The day of 23 hours, in hours: a day means all of its intervals.
+        ("2024-03-31", "2024-03-31", Cron("0 */12 * * *", "Europe/Berlin"), ["2024-03-30T23:00Z", "2024-03-31T10:00Z"]),
+        ("2024-01-04", "2024-01-04T01:00", HOURS, ["2024-01-04T00:00Z", "2024-01-04T01:00Z"]),
+        ("2024-01-04", "2024-01-04", HOURS, ["2024-01-04T00:00Z"]),
+        ("20240104", " 2024-01-04 ", DAY, ["2024-01-04T00:00Z"]),
+    ],
+)
+def test_dates_name_intervals(first: str, last: str, rule: Any, starts: list[str]) -> None:
+    assert [i.start for i in named_intervals(first, last, rule)] == [datetime.fromisoformat(s) for s in starts]
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "rule", "says"),
+    [
+        ("yesterday", "2024-01-04", DAY, "from 'yesterday' is not a date or time like"),
+        ("2024-01-04", "", BERLIN, "to '' is not a date or time like"),
+        ("2024-01-05", "2024-01-04", BERLIN, "from 2024-01-05 is after to 2024-01-04"),
+        ("2024-01-06", "2024-01-07", BERLIN, "no interval of the schedule .* begins from 2024-01-06 to 2024-01-07"),
+        ("2024-01-04", "2024-01-05T06:00", DAY, "not a whole number of intervals"),
+    ],
+)
+def test_dates_that_name_no_interval(first: str, last: str, rule: Any, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        named_intervals(first, last, rule)
+
+
+def test_the_rule_is_the_given_length_else_the_schedule_else_the_newest_interval() -> None:
+    folder = Folder()
+    folder.run(day(1), "a1")
+    log, plain, declared = folder.coordinator.log(), AIRCRAFT, replace(AIRCRAFT, schedule=BERLIN)
+    assert boundaries_of(declared, log, HOURS) == HOURS
+    assert boundaries_of(declared, log, None) == BERLIN
+    assert boundaries_of(plain, log, None) == DAY
+    with pytest.raises(UsageError, match="has no checkpoint and declares no schedule"):
+        boundaries_of(plain, Folder().coordinator.log(), None)
 
 
 def test_progress_says_the_recent_rate_and_what_is_left() -> None:

@@ -474,8 +474,15 @@ def test_a_claim_that_dies_at_any_call_loses_nothing(tmp_path: Path, format: For
     assert outcomes == {1}  # a commit that took effect is never made twice
 
 
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("claim", ["NO_CLAIM", "CLAIM"])
+@pytest.mark.parametrize(
+    ("claim", "format"),
+    [
+        ("NO_CLAIM", "canonical"),
+        ("CLAIM", "native"),
+        pytest.param("NO_CLAIM", "native", marks=pytest.mark.long("ten seconds")),
+        pytest.param("CLAIM", "canonical", marks=pytest.mark.long("ten seconds")),
+    ],
+)
 @pytest.mark.long("seconds", runs_in="ci")
 def test_the_same_attempt_restores_once_wherever_the_try_before_it_died(
     tmp_path: Path, format: Format, claim: Literal["NO_CLAIM", "CLAIM"]

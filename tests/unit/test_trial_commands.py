@@ -86,7 +86,7 @@ def test_trials_are_listed_and_removed(root: str) -> None:
     try_days(pipeline_of(), root, [2], name="short")
     assert called("trials", "remove", "short", "--root", root).startswith("removed trial short: ")
     of = ["--code", "tests.support.trials:OLD", "--from", "2024-01-02", "--to", "2024-01-02", "--root", f"{root}-none"]
-    assert "give the length of its intervals" in called("try", *of, code=2)
+    assert "Or give the length of an interval" in called("try", *of, code=2)
     assert "several trials below" in called("compare", "--root", root, code=2)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -68,8 +68,8 @@ def test_a_form_is_passed_on(calls: list[Any]) -> None:
     assert tried.execute(where())["comparison"] == "what differs"
     assert calls == [
         Try(
-            first=datetime(2024, 1, 4, tzinfo=UTC),
-            last=datetime(2024, 1, 4, 6, tzinfo=UTC),
+            first="2024-01-04",
+            last="2024-01-04T06:00",
             every=timedelta(hours=1),
             keep=timedelta(days=3),
             name="p",

@@ -19,6 +19,7 @@ from airflow.sdk.exceptions import AirflowException
 
 from cairn_operators.driver_process import DriverProcess, repo_root
 from cairn_operators.warm_driver import WarmDriver, _ask, start_host_if_it_pays, start_warm
+from local_stack.owned_process import command_line
 from tests.support.waiting import wait_until
 from tests.unit.test_operators import FAKE_DRIVER, alive, gone, pids
 
@@ -150,6 +151,9 @@ def test_the_kernel_kills_the_driver_of_a_killed_task(fake: Callable[[str], Path
     running = task(folder)
     driver, child = pids(folder)
     assert Path(f"/proc/{driver}/comm").read_text() == "cairn-driver\n", "not a warm one"
+    assert " ".join(command_line(driver)).startswith(
+        f"cairn-driver of task {running}: {sys.executable} -m warm_fake --result"
+    )
     if stopped:
         os.kill(driver, signal.SIGSTOP)
     os.kill(running, signal.SIGKILL)
@@ -318,14 +322,23 @@ def test_a_folder_that_somebody_else_can_write_to_is_not_used(tmp_path: Path, mo
 
 @pytest.mark.parametrize("left", ["", "176", "176 x", "1 2 3"])
 def test_what_a_stop_left_of_the_times_keeps_no_driver_from_starting(
-    left: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    left: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is written anew, so that the next driver knows of this one."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    how: dict[str, Any] = {"cwd": tmp_path, "environment": {}}
-    start_host_if_it_pays(**how)
-    (seen,) = tmp_path.glob("cairn-warm-*/*.seen")
-    seen.write_text(left)
-    start_host_if_it_pays(**how)
-    last_s, started_s = map(float, seen.read_text().split())
-    assert time.time() - last_s < 60 and started_s == 0.0
+    with tempfile.TemporaryDirectory(prefix="cw-") as made:
+        monkeypatch.setattr(tempfile, "tempdir", made)
+        how: dict[str, Any] = {"cwd": Path(made), "environment": {}}
+        start_host_if_it_pays(**how)
+        (seen,) = Path(made).glob("cairn-warm-*/*.seen")
+        seen.write_text(left)
+        start_host_if_it_pays(**how)
+        last_s, started_s = map(float, seen.read_text().split())
+        assert time.time() - last_s < 60 and started_s == 0.0
+
+
+def test_no_host_is_started_whose_socket_could_not_be_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (long := tmp_path / ("t" * 100)).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    for _ in range(2):
+        start_host_if_it_pays(cwd=tmp_path, environment={})
+    assert not list(long.glob("cairn-warm-*/*"))

@@ -24,12 +24,13 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, tzinfo
 from typing import Any
 
 from cairn.spark.local_server_secret import LOOPBACK, find_secret
 from state_backend.values.errors import StorageUnavailable, UsageError
 from state_backend.values.intervals import format_instant
+from state_backend.values.zones import zone_of
 
 TOKEN_VARIABLE = "CAIRN_AIRFLOW_TOKEN"
 ADMIN = "admin"
@@ -140,6 +141,17 @@ class AirflowRest:
         self._token = str(answer["access_token"])
         return self._token
 
+    def zone_of(self, dag_id: str) -> tzinfo:
+        """Return the time zone of a DAG, which is that of its start date.
+
+        Raises:
+            UsageError: Airflow has no such DAG, or refuses permission.
+            StorageUnavailable: Airflow does not answer.
+        """
+        with explained(self.url, dag_id):
+            zone = self.call("GET", f"/api/v2/dags/{dag_id}/details")["timezone"]
+        return zone_of(zone or "UTC").rules
+
     # --- backfills ----------------------------------------------------------------------------------------------------
 
     def pause(self, dag_id: str, paused: bool) -> None:
@@ -223,7 +235,7 @@ class AirflowRest:
         dates = [r["logical_date"] for r in self.call("POST", "/api/v2/backfills/dry_run", body)["backfills"]]
         if not dates:
             raise UsageError(
-                f"Airflow has nothing to run for DAG {dag_id} from {body['from_date']} to {body['to_date']}: no ended "
+                f"Airflow has nothing to run for DAG {dag_id} from {_short(body['from_date'])} to {_short(body['to_date'])}: no ended "
                 "interval of its schedule starts there, or the runs of all of them are queued or running"
             )
         former, tries, paused = {b["id"] for b in self.active_backfills(dag_id)}, 0, False

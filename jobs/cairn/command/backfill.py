@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
 from enum import StrEnum
 from typing import Annotated
 
@@ -13,8 +14,8 @@ import typer
 from cairn.command.airflow_rest import AirflowRest
 from state_backend.inspection.checkpoint_names import parse_duration
 from state_backend.values.airflow_commands import DEFAULT_AIRFLOW
+from state_backend.values.day_or_instant import first_instant, last_instant
 from state_backend.values.errors import UsageError
-from state_backend.values.intervals import format_instant
 
 
 class Reprocess(StrEnum):
@@ -28,9 +29,9 @@ class Reprocess(StrEnum):
 def backfill(
     dag: Annotated[str, typer.Option(help="Id of the DAG to run.")],
     from_: Annotated[
-        str, typer.Option("--from", help="Start of the first interval: 2024-01-04, or 2024-01-04T06:00 (UTC).")
+        str, typer.Option("--from", help="A day in the DAG's time zone, or the start of the first interval.")
     ],
-    to: Annotated[str, typer.Option("--to", help="Start of the last interval, included.")],
+    to: Annotated[str, typer.Option("--to", help="A day, or the start of the last interval; included.")],
     reprocess: Annotated[
         Reprocess, typer.Option(help="Which ended runs to repeat: none, failed or completed (all).")
     ] = Reprocess.completed,
@@ -46,12 +47,16 @@ def backfill(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")] = False,
 ) -> int:
     """Run a DAG's intervals again, in order: create Airflow's backfill, and check that it has all of its runs."""
-    first, last = day_or_instant("--from", from_), day_or_instant("--to", to)
+    rest = AirflowRest(airflow)
+    for option, text in (("--from", from_), ("--to", to)):
+        day_or_instant(option, text)
+    zone = rest.zone_of(dag)
+    first, last = _instant(first_instant, "--from", from_, zone), _instant(last_instant, "--to", to, zone)
     if last < first:
         raise UsageError(
             f"--from {from_} is after --to {to}; --from is the start of the first interval, --to of the last one"
         )
-    made = AirflowRest(airflow).create_backfill(
+    made = rest.create_backfill(
         dag,
         first,
         last,
@@ -61,8 +66,7 @@ def backfill(
         timeout_s=parse_duration(timeout).total_seconds(),
         say=lambda text: typer.echo(text, err=True),
     )
-    span = f"from {format_instant(first)} to {format_instant(last)}"
-    text = f"backfill {made.id} of DAG {dag}: {made.runs} runs {span}\n{airflow.rstrip('/')}/dags/{dag}"
+    text = f"backfill {made.id} of DAG {dag}: {made.runs} runs from {from_} to {to}\n{airflow.rstrip('/')}/dags/{dag}"
     typer.echo(json.dumps(asdict(made), indent=2) if as_json else text)
     return 0
 
@@ -73,10 +77,13 @@ def day_or_instant(option: str, text: str) -> datetime:
     Raises:
         UsageError: The text is neither. The message names the option.
     """
+    return _instant(first_instant, option, text, UTC)
+
+
+def _instant(read: Callable[[str, tzinfo], datetime], option: str, text: str, zone: tzinfo) -> datetime:
     try:
-        found = datetime.fromisoformat(text)
+        return read(text, zone)
     except ValueError as error:
         raise UsageError(
             f"{option} {text!r} is not a date or time like 2024-01-04 or 2024-01-04T06:00+00:00"
         ) from error
-    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cairn.command.backfill import day_or_instant
 from cairn.command.progress import Stopped
 from state_backend.checkpoint.trials import check_no_trial
 from state_backend.inspection.checkpoint_names import parse_duration
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
     from cairn.operations.run_intervals import Outcome
 
 LOCAL_SPARK = "local[2]"
-_DATE = re.compile(r"\d{4}-\d{2}-\d{2}|\d{8}")
 
 
 class Redo(StrEnum):
@@ -236,15 +233,10 @@ class _Asked:
             UsageError: The time in `--start`, `--from` or `--to` can't be parsed, `--from` is after `--to`, or the range is not a whole number of
                 intervals.
         """
-        from cairn.operations.plan_range import intervals_between
+        from cairn.operations.plan_range import intervals_between, named_intervals
 
         if self.from_ is not None and self.to is not None:
-            first, last = day_or_instant("--from", self.from_), day_or_instant("--to", self.to)
-            if last < first:
-                raise UsageError(
-                    f"--from {self.from_} is after --to {self.to}; --from is the start of the first interval, --to of the last one"
-                )
-            return intervals_between(first, last + length, length)
+            return named_intervals(self.from_, self.to, length, ("--from", "--to"))
         at = _instant(self.start) if self.start is not None else default_start
         return intervals_between(at, at + self.count * length, length)
 
@@ -262,12 +254,10 @@ class _Asked:
             UsageError: `--start`, or the pipeline's start, is no start of an interval of the schedule; or no interval
                 begins from `--from` to `--to`.
         """
+        from cairn.operations.plan_range import named_intervals
+
         if self.from_ is not None and self.to is not None:
-            first, last = _span("--from", self.from_, schedule)[0], _span("--to", self.to, schedule)[1]
-            found = tuple(starting_between(schedule, first, last))
-            if not found:
-                raise UsageError(f"no interval of the schedule ({schedule}) begins from {self.from_} to {self.to}")
-            return found
+            return named_intervals(self.from_, self.to, schedule, ("--from", "--to"))
         if self.start is None and newest is not None:
             one = next_interval(schedule, newest)
         else:
@@ -389,16 +379,6 @@ def _say(outcomes: list[Outcome], as_json: bool) -> int:
     computed = sum(outcome.computed for outcome in outcomes)
     typer.echo(f"{computed} of {len(outcomes)} intervals would be computed; nothing was written")
     return 0
-
-
-def _span(option: str, text: str, schedule: Schedule) -> tuple[datetime, datetime]:
-    """Return the first and the last instant that a date or an instant names. A date names a day in the schedule's zone."""
-    at = day_or_instant(option, text)
-    if not _DATE.fullmatch(text):
-        return at, at
-    day = at.replace(tzinfo=schedule.rules)
-    following = (at + timedelta(days=1)).replace(tzinfo=schedule.rules)
-    return day.astimezone(UTC), following.astimezone(UTC) - timedelta(milliseconds=1)
 
 
 def interval_length(pipeline: str, newest: Interval | None, every: str | None) -> timedelta:

@@ -17,7 +17,6 @@ import typer
 from cairn.command.backfill import day_or_instant
 from cairn.command.options import Code, Json, Root, Spark
 from cairn.command.options import Pipeline as Name
-from cairn.command.run import interval_length
 from cairn.command.state_commands import load_code
 from cairn.trials.compare_trial import compare_trial, comparison_lines
 from state_backend.checkpoint.trials import (
@@ -49,11 +48,11 @@ Keys = Annotated[
 def try_(
     root: Root,
     code: Annotated[str, typer.Option(envvar="CAIRN_CODE", help="module:NAME of the Pipeline with the new code.")],
-    from_: Annotated[str, typer.Option("--from", help="Start of the first interval, as in 2024-01-04.")],
-    to: Annotated[str, typer.Option("--to", help="Start of the last interval, included.")],
+    from_: Annotated[str, typer.Option("--from", help="A day, as in 2024-01-04, or the start of the first interval.")],
+    to: Annotated[str, typer.Option("--to", help="A day, or the start of the last interval; included.")],
     every: Annotated[
         str | None,
-        typer.Option(help="Length of an interval, as in 1h; left out: that of production's newest interval."),
+        typer.Option(help="Length of an interval, as in 1h; left out: the pipeline's schedule."),
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the trial; left out: made from its start and code.")] = None,
     savepoint: Annotated[
@@ -68,16 +67,14 @@ def try_(
     No sink is called. After a failure the same command continues.
     """
     from cairn.operations.coordinator_of import coordinator_of
-    from cairn.operations.plan_range import intervals_between
+    from cairn.operations.plan_range import boundaries_of, named_intervals
     from cairn.spark.session import connect
     from cairn.trials.try_code import try_code
 
     keeps, declared = parse_duration(keep), load_code(code)
-    first, last = day_or_instant("--from", from_), day_or_instant("--to", to)
-    completed = coordinator_of(declared, root).log().completed()
-    newest = max((c.content.interval for c in completed), key=lambda i: i.end, default=None)
-    length = interval_length(declared.name, newest, every)
-    intervals = intervals_between(first, last + length, length)
+    length = None if every is None else parse_duration(every)
+    rule = boundaries_of(declared, coordinator_of(declared, root).log(), length)
+    intervals = named_intervals(from_, to, rule, ("--from", "--to"))
     session = connect(spark, f"cairn try {declared.name}")
     if not spark.startswith("sc://"):
         session.sparkContext.setLogLevel("OFF")

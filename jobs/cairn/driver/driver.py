@@ -210,11 +210,11 @@ def _process(session: Session, request: Process) -> ProcessResult:
 
 
 def _range(session: Session, request: Range) -> RangeResult:
-    from cairn.operations.plan_range import Progress, intervals_between
+    from cairn.operations.plan_range import Progress
     from cairn.operations.run_intervals import plan_intervals, run_intervals
 
     pipeline = session.load(request.name)
-    intervals = intervals_between(request.first, request.last + request.every, request.every)
+    intervals = _intervals(session, pipeline, request)
     run = RunRef(run_id=request.run_id, clear_number=request.clear_number, try_number=request.try_number)
     how: dict[str, Any] = {
         "reprocess": request.reprocess,
@@ -241,7 +241,6 @@ def _range(session: Session, request: Range) -> RangeResult:
 
 
 def _try(session: Session, request: Try) -> TryResult:
-    from cairn.operations.plan_range import intervals_between
     from cairn.trials.compare_trial import compare_trial, comparison_lines
     from cairn.trials.try_code import try_code
     from state_backend.inspection.compare_runs import describe_comparison
@@ -250,7 +249,7 @@ def _try(session: Session, request: Try) -> TryResult:
     tried = try_code(
         session.connect(pipeline, "try"),
         pipeline,
-        intervals_between(request.first, request.last + request.every, request.every),
+        _intervals(session, pipeline, request),
         session.call.root,
         code=session.call.pipeline,
         name=request.trial,
@@ -287,6 +286,14 @@ def _deploy(session: Session, request: Deploy) -> DeployResult:
         deploy_past(spark, pipeline, session.call.root, plan, on_outcome=committed)
     back = restore_command(coordinator_of(pipeline, session.call.root).log(), plan, session.call.root)
     return {"trial": plan.trial.name, "again": len(plan.again), "behind": len(plan.behind), "back": back}
+
+
+def _intervals(session: Session, pipeline: Pipeline, request: Range | Try) -> tuple[Interval, ...]:
+    from cairn.operations.coordinator_of import coordinator_of
+    from cairn.operations.plan_range import boundaries_of, named_intervals
+
+    rule = boundaries_of(pipeline, coordinator_of(pipeline, session.call.root).log(), request.every)
+    return named_intervals(request.first, request.last, rule)
 
 
 def _counts(outcomes: Sequence[Outcome]) -> RangeResult:

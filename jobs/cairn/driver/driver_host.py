@@ -32,6 +32,7 @@ import json
 import os
 import runpy
 import selectors
+import shlex
 import signal
 import socket
 import struct
@@ -71,6 +72,7 @@ class Request:
         environment: All environment variables of the driver.
         cwd: Working directory.
         worker: Process id of the task's parent, the Airflow worker.
+        task: Process id of the Airflow task.
         files: File descriptors of stdin, of the file for stdout and stderr, and of the lifeline. The lifeline is a
             socket whose other end the Airflow task holds: when the task dies, the kernel kills the driver.
     """
@@ -80,6 +82,7 @@ class Request:
     environment: dict[str, str]
     cwd: str
     worker: int
+    task: int
     files: tuple[int, int, int]
 
 
@@ -161,7 +164,7 @@ class _Host:
                 task, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
                 if user != os.getuid():
                     return None
-                request = _receive(connection)
+                request = _receive(connection, task)
                 for file in request.files:
                     closing.callback(os.close, file)
                 if self._files != {file: _stamp(file) for file in self._files}:
@@ -280,8 +283,8 @@ def _stamp(file: str) -> tuple[int, int] | None:
     return found.st_mtime_ns, found.st_size
 
 
-def _receive(connection: socket.socket) -> Request:
-    """Read a request.
+def _receive(connection: socket.socket, task: int) -> Request:
+    """Read a request of the process `task`.
 
     Raises:
         ValueError: The message is not a valid request.
@@ -303,7 +306,7 @@ def _receive(connection: socket.socket) -> Request:
             raise ValueError(f"{length} bytes")
         with connection.makefile("rb") as stream:
             said = json.loads(stream.read(length))
-        return Request(**said, files=(files[0], files[1], files[2]))
+        return Request(**said, task=task, files=(files[0], files[1], files[2]))
     except (TypeError, ValueError) as error:
         for file in files:
             os.close(file)
@@ -313,6 +316,7 @@ def _receive(connection: socket.socket) -> Request:
 def _become(request: Request, libc: Any) -> None:
     """Run a driver in this forked process as if Python had been started for it."""
     os.setsid()
+    _set_title(request)
     libc.prctl(_PR_SET_NAME, b"cairn-driver", 0, 0, 0)
     stdin, output, lifeline = request.files
     # `_tie_to` makes the kernel kill this driver when the task dies or closes its end of `lifeline`. The host calls
@@ -337,6 +341,16 @@ def _become(request: Request, libc: Any) -> None:
     # `run_module` imports the module again as `__main__`, and would warn that the module is imported already.
     sys.modules.pop(request.module, None)
     runpy.run_module(request.module, run_name="__main__", alter_sys=True)
+
+
+def _set_title(request: Request) -> None:
+    """Make `ps` show this forked process as a driver, and no longer with the command line of the host process."""
+    # Airflow depends on setproctitle. Without Airflow, `ps` keeps showing the host's command line.
+    with contextlib.suppress(ImportError):
+        from setproctitle import setproctitle
+
+        command = shlex.join([sys.executable, "-m", request.module, *request.arguments])
+        setproctitle(f"cairn-driver of task {request.task}: {command}")
 
 
 def _tie_to(lifeline: int, pid: int) -> None:

@@ -100,9 +100,9 @@ class Range(Run):
     """Request to compute and commit the intervals of a range.
 
     Attributes:
-        first: Start of the first interval.
-        last: Start of the last interval.
-        every: Length of each interval.
+        first: A day, or the start of the first interval.
+        last: A day, or the start of the last interval.
+        every: Length of each interval; None for the pipeline's schedule.
         name: The pipeline's name in the DAG. The driver checks that `Pipeline.name` is equal. None skips this check.
         mode: How checkpoints are stored.
         reprocess: Which intervals with a result are computed again.
@@ -112,9 +112,9 @@ class Range(Run):
 
     command: ClassVar[str] = "range"
 
-    first: datetime
-    last: datetime
-    every: timedelta
+    first: str
+    last: str
+    every: timedelta | None = None
     name: str | None = None
     mode: str = "incremental"
     reprocess: Literal["changed", "none", "all"] = "changed"
@@ -127,9 +127,9 @@ class Try:
     """Request to run intervals with other code beside production.
 
     Attributes:
-        first: Start of the first interval.
-        last: Start of the last interval.
-        every: Length of each interval.
+        first: A day, or the start of the first interval.
+        last: A day, or the start of the last interval.
+        every: Length of each interval; None for the pipeline's schedule.
         keep: How long the trial stays after its end.
         name: The pipeline's name in the DAG. The driver checks that `Pipeline.name` is equal. None skips this check.
         trial: Name of the trial; None makes a name from the first interval and the code.
@@ -138,9 +138,9 @@ class Try:
 
     command: ClassVar[str] = "try"
 
-    first: datetime
-    last: datetime
-    every: timedelta
+    first: str
+    last: str
+    every: timedelta | None = None
     keep: timedelta
     name: str | None = None
     trial: str | None = None
@@ -451,12 +451,17 @@ def _permissions(text: str) -> Permissions:
     return Permissions(**json.loads(text))
 
 
+def _seconds(text: str) -> timedelta:
+    return timedelta(seconds=float(text))
+
+
 _READ: dict[Any, Callable[[str], Any]] = {
     str: str,
     str | None: str,
     int: int,
     datetime: datetime.fromisoformat,
-    timedelta: lambda text: timedelta(seconds=float(text)),
+    timedelta: _seconds,
+    timedelta | None: _seconds,
     dict[str, Any] | None: json.loads,
     Permissions: _permissions,
 }

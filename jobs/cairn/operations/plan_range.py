@@ -5,16 +5,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from itertools import pairwise
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from state_backend.checkpoint.interval_results import Result
+from state_backend.values.day_or_instant import first_instant, last_instant
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import Interval, format_instant
 from state_backend.values.records import RunRef
+from state_backend.values.schedule import Schedule, starting_between
+
+if TYPE_CHECKING:
+    from cairn.pipeline import Pipeline
+    from state_backend.checkpoint.log import Log
 
 Reprocess = Literal["changed", "none", "all"]
 REPROCESS: tuple[str, ...] = get_args(Reprocess)
@@ -92,6 +98,72 @@ def plan_by_input(there: Result, input_hash: str | None) -> Keep | Compute:
     if there.input_hash != input_hash:
         return Compute(why=f"checkpoint {there.id} was computed with other code, other settings or other input")
     return Keep(checkpoint=there.id, why="code and input are the same")
+
+
+def boundaries_of(pipeline: Pipeline, log: Log, every: timedelta | None) -> Schedule | timedelta:
+    """Return the rule by which a range is cut into intervals.
+
+    The rule is the given length, else the schedule that the pipeline declares, else the schedule in the newest
+    checkpoint, else the length of the newest interval.
+
+    Args:
+        pipeline: The pipeline.
+        log: The log of the pipeline.
+        every: Length of an interval; None if the caller gives none.
+
+    Raises:
+        UsageError: There is no length, no schedule and no checkpoint.
+    """
+    rule = every or pipeline.declared_schedule or log.schedule
+    if rule is not None:
+        return rule
+    newest = max((kept.interval for kept in log.kept), key=lambda i: i.end, default=None)
+    if newest is None:
+        raise UsageError(
+            f"pipeline {pipeline.name!r} has no checkpoint and declares no schedule, so Cairn can't tell how long an interval is\n"
+            "Declare the schedule, as in Pipeline(schedule='@daily'). Or give the length of an interval with `every`"
+        )
+    return newest.end - newest.start
+
+
+def named_intervals(
+    first: str, last: str, rule: Schedule | timedelta, names: tuple[str, str] = ("from", "to")
+) -> tuple[Interval, ...]:
+    """Return the intervals from one date to another.
+
+    With a schedule, a day means all intervals that begin on that day in the schedule's zone. With a length, a day means
+    the interval that begins with the day in UTC.
+
+    Args:
+        first: A day, or the start of the first interval.
+        last: A day, or the start of the last interval.
+        rule: The schedule, or the length of each interval.
+        names: Names of `first` and `last`, for error messages.
+
+    Raises:
+        UsageError: A text is neither a day nor an instant, `first` is after `last`, no interval begins between them, or
+            they are not a whole number of lengths apart.
+    """
+    zone = UTC if isinstance(rule, timedelta) else rule.rules
+    begins = _instant(first_instant, names[0], first, zone)
+    ends = _instant(first_instant if isinstance(rule, timedelta) else last_instant, names[1], last, zone)
+    if ends < begins:
+        raise UsageError(
+            f"{names[0]} {first} is after {names[1]} {last}; {names[0]} is the start of the first interval, {names[1]} of the last one"
+        )
+    if isinstance(rule, timedelta):
+        return intervals_between(begins, ends + rule, rule)
+    found = tuple(starting_between(rule, begins, ends))
+    if not found:
+        raise UsageError(f"no interval of the schedule ({rule}) begins from {first} to {last}")
+    return found
+
+
+def _instant(read: Callable[[str, tzinfo], datetime], name: str, text: str, zone: tzinfo) -> datetime:
+    try:
+        return read(text, zone)
+    except ValueError as error:
+        raise UsageError(f"{name} {text!r} is not a date or time like 2024-01-04 or 2024-01-04T06:00+00:00") from error
 
 
 def intervals_between(first: datetime, end: datetime, length: timedelta) -> tuple[Interval, ...]:

@@ -1,0 +1,64 @@
+"""Find Spark drivers among the processes of this machine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from local_stack.owned_process import OwnedProcesses, command_line
+
+# The title of a forked driver (`cairn.driver.driver_host`), or the command line of a driver that a task started.
+_FORKED = re.compile(r"cairn-driver of task (?P<task>\d+): \S+ -m cairn\.driver\.driver (?P<command>.+)")
+_STARTED = re.compile(r"\S+ -m cairn\.driver\.driver (?P<command>.+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningDriver:
+    """A driver process.
+
+    Attributes:
+        pid: Process id of the driver.
+        task: Process id of the Airflow task that asked for the driver.
+        command: Command of the driver with its options, such as `process --pipeline …`.
+    """
+
+    pid: int
+    task: int
+    command: str
+
+    @classmethod
+    def of(cls, pid: int) -> Self | None:
+        """Return the driver with this process id; None if the process has ended or is no driver."""
+        parent = parent_of(pid)
+        return None if parent is None else cls.parse(" ".join(command_line(pid)), pid, parent)
+
+    @classmethod
+    def parse(cls, words: str, pid: int, parent: int) -> Self | None:
+        """Return the driver with this command line; None if the command line is another program's.
+
+        Args:
+            words: The command line, with a space between arguments.
+            pid: Process id.
+            parent: Process id of the parent. The parent of a forked driver is the host process, not a task.
+        """
+        if found := _FORKED.fullmatch(words):
+            return cls(pid=pid, task=int(found["task"]), command=found["command"])
+        if found := _STARTED.fullmatch(words):
+            return cls(pid=pid, task=parent, command=found["command"])
+        return None
+
+
+def running_drivers(processes: OwnedProcesses) -> Iterator[RunningDriver]:
+    """Yield the drivers among these processes."""
+    yield from filter(None, map(RunningDriver.of, processes.pids()))
+
+
+def parent_of(pid: int) -> int | None:
+    """Return the process id of a process's parent; None if the process has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    except OSError:
+        return None

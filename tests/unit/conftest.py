@@ -1,0 +1,15 @@
+"""Fixtures of the tests without Spark and Airflow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_warm_drivers() -> Iterator[None]:
+    """Start each driver as a process. A host process would outlive the test, with the test's environment."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AIRFLOW__CAIRN__WARM_DRIVERS", "False")
+        yield

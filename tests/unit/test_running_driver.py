@@ -1,0 +1,63 @@
+"""Drivers among the processes of a machine, and the processes that belong to a program."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from local_stack.owned_process import OwnedProcesses
+from local_stack.running_driver import RunningDriver
+from tests.support.waiting import wait_until
+
+PROCESS = "process --pipeline p:P --start 2024-01-01"
+
+
+@pytest.mark.parametrize(
+    ("words", "driver"),
+    [
+        (f"/venv/bin/python -m cairn.driver.driver {PROCESS}", (7, PROCESS)),
+        (f"cairn-driver of task 31: /venv/bin/python -m cairn.driver.driver {PROCESS}", (31, PROCESS)),
+        ("/venv/bin/python -m cairn.driver.driver_host /tmp/a.sock 7", None),
+        ("grep -m cairn.driver.driver", None),
+        ("", None),
+    ],
+)
+def test_a_driver_is_known_by_its_command_line(words: str, driver: tuple[int, str] | None) -> None:
+    found = RunningDriver.parse(words, 99, 7)
+    assert (None if found is None else (found.task, found.command)) == driver
+
+
+# As a forked driver: a session of its own, and a title over the memory of its environment.
+FORKS = """
+import os, time
+from setproctitle import setproctitle
+if os.fork() == 0:
+    os.setsid()
+    setproctitle("cairn-driver of task 31: python -m cairn.driver.driver " + "process " * 20)
+    open(os.environ["TOLD"], "w").write(str(os.getpid()))
+time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
+def test_a_fork_with_a_title_belongs_to_its_parents_owner(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    owned = OwnedProcesses(tmp_path)
+    owned.start("forks", [sys.executable, "-c", FORKS], env={**os.environ, "TOLD": str(told)}, cwd=tmp_path)
+    with subprocess.Popen(["sleep", "60"]) as other:
+        try:
+            wait_until(lambda: told.exists() and told.read_text(), 10, "the fork has its title")
+            fork = int(told.read_text())
+            found = RunningDriver.of(fork)
+            assert found is not None and found.task == 31
+            assert fork in set(owned.pids()) and other.pid not in set(owned.pids())
+        finally:
+            for pid in (other.pid, *owned.pids()):
+                os.kill(pid, signal.SIGKILL)
+            owned.stop(grace_s=1)
+    wait_until(lambda: RunningDriver.of(fork) is None, 10, "the fork has ended")
