@@ -642,10 +642,13 @@ def test_modes_on_checkpoints_and_savepoints(spark: SparkSession, tmp_path: Path
     files = [f.handle for ref in record.content.shards if ref.inline for f in ref.inline.files]
     handle = next(handle for handle in files if record.content.attempt in handle.path)
     flip_in(folder, handle.path)
-    found = validate_checkpoint(None, pipeline, root, record, mode="fast", quarantine=False)
-    assert handle.path in found.findings[0]
+    docs = tmp_path / "docs"
+    found = validate_checkpoint(None, pipeline, root, record, mode="fast", quarantine=False, docs=docs)
+    assert handle.path in found.findings[0] and found.docs is not None and handle.path in Path(found.docs).read_text()
     assert coordinator_of(pipeline, root).log().quarantined == {}
-    validate_checkpoint(spark, pipeline, root, record)
+    shutil.rmtree(docs)
+    docs.touch()  # A folder can't be made here. The checkpoint is quarantined all the same.
+    assert validate_checkpoint(spark, pipeline, root, record, docs=docs).docs is None
     with pytest.raises(errors.StateUnusable, match="quarantine"):
         run_interval(spark, pipeline, day(2), root)
     again = run_interval(spark, pipeline, day(1), root)

@@ -44,7 +44,7 @@ def test_each_check_is_a_row_and_failed_ones_come_first() -> None:
         ["✓ passed", "files", "", "", "", "12 files are intact", ""],
     ]
     assert "✗ 1 of 2 checks failed" in html and "Validated at 2024-01-02 03:04:05 UTC" in html
-    assert "✓ 1 checks passed" in page(PASSED) and "✗" not in page(PASSED)
+    assert "✓ 1 check passed" in page(PASSED) and "✗" not in page(PASSED)
 
 
 def test_values_are_escaped() -> None:

@@ -70,10 +70,11 @@ def checks_page(
         links: URL of Great Expectations' own page, by the table of a check.
     """
     failed = sum(not check.success for check in checks)
+    passed = "1 check" if len(checks) == 1 else f"{len(checks):,} checks"
     verdict = (
         f'<span class="bad">✗ {failed:,} of {len(checks):,} checks failed</span>'
         if failed
-        else (f'<span class="good">✓ {len(checks):,} checks passed</span>')
+        else (f'<span class="good">✓ {passed} passed</span>')
     )
     title = f"{what} of {pipeline}"
     rows = "\n".join(_row(check, links.get(check.table)) for check in sorted(checks, key=lambda check: check.success))

@@ -328,6 +328,8 @@ def _with_page(
 ) -> Validation:
     """Write the Data Docs page of a validation, and return `found` with its path.
 
+    A failure to write the page raises no error, because the validation would then mark nothing. The log gives the reason.
+
     Args:
         pipeline: The pipeline.
         target: The validated thing.
@@ -348,7 +350,11 @@ def _with_page(
         checks=found.checks,
         links=links,
     )
-    return replace(found, docs=str(write_page(folder, run_name, html)))
+    try:
+        return replace(found, docs=str(write_page(folder, run_name, html)))
+    except OSError as error:
+        log.warning("the Data Docs page of %s could not be written: %s", found.what, error)
+        return found
 
 
 def _reports(target: _Target) -> tuple[StateReport, ...]:
