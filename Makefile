@@ -70,11 +70,16 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest -n $(or $(WORKERS),3) --d
 test-fast: setup  ## the tests that need neither Spark nor Airflow, with few examples
 	@CAIRN_TESTS=fast $(PYTEST) $(or $(PYTEST_ARGS),$(addprefix tests/,unit property contract scenarios architecture))
 
-test: setup  ## each rule once, end to end
+# Tests start many JVMs. Without the archive they only take longer.
+$(VENV)/.spark-classes: $(VENV)/.ready
+	@.ci/with-progress "Spark's classes are archived, for faster starts" $(VENV)/bin/cairn prepare-spark || true
+	@touch $@
+
+test: setup $(VENV)/.spark-classes  ## each rule once, end to end
 	@CAIRN_TESTS=ci $(PYTEST) $(PYTEST_ARGS)
 
 # A second run of the same commit goes on where the first one stopped.
-test-all: setup  ## all tests, long ones too; run again, it leaves out tests that passed on this commit
+test-all: setup $(VENV)/.spark-classes  ## all tests, long ones too; run again, it leaves out tests that passed on this commit
 	@CAIRN_TESTS=all CAIRN_PASSED=$(CURDIR)/.cache/passed $(PYTEST) $(PYTEST_ARGS)
 
 lint: setup  ## style, types, and which floor may import which

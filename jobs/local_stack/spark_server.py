@@ -14,6 +14,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from cairn.command.spark_server import answers, server_command, server_environment
+from cairn.spark.class_archive import with_archive
 from cairn.spark.local_server_secret import kept_secret, new_secret
 from local_stack.owned_process import OwnedProcesses, Server, claim_port
 from local_stack.patience import Patience
@@ -80,7 +81,7 @@ class SparkConnectServer(Server):
             _NAME,
             server_command(self.port, self.master, self.cores, self.conf),
             # The token goes into the environment, because every user of the machine can read a process's arguments.
-            env=server_environment(self.token) | {"PYTHONPATH": paths},
+            env=with_archive(server_environment(self.token)) | {"PYTHONPATH": paths},
             cwd=self.repo_root,
         )
         # Drivers of this user read the token from this file. If the file can't be written, the caller must pass the token

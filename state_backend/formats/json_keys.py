@@ -1,12 +1,13 @@
-"""Parser of keys as people write them on the command line: a JSON object with the key's columns.
+"""Parser of keys as people write them on the command line: `u1`, `user=u1`, or a JSON object with the key's columns.
 
-`cairn diff` prints keys in this form.
+`cairn diff --json` prints keys as JSON objects.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
 from typing import Any
@@ -15,6 +16,7 @@ from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.types import ArrayType, AtomicType, DataType, DecimalType, StructType
 from state_backend.values.errors import StateTypeError, UsageError
 
+_WHOLE = ("byte", "short", "integer", "long")
 _NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -41,6 +43,68 @@ def encode_json_key(text: str, schema: StructType) -> bytes:
         return KeyCodec(schema).encode(_struct(given, schema))
     except (StateTypeError, ValueError, TypeError, InvalidOperation) as error:
         raise UsageError(f"--key {text!r} does not fit: {error}; {_expected(schema)}") from None
+
+
+def parse_key(text: str, schema: StructType) -> tuple[Any, ...]:
+    """Parse a key as a person writes it.
+
+    Args:
+        text: A JSON object as for `encode_json_key`; `column=value` for each column, with commas between them; or only
+            the value, if the key has one column.
+        schema: The schema of the key.
+
+    Raises:
+        UsageError: The text does not name the key's columns, or a value does not fit its column.
+    """
+    try:
+        if text.lstrip().startswith("{"):
+            return _struct(json.loads(text, parse_float=Decimal), schema)
+        values = _values_of_text(text, schema)
+        key = tuple(_value(_from_text(values[f.name], f.type), f.type) for f in schema.fields)
+        KeyCodec(schema).encode(key)
+    except (StateTypeError, ValueError, TypeError, InvalidOperation) as error:
+        raise UsageError(f"the key {text!r} does not fit: {error}; {_expected(schema)}") from None
+    return key
+
+
+def _values_of_text(text: str, schema: StructType) -> dict[str, str]:
+    names = schema.names
+    if len(names) == 1:
+        return {names[0]: text.removeprefix(f"{names[0]}=")}
+    parts = dict(part.partition("=")[::2] for part in text.split(","))
+    if parts.keys() != {*names}:
+        raise ValueError(f"write {','.join(f'{name}=…' for name in names)}")
+    return parts
+
+
+def _from_text(text: str, data_type: DataType) -> Any:
+    """Return a value as JSON would hold it."""
+    match data_type:
+        case AtomicType(name) if name in _WHOLE:
+            return int(text)
+        case AtomicType("boolean"):
+            return {"true": True, "false": False}[text.lower()] if text.lower() in ("true", "false") else text
+        case StructType() | ArrayType():
+            return json.loads(text, parse_float=Decimal)
+    return text
+
+
+def similar_keys(key: tuple[Any, ...], schema: StructType) -> Iterator[tuple[Any, ...]]:
+    """Yield keys that differ from a key only in one text: in its case, in spaces around it, or in zeros before a number.
+
+    Args:
+        key: The key, as `parse_key` returns it.
+        schema: The schema of the key.
+    """
+    for n, (value, field) in enumerate(zip(key, schema.fields, strict=True)):
+        if isinstance(value, str) and field.type == AtomicType("string"):
+            stripped = value.strip()
+            others = [value.lower(), value.upper(), value.capitalize(), value.title(), stripped]
+            if stripped.isdecimal():
+                others += [str(int(stripped)), *(stripped.zfill(width) for width in range(len(stripped), 13))]
+            for other in dict.fromkeys(others):
+                if other != value:
+                    yield (*key[:n], other, *key[n + 1 :])
 
 
 def _expected(schema: StructType) -> str:

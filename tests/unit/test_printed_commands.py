@@ -96,6 +96,7 @@ RUN = {
     "cairn deploy shorter --code pipelines.clicks:CLICKS --past --yes": WITH_SPARK,
     "cairn savepoint --code pipelines.aircraft:AIRCRAFT --to /savepoints/2013-01-04 --format canonical": WITH_SPARK,
     "cairn restore --savepoint /savepoints/2013-01-04 --code pipelines.aircraft:AIRCRAFT": WITH_SPARK,
+    "cairn prepare-spark": "tests/integration/test_prepare_spark.py::test_the_command_writes_an_archive_that_sessions_use",
     "cairn spark --port 15003": "tests/integration/test_docs.py::server as printed",
     "cairn backfill --replace-overlapping": AIRFLOW
     + "test_the_command_that_replaces_output_of_another_cut_does_so as printed",
@@ -104,6 +105,7 @@ RUN = {
     "cairn list --json": CLI + "test_list_says_where_every_checkpoint_stands",
     "cairn status --root … --pipeline …": "tests/unit/test_pipelines_command.py::"
     "test_pipelines_with_problems_come_first_and_the_printed_command_works as printed",
+    "cairn get N24211": HERE + "test_the_examples_of_the_page_of_commands as printed",
     "cairn diff": CLI + "test_diff_counts_what_is_shared_and_which_key_groups_changed",
     "cairn diff --exit-code": "tests/unit/test_state_diff.py::test_exit_codes_of_diff",
     "cairn diff --json": HERE + "test_what_docs_show_of_a_pipeline",
@@ -327,7 +329,7 @@ def test_the_page_of_commands_has_every_command_with_options_that_exist() -> Non
     """Each command has a section, and each option that its section names is one of its own."""
     commands = {name.split()[0] for name in COMMANDS}
     text = (REPOSITORY / "docs/cli.md").read_text()
-    sections = re.findall(r"^### (\w+)[^\n]*\n(.*?)(?=^##|\Z)", text, re.MULTILINE | re.DOTALL)
+    sections = re.findall(r"^### ([\w-]+)[^\n]*\n(.*?)(?=^##|\Z)", text, re.MULTILINE | re.DOTALL)
     assert {name for name, _ in sections} == commands
     for name, section in sections:
         known = set[str]().union(*(options for command, options in COMMANDS.items() if command.split()[0] == name))

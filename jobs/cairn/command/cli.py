@@ -40,6 +40,7 @@ COMMANDS = (
     ),
     Row("list", "list_checkpoints:list_", LOOK, "List the checkpoints, newest first.", CHANGED_NOTHING),
     Row("show", "show:show", LOOK, "Show everything that Cairn has recorded about one checkpoint.", CHANGED_NOTHING),
+    Row("get", "get:get", LOOK, "Show all states and timers of one key.", CHANGED_NOTHING),
     Row(
         "diff",
         "diff:diff",
@@ -75,6 +76,12 @@ COMMANDS = (
         "Run a DAG's intervals again, in order: create Airflow's backfill, and check that it has all of its runs.",
     ),
     Row("spark", "spark_server:spark", RUN, "Run a Spark Connect server in the foreground, until Ctrl-C."),
+    Row(
+        "prepare-spark",
+        "prepare_spark:prepare_spark",
+        RUN,
+        "Make Spark start faster: write the classes that it loads to an archive.",
+    ),
     Row(
         "publish",
         "publish:publish",

@@ -22,6 +22,7 @@ from typing import Annotated
 
 import typer
 
+from cairn.spark.class_archive import with_archive
 from cairn.spark.java_runtime import require_java
 from cairn.spark.local_server_secret import kept_secret, new_secret
 from state_backend.values.errors import StorageUnavailable, UsageError
@@ -131,7 +132,8 @@ def spark(
 
 def _serve(port: int, master: str, token: str, file: Path) -> int:
     command = server_command(port, master, os.cpu_count() or 2)
-    with subprocess.Popen(command, env=server_environment(token), start_new_session=True) as server:
+    environment = with_archive(server_environment(token))
+    with subprocess.Popen(command, env=environment, start_new_session=True) as server:
         try:
             _await_answer(server, port)
             connection = f'{{"conn_type": "spark_connect", "host": "sc://127.0.0.1", "port": {port}}}'

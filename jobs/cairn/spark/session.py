@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlsplit
 
+from cairn.spark.class_archive import archive_in_use
 from cairn.spark.java_runtime import require_java
 from cairn.spark.local_server_secret import LOOPBACK, find_secret
 from state_backend.values.errors import CairnError, StorageUnavailable, UsageError
@@ -122,7 +123,7 @@ def connect(
     for key, value in master_conf(where).items():
         if key not in given:
             builder = builder.config(key, value)
-    with _properties(given):
+    with _properties(given), archive_in_use():
         session = builder.getOrCreate()
     if not where.startswith("local"):
         _send_runtime(session)

@@ -1,0 +1,134 @@
+"""The command `cairn get`: all states and timers of one key."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from cairn.command.exit_codes import FINDINGS
+from cairn.command.options import AnyPipeline, AnyRoot, Json, States
+from cairn.command.printing import print_json, print_text
+from cairn.data_sources.state_selection import plan_read
+from state_backend.adapters.open_storage import open_storage
+from state_backend.adapters.work_folders import work_folder
+from state_backend.formats.json_keys import parse_key, similar_keys
+from state_backend.formats.types import StructType, parse_struct
+from state_backend.inspection.checkpoint_names import find_state
+from state_backend.inspection.describe import plain
+from state_backend.inspection.state_table import StateSource, read_shard
+from state_backend.state.layout import TIMERS_NAME
+from state_backend.values.intervals import format_instant
+
+Key = tuple[Any, ...]
+Entries = dict[str, list[dict[str, Any]]]
+
+
+def get(
+    key: Annotated[
+        str, typer.Argument(help="The key: its value, column=value for each column, or a JSON object with all columns.")
+    ],
+    which: Annotated[
+        str,
+        typer.Argument(
+            metavar="CHECKPOINT", help="The state: latest, an id, an interval's end, or a savepoint's folder."
+        ),
+    ] = "latest",
+    root: AnyRoot = None,
+    pipeline: AnyPipeline = None,
+    states: States = None,
+    as_json: Json = False,
+) -> int:
+    """Show all states and timers of one key.
+
+    Exit code 1 says that the key has no state. Only the files that can hold the key are read, without Spark.
+    """
+    source = find_state(which, root=root, pipeline=pipeline)
+    schema = parse_struct(source.content.key_schema)
+    wanted = parse_key(key, schema)
+    found = look_up(source, [wanted], states)
+    shown, entries = _as_json(wanted, schema), found.get(_name(wanted), {})
+    similar = [] if entries else _similar(source, wanted, schema, states)
+    if as_json:
+        print_json(
+            {
+                "checkpoint": source.checkpoint_id,
+                "interval": str(source.content.interval),
+                "key": shown,
+                "states": entries,
+                "similar_keys": similar,
+            }
+        )
+    elif entries:
+        _print(source, shown, entries)
+    else:
+        print_text(f"{source} has no state of the key {json.dumps(shown, ensure_ascii=False)}")
+        for other in similar:
+            print_text(f"it has state of the key {json.dumps(other, ensure_ascii=False)}")
+    return 0 if entries else FINDINGS
+
+
+def look_up(source: StateSource, keys: Sequence[Key], states: Sequence[str] | None = None) -> dict[str, Entries]:
+    """Return the entries of some keys, by key (as `_name` writes it) and by state.
+
+    Args:
+        source: The checkpoint or savepoint.
+        keys: The keys, as `parse_key` returns them.
+        states: Names of the states, `$timers` for the timers; None for all.
+
+    Raises:
+        UsageError: The checkpoint has no state of this name.
+        CorruptFile: A file is missing or damaged.
+    """
+    names = list(states or [*(d.name for d in source.content.states), TIMERS_NAME])
+    plan = plan_read(source.content, keys=keys)
+    found: dict[str, Entries] = {}
+    with work_folder("get") as work, source.held("a look-up of a key"):
+        storage = open_storage(source.url)
+        for shard in plan.shards:
+            (folder := work / str(shard)).mkdir()
+            part = plan.part_of(shard, source.content)
+            for state, table in read_shard(source, names, shard, storage, folder, part):
+                for row in table.to_pylist():
+                    entry = {name: plain(row[name]) for name in ("user_key", "pos", "value") if name in row}
+                    if row["expires_at"] is not None:
+                        entry["expires_at"] = format_instant(row["expires_at"])
+                    of_key = found.setdefault(_name(row["key"].values()), {})
+                    of_key.setdefault(state, []).append(entry)
+    return found
+
+
+def _similar(source: StateSource, key: Key, schema: StructType, states: Sequence[str] | None) -> list[dict[str, Any]]:
+    """Return the keys with state that differ from `key` only in the case of a text, or in spaces or zeros around it."""
+    others = {_name(other): other for other in similar_keys(key, schema)}
+    found = look_up(source, list(others.values()), states) if others else {}
+    return [_as_json(others[name], schema) for name in sorted(found)]
+
+
+def _as_json(key: Key, schema: StructType) -> dict[str, Any]:
+    return {name: plain(value) for name, value in zip(schema.names, key, strict=True)}
+
+
+def _name(key: Any) -> str:
+    return json.dumps([plain(value) for value in key])
+
+
+def _print(source: StateSource, key: dict[str, Any], entries: Entries) -> None:
+    print_text(f"{source}, {source.content.interval}, key {json.dumps(key, ensure_ascii=False)}")
+    lines = [("state", "entry", "expires", "value")]
+    for state, rows in entries.items():
+        for row in rows:
+            at = row.get("expires_at", "")
+            if state == TIMERS_NAME:
+                lines.append((state, f"fires at {at}", "", ""))
+                continue
+            named = [name for name in ("user_key", "pos") if name in row]
+            entry = json.dumps(row[named[0]], ensure_ascii=False) if named else ""
+            lines.append((state, entry, at, json.dumps(row["value"], ensure_ascii=False)))
+    # Not a table of Rich's: a long value would fill every other line with spaces.
+    widths = [max(len(line[n]) for line in lines) for n in range(3)]
+    for *cells, value in lines:
+        columns = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
+        print_text("  ".join([*columns, value]).rstrip())

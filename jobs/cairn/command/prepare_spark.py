@@ -1,0 +1,162 @@
+"""The command `cairn prepare-spark`: write the archive of Spark's classes (`cairn.spark.class_archive`)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+from cairn.command.spark_server import answers, server_command, server_environment
+from cairn.spark.class_archive import archive_path, recording, remove_others
+from cairn.spark.java_runtime import require_java
+from cairn.spark.local_server_secret import new_secret
+from state_backend.values.errors import StorageUnavailable, UsageError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from state_backend.values.intervals import Interval
+
+_PATIENCE_S = 300.0
+_START = datetime(2024, 1, 1, tzinfo=UTC)
+
+
+def prepare_spark() -> int:
+    """Make Spark start faster: write the classes that it loads to an archive.
+
+    The command starts a Spark server, runs a small pipeline on it, and writes the archive into the Python environment.
+    Drivers and servers of this environment use the archive. Run the command again after an update of Java or PySpark.
+    """
+    require_java("Spark")
+    path = archive_path()
+    if path is None:
+        raise UsageError("PySpark is not installed here; install Cairn with the extra `spark`")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="new-", dir=path.parent) as folder:
+            made = Path(folder, path.name)
+            _record(made, Path(folder))
+            size_bytes = made.stat().st_size
+            made.replace(path)
+    except PermissionError as error:
+        raise UsageError(
+            f"can't write {path}: {error}\nRun the command as the owner of this Python environment"
+        ) from error
+    remove_others(path)
+    typer.echo(f"Spark's classes are in {path} ({size_bytes / 1e6:.0f} MB)")
+    return 0
+
+
+def _record(archive: Path, work: Path) -> None:
+    """Run a small pipeline on a Spark server that writes the archive when it ends.
+
+    Raises:
+        StorageUnavailable: The server or the pipeline failed, or the server wrote no archive.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = server_environment(new_secret())
+    log = work / "server.log"
+    with log.open("wb") as output:
+        server = subprocess.Popen(
+            server_command(port, "local[2]", 2),
+            env=recording(environment, archive),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+        try:
+            deadline_s = time.monotonic() + _PATIENCE_S
+            while not answers(port):
+                if server.poll() is not None or time.monotonic() > deadline_s:
+                    raise StorageUnavailable(f"the Spark server did not start:\n{_end_of(log)}")
+                time.sleep(0.2)
+            client = subprocess.run(
+                [sys.executable, "-m", __name__, f"sc://127.0.0.1:{port}", str(work)],
+                env=environment,
+                stdout=output,
+                stderr=output,
+                timeout=_PATIENCE_S,
+                check=False,
+            )
+            if client.returncode:
+                raise StorageUnavailable(f"the pipeline failed on the Spark server:\n{_end_of(log)}")
+            os.killpg(server.pid, signal.SIGTERM)
+            server.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired as error:
+            raise StorageUnavailable(f"Spark took more than {_PATIENCE_S:.0f} s:\n{_end_of(log)}") from error
+        finally:
+            if server.poll() is None:
+                os.killpg(server.pid, signal.SIGKILL)
+                server.wait()
+    if not archive.exists():
+        raise StorageUnavailable(f"the Spark server wrote no archive of its classes:\n{_end_of(log)}")
+
+
+def _end_of(log: Path) -> str:
+    return log.read_text(errors="replace")[-2000:]
+
+
+# --- the small pipeline -------------------------------------------------------------------------------------------------
+
+
+class _Counting(StatefulProcessor):  # type: ignore[misc]
+    """A processor that counts the rows of each key."""
+
+    def init(self, handle: Any) -> None:
+        self._count = handle.getValueState("count", "n long")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        n = (self._count.get() or (0,))[0] + sum(1 for _ in rows)
+        self._count.update((n,))
+        yield Row(k=key[0], n=n)
+
+
+def _run_pipeline(url: str, work: Path) -> None:
+    """Run three intervals that read Parquet, and read the state as a table."""
+    from cairn import Interval, Pipeline, run_interval
+    from cairn.data_sources.register import register
+    from cairn.spark.session import connect
+
+    session = connect(url, "cairn prepare-spark")
+    folder = str(work / "input")
+
+    def source(spark: SparkSession, interval: Interval) -> DataFrame:
+        return spark.read.parquet(folder).where(f"at < timestamp '{interval.end:%Y-%m-%d %H:%M:%S}'")
+
+    rows = [(f"key {n % 50}", n, _START + timedelta(hours=n % 72)) for n in range(1000)]
+    session.createDataFrame(rows, "k string, v long, at timestamp").write.parquet(folder)
+    pipeline = Pipeline(
+        name="prepare",
+        start=_START,
+        source=source,
+        key=["k"],
+        processor=_Counting,
+        output_schema="k string, n long",
+        parallelism=2,
+    )
+    root = f"file://{work}/state"
+    for n in range(3):
+        interval = Interval(_START + timedelta(days=n), _START + timedelta(days=n + 1))
+        run_interval(session, pipeline, interval, root)
+    register(session)
+    table = session.read.format("keyed_state").option("state", "count").load(f"{root}/prepare")
+    table.groupBy("value.n").count().orderBy("n").collect()
+
+
+if __name__ == "__main__":
+    _run_pipeline(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,59 @@
+"""Where the archive of Spark's classes is, and the environment in which a JVM uses it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from cairn.spark.class_archive import archive_in_use, archive_path, with_archive
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A Java, and a Python environment for its archive."""
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "venv"))
+    java = tmp_path / "jdk/bin/java"
+    java.parent.mkdir(parents=True)
+    java.touch(mode=0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "jdk"))
+    return java
+
+
+def write_archive() -> Path:
+    path = archive_path()
+    assert path is not None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    return path
+
+
+def test_another_java_has_another_archive(home: Path) -> None:
+    first = archive_path()
+    home.write_text("updated")
+    assert archive_path() not in (None, first)
+    home.unlink()
+    assert archive_path() is None
+
+
+def test_java_is_found_as_spark_finds_it(home: Path) -> None:
+    by_home = archive_path()
+    assert archive_path({"PATH": str(home.parent)}) == by_home
+    assert archive_path({"PATH": ""}) is None
+
+
+@pytest.mark.parametrize("before", [None, "-Dmine=1"])
+def test_the_options_of_a_user_stay(home: Path, monkeypatch: pytest.MonkeyPatch, before: str | None) -> None:
+    if before is None:
+        monkeypatch.delenv("SPARK_SUBMIT_OPTS", raising=False)
+    else:
+        monkeypatch.setenv("SPARK_SUBMIT_OPTS", before)
+    assert with_archive(os.environ) == {**os.environ}, "there is no archive yet"
+    path = write_archive()
+    with archive_in_use():
+        options = os.environ["SPARK_SUBMIT_OPTS"].split()
+        assert options[: 1 if before else 0] == ([before] if before else [])
+        assert f"-XX:SharedArchiveFile={path}" in options
+    assert os.environ.get("SPARK_SUBMIT_OPTS") == before
