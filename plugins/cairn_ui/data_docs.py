@@ -73,8 +73,9 @@ def of_checkpoints(root: Path, pipeline: str) -> dict[int, str]:
     found: dict[int, str] = {}
     if "/" in pipeline or pipeline.startswith("."):
         return found
-    for page in sorted(pages_in(root, pipeline), key=lambda page: page.table is not None):
-        if page.checkpoint is not None:
+    own = [_page(path.relative_to(root)) for path in (root / pipeline).glob("checks/*.html")]
+    for page in (*own, *pages_in(root, pipeline)):
+        if page is not None and page.checkpoint is not None:
             found.setdefault(page.checkpoint, page.path)
     return found
 
