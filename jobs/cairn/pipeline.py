@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from cairn.change_expectations import OverTime
 from cairn.rows.column_names import plain_name
-from state_backend.adapters.rocks import EngineOptions
+from state_backend.adapters.rocks import MIB, EngineOptions
 from state_backend.formats.paths import check_name
 from state_backend.shard.changelog import ChangelogOptions
 from state_backend.values.errors import UsageError
@@ -77,6 +77,8 @@ class Pipeline:
         sink_in_order: True keeps later intervals from the sink until the sink has accepted all earlier ones.
         expectations: `() -> {state name: [Great Expectations expectations]}`, for validation.
         expectations_over_time: `() -> {state name: OverTime}`: limits on the change since the base.
+        expectations_memory_bytes: The most bytes of states that validation reads into the memory of the driver to
+            evaluate expectations. Above this limit Spark evaluates the expectations. 0: always Spark.
         engine: RocksDB settings of each shard (memory, compaction), and the host's file cache.
         changelog: Limits for mode "changelog": a checkpoint that exceeds them writes SSTs instead of segments.
         retention: Policy that decides which checkpoints are retained. Each interval's commit records the policy.
@@ -121,6 +123,7 @@ class Pipeline:
     sink_in_order: bool = False
     expectations: Callable[[], Mapping[str, Sequence[Any]]] | None = None
     expectations_over_time: Callable[[], Mapping[str, OverTime]] | None = None
+    expectations_memory_bytes: int = 512 * MIB
     engine: EngineOptions = field(default_factory=EngineOptions)
     changelog: ChangelogOptions = field(default_factory=ChangelogOptions)
     retention: RetentionPolicy | None = None

@@ -20,6 +20,7 @@ from __future__ import annotations
 import itertools
 import uuid
 import weakref
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -29,7 +30,11 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from cairn.change_expectations import OverTime
+from cairn.operations.checks import Check, FailingRows
 from cairn.operations.coordinator_of import coordinator_of
+from cairn.operations.evaluate_expectations import try_expectations
+from cairn.operations.expectation_suites import OVER_TIME
 from cairn.operations.plan_interval import Attempt
 from cairn.operations.process_interval import process_interval
 from cairn.pipeline import Interval, Pipeline
@@ -52,9 +57,10 @@ from state_backend.values.schedule import interval_from, no_boundary
 from state_backend.values.zones import zone_of
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
-__all__ = ["Clock", "PipelineTester", "TestedInterval"]
+__all__ = ["Clock", "Finding", "PipelineTester", "TestedInterval"]
 
 _numbers = itertools.count()
 
@@ -101,6 +107,51 @@ class TestedInterval:
     def frame(self) -> pd.DataFrame:
         """Return the output as a pandas DataFrame."""
         return pd.DataFrame(self.output)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """An expectation that the state does not meet. As text it is the sentence of production's validation.
+
+    Attributes:
+        state: Name of the state.
+        over_time: True if the expectation is about the table of changes since the base.
+        expectation: Type of the expectation, such as "expect_column_values_to_be_between".
+        column: The column or columns; empty for an expectation on a whole table.
+        expected: The expected values, such as "min_value=1".
+        observed: The observed values, such as "3 of 40 rows fail".
+        rows: Number of failing rows; 0 if the expectation is not about single rows.
+        keys: Keys of up to 20 failing rows, each as JSON, in ascending order.
+    """
+
+    state: str
+    over_time: bool
+    expectation: str
+    column: str
+    expected: str
+    observed: str
+    rows: int
+    keys: tuple[str, ...]
+
+    @classmethod
+    def _of(cls, check: Check) -> Finding:
+        failing = check.failing
+        return cls(
+            state=check.table.removesuffix(OVER_TIME),
+            over_time=check.table.endswith(OVER_TIME),
+            expectation=check.what,
+            column=check.column,
+            expected=check.expected,
+            observed=check.observed,
+            rows=0 if failing is None else failing.number,
+            keys=() if failing is None else failing.keys,
+        )
+
+    def __str__(self) -> str:
+        failing = FailingRows(number=self.rows, keys=self.keys) if self.keys else None
+        table = f"{self.state}{OVER_TIME if self.over_time else ''}"
+        told = {"what": self.expectation, "column": self.column, "expected": self.expected, "observed": self.observed}
+        return Check(table=table, **told, success=False, failing=failing).finding
 
 
 class PipelineTester:
@@ -328,6 +379,55 @@ class PipelineTester:
             A dict for each timer: key columns as `key_<name>`, and `expires_at`.
         """
         return self.state(TIMERS_NAME, checkpoint)
+
+    def validate(
+        self,
+        expectations: Mapping[str, Sequence[Any]] | None = None,
+        expectations_over_time: Mapping[str, OverTime] | None = None,
+        *,
+        checkpoint: str | int | datetime = "latest",
+        spark: SparkSession | None = None,
+    ) -> list[Finding]:
+        """Evaluate expectations on the state, as production's validation does, and mark nothing.
+
+        Without a Spark session this process evaluates the expectations that docs/validation.md lists.
+
+        Args:
+            expectations: Great Expectations expectations by the state's name. None: those of the pipeline, if
+                `expectations_over_time` is None too.
+            expectations_over_time: Limits on the change since the base, by the state's name. None: those of the
+                pipeline, if `expectations` is None too.
+            checkpoint: "latest", an id, or the end of an interval.
+            spark: A session that evaluates the expectations, also those that need Spark.
+
+        Returns:
+            A finding for each expectation that the state does not meet.
+
+        Raises:
+            UsageError: There are no expectations, an expectation can't be evaluated, or it needs Spark.
+            StateUnusable: There is no such checkpoint.
+        """
+        pipeline = self.pipeline
+        if expectations is not None or expectations_over_time is not None:
+            own, over = dict(expectations or {}), dict(expectations_over_time or {})
+            pipeline = replace(pipeline, expectations=lambda: own, expectations_over_time=lambda: over)
+        if pipeline.expectations is None and pipeline.expectations_over_time is None:
+            raise UsageError(
+                f"{self._where}: the pipeline declares no expectations\nGive expectations to validate, or to the pipeline"
+            )
+        record = self._record(checkpoint)
+        base_id = record.content.base_id
+        base = self._record(base_id) if base_id is not None and base_id in self._log().retained else None
+        checks = try_expectations(
+            pipeline,
+            join_url(self.root, pipeline.name),
+            record,
+            base,
+            zone=self._session_zone,
+            spark=spark,
+            who=self._where,
+        )
+        return [Finding._of(check) for check in checks if not check.success]
 
     # --- internals ----------------------------------------------------------------------------------------------------
 

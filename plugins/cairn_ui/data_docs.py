@@ -20,15 +20,15 @@ class DocsPage:
         path: Path below the folder of all Data Docs, with `/`.
         pipeline: Name of the pipeline.
         of: What was validated, in words: such as `checkpoint 3`, an attempt or a savepoint.
-        table: The state or output that the expectations are about.
-        at: Time of the validation; None if the name of its folder is no time.
+        table: The state that the page of Great Expectations is about; None for Cairn's page with all checks.
+        at: Time of the validation; None if it is unknown.
         checkpoint: Id of the validated checkpoint; None if an attempt or a savepoint was validated.
     """
 
     path: str
     pipeline: str
     of: str
-    table: str
+    table: str | None
     at: datetime | None
     checkpoint: int | None
 
@@ -47,13 +47,24 @@ def pages_in(root: Path, pipeline: str | None = None) -> list[DocsPage]:
         if root.is_dir()
         else []
     )
-    found = [path for folder in folders if folder.is_dir() for path in folder.glob("validations/**/*.html")]
+    found = [path for folder in folders if folder.is_dir() for path in _html_in(folder)]
     found.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
-    return [page for path in found[:_LISTED] if (page := _page(path.relative_to(root))) is not None]
+    listed = [_page(path.relative_to(root), _written(path)) for path in found[:_LISTED]]
+    return [page for page in listed if page is not None]
+
+
+def _html_in(folder: Path) -> list[Path]:
+    return [*folder.glob("validations/**/*.html"), *folder.glob("checks/*.html")]
+
+
+def _written(path: Path) -> datetime:
+    return datetime.fromtimestamp(path.stat().st_mtime, UTC)
 
 
 def of_checkpoints(root: Path, pipeline: str) -> dict[int, str]:
-    """Return, for each checkpoint with Data Docs, the path of its newest page by checkpoint id.
+    """Return, for each checkpoint with Data Docs, the path of its page with all checks by checkpoint id.
+
+    A checkpoint that an earlier release validated has pages of Great Expectations only. The newest one is returned.
 
     Args:
         root: The folder of all Data Docs.
@@ -62,8 +73,9 @@ def of_checkpoints(root: Path, pipeline: str) -> dict[int, str]:
     found: dict[int, str] = {}
     if "/" in pipeline or pipeline.startswith("."):
         return found
-    for page in pages_in(root, pipeline):
-        if page.checkpoint is not None:
+    own = [_page(path.relative_to(root)) for path in (root / pipeline).glob("checks/*.html")]
+    for page in (*own, *pages_in(root, pipeline)):
+        if page is not None and page.checkpoint is not None:
             found.setdefault(page.checkpoint, page.path)
     return found
 
@@ -73,19 +85,23 @@ def page_at(path: str) -> DocsPage | None:
     return _page(Path(path))
 
 
-def _page(inside: Path) -> DocsPage | None:
+def _page(inside: Path, written: datetime | None = None) -> DocsPage | None:
     # Great Expectations names a page <pipeline>/validations/<pipeline>/<table>/<run>/<time>/<file>.
+    # Cairn names the page with all checks <pipeline>/checks/<run>.html.
     parts = inside.parts
-    if len(parts) < 7 or parts[1] != "validations":
+    if len(parts) == 3 and parts[1] == "checks" and inside.suffix == ".html":
+        run, table, at = inside.stem, None, written
+    elif len(parts) >= 7 and parts[1] == "validations":
+        run, table, at = parts[4], parts[3], _time(parts[5])
+    else:
         return None
-    match = _OF_CHECKPOINT.match(parts[4])
-    words = parts[4].rpartition(" ")[0] or parts[4]
+    match = _OF_CHECKPOINT.match(run)
     return DocsPage(
         path=inside.as_posix(),
         pipeline=parts[0],
-        of=words,
-        table=parts[3],
-        at=_time(parts[5]),
+        of=run.rpartition(" ")[0] or run,
+        table=table,
+        at=at,
         checkpoint=int(match[1]) if match else None,
     )
 

@@ -15,7 +15,7 @@ from fastapi.responses import FileResponse, HTMLResponse, Response
 
 from cairn_operators.data_docs import URL_PREFIX, docs_root, page_in, styled
 from cairn_ui import routes
-from cairn_ui.data_docs import pages_in
+from cairn_ui.data_docs import page_at, pages_in
 from cairn_ui.error_pages import add_error_pages
 from cairn_ui.next_steps import without_docs
 from cairn_ui.render_template import HEADERS, render
@@ -84,7 +84,9 @@ def page(path: str, rights: routes.Asks) -> Response:
     refs = routes.dags.pipelines()
     if not rights.may_read_docs(name, refs):
         raise HTTPException(403, _why_not(name, any(ref.name == name for ref in refs)))
-    if file.suffix == ".html":
+    shown = page_at(file.relative_to(root.resolve()).as_posix())
+    is_own = shown is not None and shown.table is None
+    if file.suffix == ".html" and not is_own:
         return HTMLResponse(styled(file.read_text(encoding="utf-8")), headers=_SANDBOX)
     return FileResponse(file, headers=_SANDBOX)
 

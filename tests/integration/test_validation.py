@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 from uuid import uuid4
 
 import pytest
@@ -24,6 +25,7 @@ from cairn.command import validate as command
 from cairn.command.cli import app
 from cairn.data_sources import keyed_state
 from cairn.data_sources.keyed_state import KeyedState
+from cairn.operations.checks import Check
 from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.plan_interval import Attempt
 from cairn.operations.process_interval import process_interval
@@ -340,16 +342,24 @@ class OnlyLast(StatefulProcessor):
         yield Row(user=key[0])
 
 
+@pytest.mark.parametrize("in_memory", [True, False])
 def test_each_state_is_read_once_and_data_docs_are_built_once(
-    spark: SparkSession, losses: tuple[str, dict[str, Record]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession,
+    losses: tuple[str, dict[str, Record]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    in_memory: bool,
 ) -> None:
-    """Three expectations on the state and three on its changes: each shard of both checkpoints is read once."""
+    """Three expectations on the state and three on its changes. In memory, each shard of both checkpoints is restored once for all states. On
+    Spark, it is restored once for each state."""
     import great_expectations.expectations as gxe
     from great_expectations.data_context import EphemeralDataContext
 
-    reads, builds = tmp_path / "reads", list[int]()
+    from cairn.operations import arrow_tables
+
+    reads, builds, restored = tmp_path / "reads", list[int](), list[int]()
     reads.mkdir()
-    build = EphemeralDataContext.build_data_docs
+    build, read_shard = EphemeralDataContext.build_data_docs, arrow_tables.read_shard
 
     class Counted(KeyedState):
         def reader(self, schema: Any) -> Any:
@@ -359,17 +369,32 @@ def test_each_state_is_read_once_and_data_docs_are_built_once(
         builds.append(1)
         return build(self, **more)
 
+    def counted_restore(source: Any, states: Any, shard: int, *more: Any) -> Any:
+        restored.append(shard)
+        return read_shard(source, states, shard, *more)
+
     monkeypatch.setattr(keyed_state, "KeyedState", Counted)
     monkeypatch.setattr(EphemeralDataContext, "build_data_docs", counted)
+    monkeypatch.setattr(arrow_tables, "read_shard", counted_restore)
 
     def rules() -> dict[str, list[Any]]:
         return {s: [gxe.ExpectColumnValuesToNotBeNull(column="key_user")] for s in ("total", "items")}
 
     over_time = {s: OverTime(least_rows=0.1, most_rows=9.0, no_row_lost=True) for s in ("total", "items")}
     pipeline = forgetful(over_time, processor=Losing, expectations=rules)
+    if not in_memory:
+        pipeline = replace(pipeline, expectations_memory_bytes=1000)
     found = validate_checkpoint(spark, pipeline, losses[0], losses[1]["half"], docs=tmp_path / "docs", mark=False)
     assert (found.expectations, len(found.findings), builds) == (6, 2, [1])
-    assert len([*reads.iterdir()]) == 2 * 2 * pipeline.parallelism  # states, checkpoints, shards
+    of_both = [*range(pipeline.parallelism)] * 2
+    assert (restored == of_both) == in_memory
+    assert len([*reads.iterdir()]) == (0 if in_memory else 2 * len(of_both))  # states, checkpoints and shards
+    assert found.docs is not None
+    page = Path(found.docs).read_text()
+    assert page.count("<tr") == 1 + 2 + 6 and page.count('<tr class="failed"') == 2
+    assert "{&quot;key_user&quot;:&quot;user-0&quot;}" in page and "✓" in page
+    links = {unquote(link) for link in re.findall(r'href="([^"]*)"', page)}
+    assert len(links) == 4 and all((Path(found.docs).parent / link).exists() for link in links)
 
 
 class _Counted(DataSourceReader):
@@ -384,6 +409,57 @@ class _Counted(DataSourceReader):
     def read(self, partition: Any) -> Any:
         (Path(self._folder) / str(uuid4())).touch()
         yield from self._inner.read(partition)
+
+
+@pytest.mark.parametrize("loss", ["half", "wrong value"])
+def test_memory_and_spark_give_the_same_checks(
+    spark: SparkSession, losses: tuple[str, dict[str, Record]], loss: str
+) -> None:
+    """For every kind of state and its changes, with an SQL condition. The join of the pairs may give the rows in another order."""
+    import great_expectations.expectations as gxe
+
+    columns = {"total": "sum", "amounts": "amount", "items": "seen", "$timers": "key_group"}
+
+    def rules() -> dict[str, list[Any]]:
+        return {state: [gxe.ExpectColumnValuesToBeBetween(column=c, max_value=3)] for state, c in columns.items()}
+
+    def over_time() -> dict[str, OverTime]:
+        kept = [gxe.ExpectColumnValuesToBeInSet(column="fate", value_set=["kept", "expired"]) for _ in columns]
+        removable = "key.user in ('user-1', 'user-2')"
+        return {
+            state: OverTime(least_rows=0.9, most_rows=1.0, no_row_lost=True, removable=removable, pairs=[rule])
+            for state, rule in zip(columns, kept, strict=True)
+        }
+
+    found = []
+    for most_bytes in (512 << 20, 0):
+        pipeline = forgetful({}, processor=Losing, expectations=rules, expectations_over_time=over_time)
+        pipeline = replace(pipeline, expectations_memory_bytes=most_bytes)
+        checks = validate_checkpoint(spark, pipeline, losses[0], losses[1][loss], mark=False).checks
+        found.append([as_told(spark, check) for check in checks])
+    assert found[0] == found[1] and len(found[0]) == 2 + 4 * 4
+
+
+def as_told(spark: SparkSession, check: Check) -> tuple[Any, ...]:
+    """A check without the order of its rows, with the rows that are stored."""
+    failing, observed = check.failing, check.observed.partition(", with values")[0]
+    if failing is None:
+        return check.table, check.what, observed, check.success
+    assert failing.url is not None
+    stored = sorted(map(str, spark.read.parquet(failing.url).collect()))
+    return check.table, check.what, observed, failing.number, failing.keys, stored
+
+
+def test_a_session_evaluates_what_the_tester_can_not(spark: SparkSession) -> None:
+    import great_expectations.expectations as gxe
+
+    tester = PipelineTester(forgetful({}, processor=Losing), input_schema="user string, item string, amount long")
+    tester.run([(user, "fig", 1) for user in USERS[:3]])
+    tester.run([("user-0", "lose", 1), ("user-1", "lose", 1)])
+    removable = OverTime(no_row_lost=True, removable="key.user = 'user-0' and value.sum = 1")
+    matches = gxe.ExpectColumnValuesToMatchRegex(column="key_user", regex="^user-[0-9]$")
+    (found,) = tester.validate({"total": [matches]}, {"total": removable}, spark=spark)
+    assert (found.column, found.rows, found.keys) == ("lost_row", 1, ('{"key_user":"user-1"}',))
 
 
 IN_EVERY_TABLE = ["expires_at", "key_group", "shard"]
@@ -437,6 +513,7 @@ def test_the_documented_expectations(spark: SparkSession, tmp_path: Path) -> Non
         delays = {"departure_delay_minutes": 2, "arrival_delay_minutes": 11}
         record = tester.run([names | delays | {"scheduled_departure": at}]).record
     assert record is not None
+    assert tester.validate() == []
     found = validate_checkpoint(spark, pipeline, str(tmp_path), record)
     assert (found.findings, found.expectations) == ((), 5)
 
@@ -565,10 +642,13 @@ def test_modes_on_checkpoints_and_savepoints(spark: SparkSession, tmp_path: Path
     files = [f.handle for ref in record.content.shards if ref.inline for f in ref.inline.files]
     handle = next(handle for handle in files if record.content.attempt in handle.path)
     flip_in(folder, handle.path)
-    found = validate_checkpoint(None, pipeline, root, record, mode="fast", quarantine=False)
-    assert handle.path in found.findings[0]
+    docs = tmp_path / "docs"
+    found = validate_checkpoint(None, pipeline, root, record, mode="fast", quarantine=False, docs=docs)
+    assert handle.path in found.findings[0] and found.docs is not None and handle.path in Path(found.docs).read_text()
     assert coordinator_of(pipeline, root).log().quarantined == {}
-    validate_checkpoint(spark, pipeline, root, record)
+    shutil.rmtree(docs)
+    docs.touch()  # A folder can't be made here. The checkpoint is quarantined all the same.
+    assert validate_checkpoint(spark, pipeline, root, record, docs=docs).docs is None
     with pytest.raises(errors.StateUnusable, match="quarantine"):
         run_interval(spark, pipeline, day(2), root)
     again = run_interval(spark, pipeline, day(1), root)

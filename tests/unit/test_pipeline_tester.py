@@ -20,6 +20,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from cairn.aggregates import Count, RunningAggregate
 from cairn.arrow_processor import ArrowProcessor, BatchResult, KeyedBatch
+from cairn.change_expectations import OverTime
 from cairn.operations.output_files import output_files
 from cairn.pipeline import Interval, Pipeline
 from cairn.rows.input_batches import InputBatches
@@ -574,3 +575,64 @@ def one_by_one(batches: Callable[[InputBatches], Iterator[pa.RecordBatch]]) -> C
 def test_a_schema_that_is_none_is_named() -> None:
     with pytest.raises(UsageError, match="PipelineTester: input_schema is not a schema: 'user strin'"):
         PipelineTester(VISITS, input_schema="user strin")
+
+
+def forgetting(**more: Any) -> PipelineTester:
+    """On the hour after a user's row the count is forgotten. The amounts of ann are 1 and 2, that of bob is 3."""
+    tester = visiting(replace(VISITS, **more))
+    tester.run([("ann", 1, START + HOUR), ("ann", 2, START + HOUR), ("bob", 3, START + 2 * HOUR)])
+    return tester
+
+
+@pytest.mark.long("seconds: it imports Great Expectations", runs_in="ci")
+def test_expectations_are_tried_on_each_kind_of_state() -> None:
+    import great_expectations.expectations as gxe
+
+    def rules() -> dict[str, list[Any]]:
+        return {
+            "count": [gxe.ExpectColumnValuesToBeBetween(column="rows", max_value=1)],
+            "pages": [gxe.ExpectColumnValuesToBeInSet(column="user_key_n", value_set=[1, 3])],
+            "all": [gxe.ExpectColumnValuesToBeBetween(column="pos", max_value=0)],
+            "$timers": [gxe.ExpectColumnValuesToBeInSet(column="key_user", value_set=["ann"])],
+        }
+
+    tester = forgetting(expectations=rules, expectations_over_time=lambda: {"count": OverTime(no_row_lost=True)})
+    found = {finding.state: finding for finding in tester.validate()}
+    assert {state: (finding.column, finding.rows, finding.keys) for state, finding in found.items()} == {
+        "count": ("rows", 1, ('{"key_user":"ann"}',)),
+        "pages": ("user_key_n", 1, ('{"key_user":"ann","user_key_n":2}',)),
+        "all": ("pos", 1, ('{"key_user":"ann","pos":1}',)),
+        "$timers": ("key_user", 1, ('{"key_user":"bob","expires_at":"2024-01-01T03:00:00.000Z"}',)),
+    }
+    assert str(found["count"]) == (
+        "state 'count': expect_column_values_to_be_between rows: expected max_value=1.0; 1 of 2 rows fail, with values such as 2; keys: "
+        '{"key_user":"ann"}'
+    )
+    tester.run()
+    lost = [finding for finding in tester.validate() if finding.over_time]
+    assert [(f.state, f.column, f.observed, f.keys) for f in lost] == [
+        ("count", "lost_row", "1 of 2 rows fail", ('{"key_user":"ann"}',))
+    ]
+    assert [f.over_time for f in tester.validate({"count": rules()["count"]}, checkpoint=1)] == [False]
+
+
+@pytest.mark.long("seconds: it imports Great Expectations", runs_in="ci")
+def test_expectations_that_can_not_be_tried_are_named() -> None:
+    import great_expectations.expectations as gxe
+
+    tester = forgetting()
+    with pytest.raises(UsageError, match="declares no expectations"):
+        tester.validate()
+    with pytest.raises(
+        UsageError, match=r"expect_column_values_to_match_regex needs Spark\nPass a session: validate\(spark="
+    ):
+        tester.validate({"count": [gxe.ExpectColumnValuesToMatchRegex(column="key_user", regex="a")]})
+    with pytest.raises(UsageError, match="The columns of the table are key_user, rows, expires_at, key_group, shard\n"):
+        tester.validate({"count": [gxe.ExpectColumnValuesToNotBeNull(column="user")]})
+    with pytest.raises(UsageError, match="no such state exists; its states are"):
+        tester.validate({"counts": [gxe.ExpectColumnValuesToNotBeNull(column="rows")]})
+    tester.run()
+    with pytest.raises(UsageError, match="removable is an SQL condition"):
+        tester.validate(None, {"count": OverTime(no_row_lost=True, removable="value.rows = 1")})
+    with pytest.raises(StateUnusable, match="no checkpoint yet"):
+        visiting().validate({"count": []})

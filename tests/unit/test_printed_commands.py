@@ -186,6 +186,7 @@ RUN = {
     "cairn show": HERE + "test_what_docs_show_of_a_pipeline",
     "cairn spark": "tests/integration/test_docs.py::server as printed",
     "cairn spark --port …": "tests/integration/test_docs.py::server as printed",
+    "cairn validate --dry-run": "tests/integration/test_validation.py::test_validate_on_the_command_line",
     "cairn sweep": HERE + "test_a_sweep_takes_what_its_dry_run_names",
     "cairn sweep --dry-run": HERE + "test_a_sweep_takes_what_its_dry_run_names",
     "cairn sweep --root … --pipeline …": CLI + "test_a_lost_file_is_written_anew_by_the_command_that_is_printed as printed",

@@ -247,6 +247,25 @@ def test_data_docs_have_the_frame_of_their_pipeline(pages: Any) -> None:
     assert page.headers["content-security-policy"].startswith("sandbox ")
 
 
+def test_the_page_with_all_checks_is_linked_and_served_as_it_is(
+    pages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Great Expectations' pages get styles; Cairn's own page has its own."""
+    monkeypatch.setenv("CAIRN_DOCS", str(tmp_path))
+    own = tmp_path / "rides/checks/checkpoint 11 a_b.html"
+    own.parent.mkdir(parents=True)
+    own.write_text("<html><head></head><body>all of them</body></html>")
+    checkpoint = pages.get(f"{BASE}/p/{pages.keys['rides']}/checkpoint/11").text
+    (link,) = re.findall(r'href="([^"]*)">Data Docs</a>', checkpoint)
+    framed = pages.get(link).text
+    assert "<h2>Data Docs: checkpoint 11</h2>" in framed and "checkpoint 11, all checks" in text(
+        pages.get("/cairn/docs/").text
+    )
+    (inner,) = re.findall(r'<iframe[^>]* src="([^"]*)"', framed)
+    page = pages.get(inner)
+    assert page.text == own.read_text() and page.headers["content-security-policy"].startswith("sandbox ")
+
+
 def test_data_docs_follow_the_rights_on_the_dag(pages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from starlette.testclient import TestClient
 

@@ -285,7 +285,9 @@ def test_a_validation_that_can_not_be(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_expectations_of_what_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     target: Any = SimpleNamespace(before=None)
-    found: Any = SimpleNamespace(states=[SimpleNamespace(state="counts"), SimpleNamespace(state="$timers")])
+    found: Any = SimpleNamespace(
+        states=[SimpleNamespace(state="counts", entries=1), SimpleNamespace(state="$timers", entries=0)]
+    )
     pipeline = replace(PIPELINE, expectations=lambda: {"count": []})
     refused(
         UsageError,
@@ -293,9 +295,7 @@ def test_expectations_of_what_is_not_there(monkeypatch: pytest.MonkeyPatch) -> N
         lambda: validate._expected(ANY, pipeline, target, found, None),
     )
     monkeypatch.setitem(sys.modules, "great_expectations", None)
-    refused(
-        UsageError, "lacks Great Expectations (import of", lambda: expectation_suites.Suites(pipeline, ANY, "run", None)
-    )
+    refused(UsageError, "lacks Great Expectations (import of", lambda: expectation_suites.Suites(pipeline, "run", None))
 
 
 def test_an_expectation_that_can_not_be_evaluated() -> None:

@@ -351,7 +351,7 @@ class ValidateResult(TypedDict):
         keys: Number of keys; 0 for a savepoint.
         expectations: Number of evaluated expectations.
         pids: Processes that restored the state.
-        docs: Path of the first Data Docs page to read; None without Data Docs.
+        docs: Path of the Data Docs page with all checks; None without Data Docs.
         published: Intervals whose current output was computed from the quarantined state, as text.
         rerun: Fields of `Rerun`, the intervals to run again; None if no re-run is needed.
     """

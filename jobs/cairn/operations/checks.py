@@ -27,7 +27,9 @@ class FailingRows:
     def __str__(self) -> str:
         more = self.number - len(self.keys)
         text = f"keys: {', '.join(self.keys)}{f' and {more:,} more' if more > 0 else ''}"
-        return f"{text}; all rows: {self.url}" if self.url is not None else f"{text}; {self.not_stored}"
+        return "; ".join(
+            [text, *([f"all rows: {self.url}"] if self.url else [self.not_stored] if self.not_stored else [])]
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

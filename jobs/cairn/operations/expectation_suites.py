@@ -1,7 +1,7 @@
 """Evaluation of the owner's Great Expectations suites on the tables of a state.
 
-`Suites` evaluates the expectations of one validation. `Rows` is the part that depends on the kind of the tables,
-which are Spark DataFrames today.
+`Suites` evaluates the expectations of one validation. `Rows` is the part that depends on the kind of the tables, which
+are Spark DataFrames or Arrow tables.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
@@ -75,10 +76,13 @@ def over_changes(over_time: OverTime) -> list[Any]:
 
 
 class Rows(Protocol):
-    """The kind of tables that `Suites` evaluates: Spark's or pandas'."""
+    """The kind of tables that `Suites` evaluates: Spark's or Arrow's."""
 
     def source(self, context: Any) -> Any:
         """Add a data source to a context of Great Expectations, and return the data source."""
+
+    def frame(self, table: Any) -> Any:
+        """Return a table in the form that the data source takes."""
 
     def failing(self, batch: Any, expectation: Any, metric: str, identity: Sequence[str]) -> FailingRows:
         """Return the rows that fail an expectation.
@@ -96,7 +100,6 @@ class Suites:
 
     Args:
         pipeline: The pipeline, whose name the suites have.
-        rows: The kind of the tables.
         run_name: Name of the validation in Great Expectations, which the paths of the Data Docs contain.
         docs: Folder for Data Docs; None writes none.
 
@@ -104,7 +107,7 @@ class Suites:
         UsageError: Great Expectations is not installed.
     """
 
-    def __init__(self, pipeline: Pipeline, rows: Rows, run_name: str, docs: Path | None) -> None:
+    def __init__(self, pipeline: Pipeline, run_name: str, docs: Path | None) -> None:
         try:
             import great_expectations as gx
         except ModuleNotFoundError as error:
@@ -115,7 +118,8 @@ class Suites:
 
         self.checks: list[Check] = []
         self.counts: dict[str, tuple[int, int]] = {}  # By state: numbers of evaluated and failed expectations.
-        self._pipeline, self._rows, self._run_name = pipeline, rows, run_name
+        self._pipeline, self._run_name = pipeline, run_name
+        self._sources: dict[type, Any] = {}  # By kind of the tables: the data source of Great Expectations.
         self._built: list[tuple[str, Any]] = []  # For the Data Docs: names of tables, and ids of their results.
         self._docs = docs is not None
         if docs is None:
@@ -123,15 +127,21 @@ class Suites:
         else:
             self._context = _with_docs(docs / pipeline.name)
         self._context.variables.progress_bars = {"globally": False}
-        self._source = rows.source(self._context)
 
-    def run(self, state: str, tables: Sequence[Table]) -> None:
+    def run(self, state: str, tables: Sequence[Table], rows: Rows) -> None:
         """Evaluate the expectations on the tables of one state.
+
+        Args:
+            state: Name of the state.
+            tables: The tables.
+            rows: The kind of the tables.
 
         Raises:
             UsageError: An expectation can't be evaluated.
         """
-        found = [check for table in tables if table.expectations for check in self._run(f"{state}{table.label}", table)]
+        found = [
+            check for table in tables if table.expectations for check in self._run(f"{state}{table.label}", table, rows)
+        ]
         self.checks += found
         self.counts[state] = len(found), sum(not check.success for check in found)
 
@@ -146,17 +156,20 @@ class Suites:
             pages[name] = unquote(urlsplit(site["site_url"]).path)
         return pages
 
-    def _run(self, name: str, table: Table) -> Iterator[Check]:
+    def _run(self, name: str, table: Table, rows: Rows) -> Iterator[Check]:
         """Evaluate the expectations of one table.
 
         Args:
             name: Name of the state, followed by the table's label. Great Expectations and the Data Docs show it.
             table: The table.
+            rows: The kind of the table.
         """
         import great_expectations as gx
 
         context = self._context
-        batch = self._source.add_dataframe_asset(name).add_batch_definition_whole_dataframe("all")
+        if type(rows) not in self._sources:
+            self._sources[type(rows)] = rows.source(context)
+        batch = self._sources[type(rows)].add_dataframe_asset(name).add_batch_definition_whole_dataframe("all")
         suite = gx.ExpectationSuite(name=f"{self._pipeline.name}.{name}", expectations=[*table.expectations])
         definition = gx.ValidationDefinition(name=name, data=batch, suite=context.suites.add(suite))
         checkpoint = context.checkpoints.add(
@@ -166,16 +179,16 @@ class Suites:
                 result_format={"result_format": "SUMMARY"},
             )
         )
-        given = {"dataframe": table.frame}
+        given = {"dataframe": rows.frame(table.frame)}
         result = checkpoint.run(batch_parameters=given, run_id=gx.RunIdentifier(run_name=self._run_name))
         for identifier, run in result.run_results.items():
             self._built.append((name, identifier))
             for one in run.results:
-                _check_evaluated(name, one, table.frame.columns)
+                _check_evaluated(name, one, list(given["dataframe"].columns))
                 failing = None
                 if not one.success and (metric := _metric_of(one)) is not None:
                     loaded = batch.get_batch(batch_parameters=given)
-                    failing = self._rows.failing(loaded, one.expectation_config, metric, table.identity)
+                    failing = rows.failing(loaded, one.expectation_config, metric, table.identity)
                 yield _check(name, one, failing)
 
 
@@ -254,7 +267,8 @@ def _check(table: str, result: Any, failing: FailingRows | None) -> Check:
     if "unexpected_count" in said:
         # Great Expectations counts None instead of 0 in an empty table.
         observed = f"{said['unexpected_count'] or 0:,} of {said['element_count'] or 0:,} rows fail"
-        values = list(dict.fromkeys(map(str, said.get("partial_unexpected_list") or ())))[:_SHOWN_VALUES]
+        unexpected = map(_value_text, said.get("partial_unexpected_list") or ())
+        values = [text for text in dict.fromkeys(unexpected) if text][:_SHOWN_VALUES]
         if values and config.kwargs.get("column") != "lost_row":  # the values of lost_row are the keys
             observed += f", with values such as {', '.join(values)}"
     else:
@@ -268,6 +282,20 @@ def _check(table: str, result: Any, failing: FailingRows | None) -> Check:
         success=bool(result.success),
         failing=failing,
     )
+
+
+def _value_text(value: Any) -> str:
+    """Return a value as text, the same for values from Spark and from Arrow; an empty text for a missing value.
+
+    Spark returns an instant as naive datetime in the local zone, Arrow as aware datetime. A missing value is None in Spark
+    and `pandas.NA` in Arrow.
+    """
+    if isinstance(value, tuple):
+        return f"({', '.join(_value_text(part) or 'None' for part in value)})"
+    if isinstance(value, datetime):
+        plain = datetime.fromisoformat(value.isoformat())  # Of pandas' own subclass.
+        return str(plain if plain.tzinfo is None else plain.astimezone().replace(tzinfo=None))
+    return "" if value is None or type(value).__name__ == "NAType" else str(value)
 
 
 def _short(text: str) -> str:

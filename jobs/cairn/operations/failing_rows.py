@@ -35,14 +35,20 @@ class SparkRows:
     Attributes:
         root: URL of the pipeline's folder, where failing rows are stored; None stores none.
         attempt: Uuid of the attempt that made the state.
+        not_stored: Why failing rows are not stored, if `root` is None.
     """
 
     root: str | None
     attempt: str
+    not_stored: str = ""
 
     def source(self, context: Any) -> Any:
         """Add a data source for Spark's DataFrames to a context of Great Expectations."""
         return context.data_sources.add_spark("restored_state", persist=False)  # the caller caches the tables
+
+    def frame(self, table: DataFrame) -> DataFrame:
+        """Return the table: the data source takes it as it is."""
+        return table
 
     def failing(self, batch: Any, expectation: Any, metric: str, identity: Sequence[str]) -> FailingRows:
         """Name the keys of the rows that fail an expectation, and store the rows."""
@@ -50,13 +56,13 @@ class SparkRows:
         table = batch.data.execution_engine.get_domain_records(domain_kwargs={**domain, **column})
         # The condition may hold a window function, which a filter refuses.
         rows = table.withColumn(_FAILS, condition).filter(f"`{_FAILS}`").drop(_FAILS)
-        return describe_failing(rows, identity, root=self.root, attempt=self.attempt)
+        return describe_failing(rows, identity, self)
 
 
 _FAILS = "cairn_fails"
 
 
-def describe_failing(failing: DataFrame, identity: Sequence[str], *, root: str | None, attempt: str) -> FailingRows:
+def describe_failing(failing: DataFrame, identity: Sequence[str], kind: SparkRows) -> FailingRows:
     """Name up to 20 keys of the failing rows, and store all rows as Parquet.
 
     A failure to store the rows raises no error, because the validation would then mark nothing: the result says why the
@@ -65,8 +71,7 @@ def describe_failing(failing: DataFrame, identity: Sequence[str], *, root: str |
     Args:
         failing: The failing rows.
         identity: Names of the columns that identify a row.
-        root: URL of the pipeline's folder; None stores no rows.
-        attempt: Uuid of the attempt that made the state.
+        kind: Where the rows are stored.
     """
     from pyspark.sql import functions as F
 
@@ -74,11 +79,10 @@ def describe_failing(failing: DataFrame, identity: Sequence[str], *, root: str |
     key = F.to_json(F.struct(*columns), {"ignoreNullFields": "false"})
     rows = failing.select(key.alias("key")).orderBy("key").limit(MOST_KEYS).collect()
     keys = tuple(short_key(row.key) for row in rows)
+    root = kind.root
     if root is None:
-        return FailingRows(
-            number=failing.count(), keys=keys, not_stored="the rows are not stored, because a savepoint is read-only"
-        )
-    folder = paths.failing(attempt, str(uuid.uuid4()))
+        return FailingRows(number=failing.count(), keys=keys, not_stored=kind.not_stored)
+    folder = paths.failing(kind.attempt, str(uuid.uuid4()))
     try:
         with first_cause():
             number = _store(failing, root, folder)

@@ -6,7 +6,7 @@ Validation has three steps. The first step with a finding is the last step:
     restored state Spark restores every shard from the storage into an empty folder. Each key is in its key group, each
                    value decodes, indexes and list positions are correct, and counts and digest of each key group are as
                    recorded.
-    expectations   The owner's Great Expectations suites run on each state as a DataFrame, and compare it with the base.
+    expectations   The owner's Great Expectations suites run on each state as a table, and compare it with the base.
 
 A refused checkpoint is quarantined: no interval starts from it. A refused attempt can't be committed. A savepoint gets
 no mark: the caller decides.
@@ -15,17 +15,16 @@ no mark: the caller decides.
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from cairn.change_expectations import OverTime
 from cairn.operations.checks import Check
-from cairn.operations.expectation_suites import OVER_TIME, Suites, Table, declared, over_changes
-from cairn.operations.state_tables import flat, identity_of, pairs, state_table
+from cairn.operations.checks_page import checks_page, page_path, relative_link, write_page
+from cairn.operations.evaluate_expectations import Compared, Declared, Engines, evaluate
+from cairn.operations.expectation_suites import declared
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.coordinator import Coordinator
@@ -33,14 +32,16 @@ from state_backend.checkpoint.dropped_checkpoint import check_retained, telling_
 from state_backend.checkpoint.leases import holding
 from state_backend.checkpoint.savepoints import read_savepoint
 from state_backend.formats.paths import interval_name
+from state_backend.inspection.checkpoint_names import find_state
+from state_backend.inspection.state_table import StateSource
 from state_backend.inspection.verify import verify_files
 from state_backend.shard.manifest import manifest_of
 from state_backend.state.layout import TIMERS_NAME
 from state_backend.values.errors import UsageError
-from state_backend.values.records import CanonicalFile, Content, LogicalTime, Record, ValidationMode
+from state_backend.values.records import CanonicalFile, Content, Record, ValidationMode
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from cairn.pipeline import Pipeline
 
@@ -80,7 +81,7 @@ class Validation:
         entries: Number of entries that were read one by one; 0 in mode "fast".
         states: A report for each state.
         checks: Every check, with its result.
-        docs: Path of the first Data Docs page to read; None without Data Docs.
+        docs: Path of the Data Docs page with all checks; None without Data Docs.
         pids: Ids of the processes that restored shards.
     """
 
@@ -290,10 +291,11 @@ def _validate(
         entries=0,
         states=(),
     )
+    found = replace(found, checks=_checks_of("files", found.findings, f"{files.files:,} files are intact"))
     storage = open_storage(target.folder)
     if found.findings:
         check_retained(storage, target.checkpoint_id)
-        return found
+        return _with_page(pipeline, target, found, docs)
     with telling_drops(storage, target.checkpoint_id):
         found = replace(found, states=_reports(target))
     if mode == "fast":
@@ -303,9 +305,56 @@ def _validate(
     found = _restored(spark, pipeline, target, found)
     if found.findings:
         check_retained(storage, target.checkpoint_id)
-    if found.findings or not with_expectations:
+    pages: Mapping[str, str] = {}
+    if not found.findings and with_expectations:
+        found, pages = _expected(spark, pipeline, target, found, docs)
+    return _with_page(pipeline, target, found, docs, pages)
+
+
+def _checks_of(what: str, findings: Sequence[str], passed: str) -> tuple[Check, ...]:
+    """Return a check of the whole checkpoint: one that passed, or a failed check for each finding."""
+    if not findings:
+        return (Check(table="", what=what, observed=passed, success=True),)
+    return tuple(Check(table="", what=what, observed=finding, success=False) for finding in findings)
+
+
+def _run_name(target: _Target) -> str:
+    # Data Docs put the run name into paths, where a colon is not allowed everywhere. So the interval has the form of Cairn's paths.
+    return f"{target.name} {interval_name(target.content.interval)}"
+
+
+def _with_page(
+    pipeline: Pipeline, target: _Target, found: Validation, docs: Path | None, pages: Mapping[str, str] | None = None
+) -> Validation:
+    """Write the Data Docs page of a validation, and return `found` with its path.
+
+    A failure to write the page raises no error, because the validation would then mark nothing. The log gives the reason.
+
+    Args:
+        pipeline: The pipeline.
+        target: The validated thing.
+        found: The result of the validation.
+        docs: Folder for Data Docs; None writes no page.
+        pages: Path of Great Expectations' own page, by the table of a check.
+    """
+    if docs is None:
         return found
-    return _expected(spark, pipeline, target, found, docs)
+    folder, run_name = docs / pipeline.name, _run_name(target)
+    links = {table: relative_link(page_path(folder, run_name), page) for table, page in (pages or {}).items()}
+    html = checks_page(
+        pipeline=pipeline.name,
+        what=found.what,
+        interval=str(target.content.interval),
+        mode=found.mode,
+        at=datetime.now(UTC),
+        checks=found.checks,
+        links=links,
+    )
+    try:
+        return replace(found, docs=str(write_page(folder, run_name, html)))
+    except OSError as error:
+        log.warning("the Data Docs page of %s could not be written: %s", found.what, error)
+        return found
 
 
 def _reports(target: _Target) -> tuple[StateReport, ...]:
@@ -335,7 +384,9 @@ def _restored(spark: SparkSession, pipeline: Pipeline, target: _Target, found: V
     )
     shards = run_on_shards(spark, job)
     pids = tuple(sorted({s.pid for s in shards}))
-    return replace(found, findings=job.findings(shards), entries=sum(s.entries for s in shards), pids=pids)
+    findings, entries = job.findings(shards), sum(s.entries for s in shards)
+    checks = _checks_of("restored state", findings, f"{entries:,} entries are as recorded")
+    return replace(found, findings=findings, entries=entries, pids=pids, checks=(*found.checks, *checks))
 
 
 # --- expectations -----------------------------------------------------------------------------------------------------
@@ -343,96 +394,34 @@ def _restored(spark: SparkSession, pipeline: Pipeline, target: _Target, found: V
 
 def _expected(
     spark: SparkSession, pipeline: Pipeline, target: _Target, found: Validation, docs: Path | None
-) -> Validation:
-    """Evaluate the expectations that the pipeline's owner wrote, and return `found` with the result of each."""
-    suites, over_time = declared(pipeline, [s.state for s in found.states], with_base=target.before is not None)
-    if not suites and not over_time:
-        return found
-    from cairn.operations.failing_rows import SparkRows
+) -> tuple[Validation, Mapping[str, str]]:
+    """Evaluate the expectations that the pipeline's owner wrote.
+
+    Returns:
+        `found` with the result of each expectation, and the paths of Great Expectations' pages by table.
+    """
+    entries, before = {s.state: s.entries for s in found.states}, target.before
+    rules = Declared(*declared(pipeline, [*entries], with_base=before is not None))
+    if not rules.states:
+        return found, {}
     from cairn.spark.first_cause import first_cause
 
+    base = StateSource.of_record(target.folder, before) if before is not None else None
+    compared = Compared(now=find_state(**target.options), before=base)
+    options = {name: text for name, text in target.options.items() if name in ("root", "pipeline")}
     stores = None if target.savepoint is not None or "pipeline" not in target.options else target.folder
-    rows = SparkRows(root=stores, attempt=target.content.attempt)
     with first_cause():
-        # Data Docs put the run name into paths, where a colon is not allowed everywhere. So the interval has the form of Cairn's paths.
-        suite = Suites(pipeline, rows, f"{target.name} {interval_name(target.content.interval)}", docs)
-        for state in dict.fromkeys([*suites, *over_time]):
-            with _tables(spark, target, state, suites.get(state, ()), over_time.get(state)) as tables:
-                suite.run(state, tables)
-    pages = suite.build_docs()
-    counted = ((s, *suite.counts.get(s.state, (0, 0))) for s in found.states)
+        engines = Engines(
+            spark,
+            rules,
+            compared,
+            options=(target.options, {**options, "checkpoint": str(before.id)} if before is not None else {}),
+            entries=entries,
+            most_bytes=pipeline.expectations_memory_bytes,
+            root=stores,
+        )
+        result = evaluate(pipeline, rules, compared, engines, run_name=_run_name(target), docs=docs)
+    counted = ((s, *result.counts.get(s.state, (0, 0))) for s in found.states)
     reports = tuple(replace(s, expectations=evaluated, failed=failed) for s, evaluated, failed in counted)
-    findings = tuple(check.finding for check in suite.checks if not check.success)
-    failed = next((pages[check.table] for check in suite.checks if not check.success and check.table in pages), None)
-    page = failed or next(iter(pages.values()), None)
-    return replace(found, findings=findings, states=reports, checks=(*found.checks, *suite.checks), docs=page)
-
-
-@contextmanager
-def _tables(
-    spark: SparkSession, target: _Target, state: str, expectations: Sequence[Any], over_time: OverTime | None
-) -> Iterator[list[Table]]:
-    """Yield the tables of a state with their expectations. Spark reads each state once, and caches it during the block."""
-    held = [state_table(spark, target.options, state).cache()]
-    now, before = held[0], target.before
-    tables = [Table("", flat(now), (*identity_of(now),), list(expectations))]
-    try:
-        if over_time is not None and before is not None and _has_state(before, state):
-            options = {name: target.options[name] for name in ("root", "pipeline")}
-            held.append(state_table(spark, {**options, "checkpoint": str(before.id)}, state).cache())
-            tables[0] = replace(tables[0], expectations=[*expectations, *_growth(over_time, held[1], before)])
-            if over_time.needs_pairs:
-                now_ms = expired_until_ms(state, target.content.time)
-                held.append(pairs(held[1], now, now_ms=now_ms, removable=over_time.removable).cache())
-                tables.append(Table(OVER_TIME, held[2], tables[0].identity, over_changes(over_time)))
-        yield tables
-    finally:
-        for frame in held:
-            frame.unpersist()
-
-
-def _has_state(before: Record, state: str) -> bool:
-    """Return True if the base has the state. A processor may have the state only since this interval."""
-    if state == TIMERS_NAME or state in {d.name for d in before.content.states}:
-        return True
-    log.info("state %r is new: checkpoint %d, the base, does not have it; OverTime is not evaluated", state, before.id)
-    return False
-
-
-def expired_until_ms(state: str, time: LogicalTime) -> int:
-    """Return the time up to which rows of the base have expired or, as timers, have fired, in ms since the epoch.
-
-    All rows expire by the processing time, except event-time timers. These fire up to a watermark. With
-    `Pipeline(watermark="interval")` that is the interval's new watermark, `time.watermark_ms`. With
-    `watermark="observed"` it is the watermark of the base, which the record keeps as `time.late_watermark_ms`.
-
-    Args:
-        state: Name of the state; `$timers` for the timers.
-        time: The clock that the validated checkpoint records.
-    """
-    if state != TIMERS_NAME or time.mode != "event":
-        return time.processing_time_ms
-    fired_until_ms = time.watermark_ms if time.late_watermark_ms is None else time.late_watermark_ms
-    return fired_until_ms or 0
-
-
-def _growth(over_time: OverTime, earlier: DataFrame, before: Record) -> Iterator[Any]:
-    """Yield one Great Expectations expectation that limits the number of rows of the new state; none without limits.
-
-    Great Expectations evaluates the limits itself, so that the Data Docs show the numbers.
-
-    Args:
-        over_time: The owner's limits, as multiples of the number of rows of the base.
-        earlier: The rows of the same state in the base. They are counted.
-        before: Record of the base, whose id the Data Docs show.
-    """
-    if over_time.least_rows is None and over_time.most_rows is None:
-        return
-    import great_expectations.expectations as gxe
-
-    rows = earlier.count()
-    yield gxe.ExpectTableRowCountToBeBetween(
-        min_value=None if over_time.least_rows is None else math.ceil(rows * over_time.least_rows),
-        max_value=None if over_time.most_rows is None else math.floor(rows * over_time.most_rows),
-        meta={"notes": f"checkpoint {before.id}, the base, has {rows} rows"},
-    )
+    findings = tuple(check.finding for check in result.checks if not check.success)
+    return replace(found, findings=findings, states=reports, checks=(*found.checks, *result.checks)), result.pages

@@ -1,0 +1,169 @@
+"""Arrow tables for `Suites`: Great Expectations evaluates them in this process, with the conditions of `arrow_conditions`.
+
+Great Expectations gets a table as a pandas DataFrame whose columns are the Arrow columns, and computes with
+`ArrowEngine`. This engine is the pandas engine with other conditions. Great Expectations looks a condition up by the
+name of the engine's class, so its own pandas engine stays as it is.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from great_expectations.core.batch import BatchMarkers
+from great_expectations.execution_engine import PandasExecutionEngine
+from great_expectations.execution_engine.pandas_batch_data import PandasBatchData
+from great_expectations.expectations.metrics.map_metric_provider import (
+    ColumnMapMetricProvider,
+    ColumnPairMapMetricProvider,
+    column_condition_partial,
+    column_pair_condition_partial,
+)
+
+from cairn.operations import arrow_conditions as conditions
+from cairn.operations.checks import MOST_KEYS, FailingRows, short_key
+from cairn.operations.expectation_suites import metric_value
+from cairn.operations.row_json import row_json
+from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.adapters.work_folders import work_folder
+from state_backend.formats import paths
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrowRows:
+    """Arrow tables, for `Suites`.
+
+    Attributes:
+        zone: Name of the time zone for times in keys.
+        root: URL of the pipeline's folder, where failing rows are stored; None stores none.
+        attempt: Uuid of the attempt that made the state.
+        not_stored: Why failing rows are not stored, if `root` is None.
+    """
+
+    zone: str
+    root: str | None
+    attempt: str
+    not_stored: str = ""
+
+    def source(self, context: Any) -> Any:
+        """Add a data source for the tables to a context of Great Expectations."""
+        source = context.data_sources.add_pandas("state_in_memory")
+        source.get_execution_engine()  # Great Expectations keeps the engine that this call makes. The next line replaces it.
+        source._execution_engine = ArrowEngine()
+        return source
+
+    def frame(self, table: pa.Table) -> pd.DataFrame:
+        """Return the table in the form that the data source takes."""
+        frame: pd.DataFrame = table.to_pandas(types_mapper=pd.ArrowDtype)
+        return frame
+
+    def failing(self, batch: Any, expectation: Any, metric: str, identity: Sequence[str]) -> FailingRows:
+        """Name the keys of the rows that fail an expectation, and store the rows."""
+        fails, _, _ = metric_value(batch, expectation, f"{metric}.condition")
+        rows = pa.Table.from_pandas(batch.data.dataframe.loc[fails.index[fails]], preserve_index=False)
+        texts = row_json(rows, identity, self.zone)
+        first = pc.select_k_unstable(texts, MOST_KEYS, [("", "ascending")])
+        keys = tuple(short_key(text) for text in texts.take(first).to_pylist())
+        if self.root is None:
+            return FailingRows(number=rows.num_rows, keys=keys, not_stored=self.not_stored)
+        folder = paths.failing(self.attempt, str(uuid.uuid4()))
+        try:
+            with work_folder("failing") as work:
+                pq.write_table(rows, work / "rows.parquet")
+                open_storage(self.root).upload(f"{folder}{uuid.uuid4()}.parquet", work / "rows.parquet")
+        except Exception as error:
+            reason = str(error).strip().partition("\n")[0]
+            return FailingRows(number=rows.num_rows, keys=keys, not_stored=f"the rows could not be stored: {reason}")
+        return FailingRows(number=rows.num_rows, keys=keys, url=join_url(self.root, folder.rstrip("/")))
+
+
+class ArrowEngine(PandasExecutionEngine):  # type: ignore[misc]  # Great Expectations is not type-checked here.
+    """Great Expectations' pandas engine with the conditions below."""
+
+    def get_batch_data_and_markers(self, batch_spec: Any) -> tuple[Any, Any]:
+        """Return a batch without the fingerprint that Great Expectations computes.
+
+        The fingerprint is a hash of all values, and appears on no page. It takes longer than all expectations.
+
+        Args:
+            batch_spec: The batch, which has the DataFrame.
+        """
+        frame, batch_spec.batch_data = batch_spec.batch_data, "PandasDataFrame"
+        markers = BatchMarkers({"ge_load_time": f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"})
+        return PandasBatchData(execution_engine=self, dataframe=frame), markers
+
+
+def _array(column: Any) -> pa.Array:
+    array = pa.array(column.array)
+    return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+
+
+def _series(mask: conditions.Mask, column: Any) -> Any:
+    return pd.Series(np.asarray(mask, np.bool_), index=column.index)
+
+
+class _Between(ColumnMapMetricProvider):  # type: ignore[misc]
+    condition_metric_name = "column_values.between"
+    condition_value_keys = ("min_value", "max_value", "strict_min", "strict_max")
+
+    @column_condition_partial(engine=ArrowEngine)
+    def met(cls, column, min_value=None, max_value=None, strict_min=None, strict_max=None, **more):  # type: ignore[no-untyped-def]  # noqa: N805
+        strict = {"strict_low": bool(strict_min), "strict_high": bool(strict_max)}
+        return _series(conditions.between(_array(column), min_value, max_value, **strict), column)
+
+
+class _InSet(ColumnMapMetricProvider):  # type: ignore[misc]
+    condition_metric_name = "column_values.in_set"
+    condition_value_keys = ("value_set",)
+
+    @column_condition_partial(engine=ArrowEngine)
+    def met(cls, column, value_set, **more):  # type: ignore[no-untyped-def]  # noqa: N805
+        return _series(conditions.in_set(_array(column), list(value_set)), column)
+
+
+class _NotInSet(ColumnMapMetricProvider):  # type: ignore[misc]
+    condition_metric_name = "column_values.not_in_set"
+    condition_value_keys = ("value_set",)
+
+    @column_condition_partial(engine=ArrowEngine)
+    def met(cls, column, value_set, **more):  # type: ignore[no-untyped-def]  # noqa: N805
+        return _series(~conditions.in_set(_array(column), list(value_set)), column)
+
+
+class _Unique(ColumnMapMetricProvider):  # type: ignore[misc]
+    condition_metric_name = "column_values.unique"
+
+    @column_condition_partial(engine=ArrowEngine)
+    def met(cls, column, **more):  # type: ignore[no-untyped-def]  # noqa: N805
+        return _series(conditions.unique(_array(column)), column)
+
+
+_PAIR = ("batch_id", "table", "column_A", "column_B", "row_condition", "condition_parser", "ignore_row_if")
+
+
+class _Equal(ColumnPairMapMetricProvider):  # type: ignore[misc]
+    condition_metric_name = "column_pair_values.equal"
+    condition_domain_keys = _PAIR
+    condition_value_keys = ()
+
+    @column_pair_condition_partial(engine=ArrowEngine)
+    def met(cls, column_A, column_B, **more):  # type: ignore[no-untyped-def]  # noqa: N805
+        return _series(conditions.equal(_array(column_A), _array(column_B)), column_A)
+
+
+class _Greater(ColumnPairMapMetricProvider):  # type: ignore[misc]
+    condition_metric_name = "column_pair_values.a_greater_than_b"
+    condition_domain_keys = _PAIR
+    condition_value_keys = ("or_equal",)
+
+    @column_pair_condition_partial(engine=ArrowEngine)
+    def met(cls, column_A, column_B, or_equal=None, **more):  # type: ignore[no-untyped-def]  # noqa: N805
+        return _series(conditions.greater(_array(column_A), _array(column_B), or_equal=bool(or_equal)), column_A)

@@ -1,0 +1,163 @@
+"""States as Arrow tables in this process, in the forms that expectations see.
+
+The functions return the same columns and rows as those of `state_tables`, which return Spark tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cairn.operations.row_json import row_json
+from state_backend.adapters.open_storage import open_storage
+from state_backend.adapters.work_folders import work_folder
+from state_backend.inspection.state_table import StateSource, read_shard, table_schema
+
+Removable = Callable[[pa.Table], pa.Array]
+_INSTANT = pa.timestamp("us", "UTC")
+
+
+def read_states(
+    source: StateSource, entries: Mapping[str, int], most_bytes: int | None = None
+) -> dict[str, pa.Table] | None:
+    """Read states into memory, by the state's name. Each shard is restored once.
+
+    Args:
+        source: The checkpoint, attempt or savepoint.
+        entries: Names of the states, with the number of entries of each. The numbers serve to estimate the size.
+        most_bytes: The most bytes of Arrow columns; None for no limit.
+
+    Returns:
+        The tables, with the columns of `table_schema`; None if they need more than `most_bytes`.
+    """
+    storage, found = open_storage(source.url), dict[str, list[pa.Table]]()
+    for shard in range(source.content.parallelism):
+        with work_folder(f"read-{shard}") as work:
+            for state, table in read_shard(source, [*entries], shard, storage, work):
+                found.setdefault(state, []).append(table)
+                if most_bytes is not None and _expected_bytes(found, entries) > most_bytes:
+                    return None
+    empty = {state: table_schema(source, state).empty_table() for state in entries}
+    return {state: pa.concat_tables([empty[state], *found.get(state, ())]).combine_chunks() for state in entries}
+
+
+def _expected_bytes(found: Mapping[str, Sequence[pa.Table]], entries: Mapping[str, int]) -> float:
+    """Return the bytes of all states, if the rows that are still missing are as large as the rows that were read."""
+    total = 0.0
+    for state, tables in found.items():
+        rows = sum(table.num_rows for table in tables)
+        total += sum(table.nbytes for table in tables) * max(entries[state] / rows, 1.0)
+    return total
+
+
+def identity_of(schema: pa.Schema) -> tuple[str, ...]:
+    """Return the names of the columns that identify a row of a state.
+
+    Args:
+        schema: Schema of the state, as `table_schema` returns it.
+    """
+    names = [
+        f"{part}_{f.name}" for part in ("key", "user_key") if part in schema.names for f in schema.field(part).type
+    ]
+    last = "pos" if "pos" in schema.names else "expires_at" if "value" not in schema.names else None
+    return (*names, *([last] if last is not None else []))
+
+
+def flat(table: pa.Table) -> pa.Table:
+    """Return a state with one column per field, named as in expectations."""
+    columns: list[tuple[str, pa.ChunkedArray]] = []
+    for name in table.column_names:
+        if name in ("key", "user_key", "value"):
+            start = "" if name == "value" else f"{name}_"
+            columns += _fields(table, name, start)
+        else:
+            columns.append((name, table[name].cast(_INSTANT) if name == "expires_at" else table[name]))
+    return _table(columns)
+
+
+def pairs(before: pa.Table, now: pa.Table, *, now_ms: int, removable: Removable | None, zone: str) -> pa.Table:
+    """Join the state of a base with the same state of a later checkpoint, as `state_tables.pairs` does.
+
+    Args:
+        before: The state of the base.
+        now: The state of the checkpoint.
+        now_ms: A row of the base that is missing from `now` counts as expired if its expiry time is not later.
+        removable: Returns which rows of the base may be removed; None if none may.
+        zone: Name of the time zone for times in the column `lost_row`.
+    """
+    identity = identity_of(now.schema)
+    left, right = flat(before), flat(now)
+    from_left, from_right = _matched(left.select(identity), right.select(identity))
+    shared = [_either(left[name], right[name], from_left, from_right) for name in identity]
+    columns = [*zip(identity, shared, strict=True)]
+    for side, table, rows in (("before", before, from_left), ("now", now, from_right)):
+        taken = [("expires_at", table["expires_at"].cast(_INSTANT))]
+        taken += _fields(table, "value", "") if "value" in table.column_names else []
+        columns += [(f"{side}_{name}", column.take(rows)) for name, column in taken]
+    fate = _fates(before, from_left, from_right, now_ms=now_ms, removable=removable)
+    joined = _table(columns)
+    lost = pc.equal(fate, "lost")
+    texts = row_json(joined.filter(lost), identity, zone)
+    lost_row = pc.replace_with_mask(pa.nulls(joined.num_rows, pa.string()), lost, texts)
+    return joined.append_column("fate", fate).append_column("lost_row", lost_row)
+
+
+def _fates(
+    before: pa.Table, from_left: pa.Array, from_right: pa.Array, *, now_ms: int, removable: Removable | None
+) -> pa.Array:
+    gone = from_right.is_null()
+    fate = pc.if_else(gone, "lost", pc.if_else(from_left.is_null(), "new", "kept"))
+    missing = before.take(from_left.filter(gone))
+    may = pa.repeat(False, missing.num_rows) if removable is None else pc.fill_null(removable(missing), False)
+    times = missing["expires_at"].cast(pa.int64()).combine_chunks()
+    expired = pc.fill_null(pc.less_equal(times, now_ms), False)
+    of_missing = pc.if_else(expired, "expired", pc.if_else(may, "removed", "lost"))
+    return pc.replace_with_mask(fate, gone, pc.cast(of_missing, pa.string()))
+
+
+def _matched(left: pa.Table, right: pa.Table) -> tuple[pa.Array, pa.Array]:
+    """Return the rows of both tables that have the same identity, as two columns of row numbers.
+
+    A row without a partner has null on the other side. Rows of `left` come first.
+    """
+    codes = np.zeros(left.num_rows + right.num_rows, np.int64)
+    for name in left.column_names:
+        column = pa.chunked_array([*left[name].chunks, *right[name].chunks], left[name].type).combine_chunks()
+        encoded = column.dictionary_encode(null_encoding="encode")
+        codes = _dense(codes * max(len(encoded.dictionary), 1) + encoded.indices.to_numpy().astype(np.int64))
+    number = int(codes.max(initial=-1)) + 1
+    first = np.full(number, -1, np.int64)
+    second = np.full(number, -1, np.int64)
+    first[codes[: left.num_rows]] = np.arange(left.num_rows)
+    second[codes[left.num_rows :]] = np.arange(right.num_rows)
+    order = np.concatenate([codes[: left.num_rows], codes[left.num_rows :][first[codes[left.num_rows :]] < 0]])
+    return _numbers(first[order]), _numbers(second[order])
+
+
+def _dense(codes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Replace each value by the number of the distinct value, from 0. A product with the next column's values then fits 64 bits."""
+    numbers: npt.NDArray[np.int64] = pa.array(codes).dictionary_encode().indices.to_numpy().astype(np.int64)
+    return numbers
+
+
+def _numbers(rows: npt.NDArray[np.int64]) -> pa.Array:
+    return pa.array(rows, mask=rows < 0)
+
+
+def _either(
+    left: pa.ChunkedArray, right: pa.ChunkedArray, from_left: pa.Array, from_right: pa.Array
+) -> pa.ChunkedArray:
+    return pc.if_else(from_right.is_null(), left.take(from_left), right.take(from_right))
+
+
+def _fields(table: pa.Table, name: str, start: str) -> list[tuple[str, pa.ChunkedArray]]:
+    kind = table.schema.field(name).type
+    return [(f"{start}{field.name}", pc.struct_field(table[name], n)) for n, field in enumerate(kind)]
+
+
+def _table(columns: Sequence[tuple[str, pa.ChunkedArray]]) -> pa.Table:
+    return pa.Table.from_arrays([column for _, column in columns], names=[name for name, _ in columns])

@@ -1,0 +1,492 @@
+"""Evaluation of a pipeline's expectations on the states of a checkpoint, and on their changes since the base.
+
+A state that fits into memory is read into Arrow tables in this process. Spark reads any other state, and a state with
+an expectation that `arrow_conditions` can't evaluate. Both ways give the same checks.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pyarrow as pa
+
+from cairn.change_expectations import OverTime
+from cairn.operations import arrow_tables, state_tables
+from cairn.operations.arrow_conditions import unsupported
+from cairn.operations.checks import Check
+from cairn.operations.expectation_suites import OVER_TIME, Rows, Suites, Table, declared, over_changes
+from cairn.operations.row_json import has_json
+from cairn.pipeline import Pipeline
+from state_backend.inspection.state_table import StateSource, table_schema
+from state_backend.state.layout import TIMERS_NAME
+from state_backend.values.errors import UsageError
+from state_backend.values.records import LogicalTime, Record
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger("cairn")
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """The expectations of a pipeline that are evaluated.
+
+    Attributes:
+        suites: Great Expectations expectations on a state, by the state's name.
+        over_time: Expectations on the change of a state since the base, by the state's name.
+    """
+
+    suites: Mapping[str, Sequence[Any]]
+    over_time: Mapping[str, OverTime]
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """Names of the states with expectations."""
+        return tuple(dict.fromkeys([*self.suites, *self.over_time]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """The checkpoint whose expectations are evaluated, and its base.
+
+    Attributes:
+        now: The checkpoint, attempt or savepoint.
+        before: The base; None if it is not retained, or if no expectation needs the base.
+    """
+
+    now: StateSource
+    before: StateSource | None
+
+    def base_of(self, state: str, over_time: OverTime | None) -> StateSource | None:
+        """Return the base if a state is compared with it. A processor may have the state only since this interval."""
+        if over_time is None or self.before is None:
+            return None
+        known = {TIMERS_NAME, *(d.name for d in self.before.content.states)}
+        return self.before if state in known else None
+
+
+class StateTables(Protocol):
+    """The tables of one state."""
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """Names of the columns that identify a row."""
+
+    def flat(self) -> Any:
+        """Return the state with one column per field."""
+
+    def rows_before(self) -> int:
+        """Return the number of rows of the base's state."""
+
+    def changes(self, now_ms: int, removable: str | None) -> Any:
+        """Return the table of changes since the base."""
+
+
+# A function that opens the tables of a state. True asks for the base's table too.
+Opens = Callable[[str, bool], AbstractContextManager[StateTables]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """A kind of tables, and where it gets them from.
+
+    Attributes:
+        rows: The kind of the tables.
+        opens: Opens the tables of a state.
+    """
+
+    rows: Rows
+    opens: Opens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """The result of an evaluation.
+
+    Attributes:
+        checks: Every check.
+        counts: Numbers of evaluated and of failed expectations, by state.
+        pages: Path of the page in Great Expectations' Data Docs, by the name of the table.
+    """
+
+    checks: tuple[Check, ...]
+    counts: Mapping[str, tuple[int, int]]
+    pages: Mapping[str, str]
+
+
+def evaluate(
+    pipeline: Pipeline,
+    rules: Declared,
+    compared: Compared,
+    engine_of: Callable[[str], Engine],
+    *,
+    run_name: str,
+    docs: Path | None,
+) -> Evaluated:
+    """Evaluate expectations.
+
+    Args:
+        pipeline: The pipeline.
+        rules: The expectations.
+        compared: The checkpoint and its base.
+        engine_of: Returns the engine for a state.
+        run_name: Name of the validation in Great Expectations.
+        docs: Folder for Data Docs; None writes none.
+
+    Raises:
+        UsageError: An expectation can't be evaluated.
+    """
+    suites = Suites(pipeline, run_name, docs)
+    for state in rules.states:
+        over_time = rules.over_time.get(state)
+        base, engine = compared.base_of(state, over_time), engine_of(state)
+        if base is None and over_time is not None and compared.before is not None:
+            log.info("state %r is new: the base does not have it, so OverTime is not evaluated", state)
+        with engine.opens(state, base is not None) as tables:
+            expectations = list(rules.suites.get(state, ()))
+            if over_time is not None and base is not None:
+                expectations += _growth(over_time, tables, base.checkpoint_id)
+            with_expectations = [Table("", tables.flat(), tables.identity, expectations)]
+            if over_time is not None and base is not None and over_time.needs_pairs:
+                now_ms = expired_until_ms(state, compared.now.content.time)
+                changes = tables.changes(now_ms, over_time.removable)
+                with_expectations.append(Table(OVER_TIME, changes, tables.identity, over_changes(over_time)))
+            suites.run(state, with_expectations, engine.rows)
+    return Evaluated(checks=tuple(suites.checks), counts=suites.counts, pages=suites.build_docs())
+
+
+def expired_until_ms(state: str, time: LogicalTime) -> int:
+    """Return the time up to which rows of the base have expired or, as timers, have fired, in ms since the epoch.
+
+    All rows expire by the processing time, except event-time timers. These fire up to a watermark. With
+    `Pipeline(watermark="interval")` that is the interval's new watermark, `time.watermark_ms`. With
+    `watermark="observed"` it is the watermark of the base, which the record keeps as `time.late_watermark_ms`.
+
+    Args:
+        state: Name of the state; `$timers` for the timers.
+        time: The clock that the validated checkpoint records.
+    """
+    if state != TIMERS_NAME or time.mode != "event":
+        return time.processing_time_ms
+    fired_until_ms = time.watermark_ms if time.late_watermark_ms is None else time.late_watermark_ms
+    return fired_until_ms or 0
+
+
+def _growth(over_time: OverTime, tables: StateTables, base_id: int) -> Iterator[Any]:
+    """Yield one Great Expectations expectation that limits the number of rows of the new state; none without limits.
+
+    Great Expectations evaluates the limits itself, so that the Data Docs show the numbers.
+    """
+    if over_time.least_rows is None and over_time.most_rows is None:
+        return
+    import great_expectations.expectations as gxe
+
+    rows = tables.rows_before()
+    yield gxe.ExpectTableRowCountToBeBetween(
+        min_value=None if over_time.least_rows is None else math.ceil(rows * over_time.least_rows),
+        max_value=None if over_time.most_rows is None else math.floor(rows * over_time.most_rows),
+        meta={"notes": f"checkpoint {base_id}, the base, has {rows} rows"},
+    )
+
+
+# --- Spark ------------------------------------------------------------------------------------------------------------
+
+
+class SparkState:
+    """The tables of one state as Spark DataFrames, each of which is cached. `release` ends the caching.
+
+    Args:
+        now: The state, as `format("keyed_state")` reads it.
+        before: The state of the base; None for none.
+    """
+
+    def __init__(self, now: DataFrame, before: DataFrame | None) -> None:
+        self.now, self.before = now.cache(), before.cache() if before is not None else None
+        self._held = [frame for frame in (self.now, self.before) if frame is not None]
+        self.identity = (*state_tables.identity_of(now),)
+
+    def flat(self) -> DataFrame:
+        """Return the state with one column per field."""
+        return state_tables.flat(self.now)
+
+    def rows_before(self) -> int:
+        """Return the number of rows of the base's state."""
+        assert self.before is not None
+        return int(self.before.count())
+
+    def changes(self, now_ms: int, removable: str | None) -> DataFrame:
+        """Return the table of changes since the base."""
+        assert self.before is not None
+        self._held.append(state_tables.pairs(self.before, self.now, now_ms=now_ms, removable=removable).cache())
+        return self._held[-1]
+
+    def release(self) -> None:
+        """Free the memory of the cached tables."""
+        for frame in self._held:
+            frame.unpersist()
+
+
+@contextmanager
+def spark_state(now: DataFrame, before: DataFrame | None) -> Iterator[SparkState]:
+    """Yield the tables of a state as Spark DataFrames, which are cached during the block."""
+    state = SparkState(now, before)
+    try:
+        yield state
+    finally:
+        state.release()
+
+
+# --- Arrow ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrowState:
+    """The tables of one state as Arrow tables.
+
+    Attributes:
+        now: The state, with the columns of `table_schema`.
+        before: The state of the base; None for none.
+        zone: Name of the time zone for times in `lost_row`.
+        selects: Returns which rows an SQL condition selects; None if no condition can be evaluated.
+    """
+
+    now: pa.Table
+    before: pa.Table | None
+    zone: str
+    selects: Callable[[str, pa.Table], pa.Array] | None = None
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """Names of the columns that identify a row."""
+        return arrow_tables.identity_of(self.now.schema)
+
+    def flat(self) -> pa.Table:
+        """Return the state with one column per field."""
+        return arrow_tables.flat(self.now)
+
+    def rows_before(self) -> int:
+        """Return the number of rows of the base's state."""
+        assert self.before is not None
+        return int(self.before.num_rows)
+
+    def changes(self, now_ms: int, removable: str | None) -> pa.Table:
+        """Return the table of changes since the base."""
+        assert self.before is not None
+        may = None
+        if removable is not None:
+            assert self.selects is not None, "needs_spark refuses `removable` without Spark"
+            may = partial(self.selects, removable)
+        return arrow_tables.pairs(self.before, self.now, now_ms=now_ms, removable=may, zone=self.zone)
+
+
+def needs_spark(
+    state: str, expectations: Sequence[Any], over_time: OverTime | None, compared: Compared, *, selects: bool
+) -> str | None:
+    """Return why the expectations of a state need Spark; None if they do not.
+
+    Args:
+        state: Name of the state.
+        expectations: The expectations on the state.
+        over_time: The expectations on its change; None for none.
+        compared: The checkpoint and its base.
+        selects: True if SQL conditions can be evaluated.
+    """
+    base = compared.base_of(state, over_time)
+    now = table_schema(compared.now, state)
+    before = now if base is None else table_schema(base, state)
+    tables = ArrowState(now=now.empty_table(), before=before.empty_table(), zone="UTC")
+    schema, identity = tables.flat().schema, tables.identity
+    if len({*schema.names}) < len(schema):
+        return "two columns have the same name"
+    if odd := [name for name in identity if not has_json(schema.field(name).type)]:
+        return f"column {odd[0]} is {schema.field(odd[0]).type}"
+    reasons = [unsupported(e.configuration.type, e.configuration.kwargs, schema) for e in expectations]
+    if over_time is not None and base is not None and over_time.needs_pairs:
+        if over_time.removable is not None and not selects:
+            return "removable is an SQL condition"
+        of_base = arrow_tables.flat(before.empty_table()).schema
+        if [of_base.field(name).type for name in identity] != [schema.field(name).type for name in identity]:
+            return "the types of the key have changed"
+        changes = tables.changes(0, None).schema
+        if len({*changes.names}) < len(changes):
+            return "two columns of the table of changes have the same name"
+        reasons += [unsupported(e.configuration.type, e.configuration.kwargs, changes) for e in over_changes(over_time)]
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+def read_compared(
+    states: Mapping[str, int], rules: Declared, compared: Compared, *, zone: str, most_bytes: int | None = None
+) -> dict[str, ArrowState] | None:
+    """Read states and, where expectations compare them, the same states of the base.
+
+    Args:
+        states: Names of the states, with their numbers of entries.
+        rules: The expectations.
+        compared: The checkpoint and its base.
+        zone: Name of the time zone for times in `lost_row`.
+        most_bytes: The most bytes of Arrow columns; None for no limit.
+
+    Returns:
+        The tables by state; None if they need more than `most_bytes`.
+    """
+    now = arrow_tables.read_states(compared.now, states, most_bytes)
+    if now is None:
+        return None
+    with_base = {s: n for s, n in states.items() if compared.base_of(s, rules.over_time.get(s)) is not None}
+    before: dict[str, pa.Table] | None = {}
+    if with_base and compared.before is not None:
+        left = None if most_bytes is None else most_bytes - sum(table.nbytes for table in now.values())
+        before = arrow_tables.read_states(compared.before, with_base, left)
+    if before is None:
+        return None
+    return {state: ArrowState(now=table, before=before.get(state), zone=zone) for state, table in now.items()}
+
+
+def try_expectations(
+    pipeline: Pipeline,
+    url: str,
+    record: Record,
+    base: Record | None,
+    *,
+    zone: str,
+    spark: SparkSession | None,
+    who: str,
+) -> tuple[Check, ...]:
+    """Evaluate a pipeline's expectations on a checkpoint that this process reads. Nothing is stored or marked.
+
+    Args:
+        pipeline: The pipeline.
+        url: URL of the pipeline's folder.
+        record: Record of the checkpoint.
+        base: Record of the base; None if it is not retained.
+        zone: Name of the time zone for times in keys.
+        spark: The session that evaluates the expectations; None: this process does.
+        who: The caller, for error messages.
+
+    Raises:
+        UsageError: An expectation can't be evaluated, or needs Spark.
+    """
+    now = StateSource.of_record(url, record)
+    compared = Compared(now=now, before=None if base is None else StateSource.of_record(url, base))
+    names = [*(d.name for d in record.content.states), TIMERS_NAME]
+    rules = Declared(*declared(pipeline, names, with_base=base is not None))
+    for state in rules.states if spark is None else ():
+        expectations, over_time = rules.suites.get(state, ()), rules.over_time.get(state)
+        if (reason := needs_spark(state, expectations, over_time, compared, selects=False)) is not None:
+            raise UsageError(
+                f"{who}: the expectations of state {state!r} can't be evaluated without Spark: {reason}\n"
+                "Pass a session: validate(spark=...)"
+            )
+    # The size is not limited, so the numbers of entries, which serve to estimate it, are not needed.
+    tables = read_compared(dict.fromkeys(rules.states, 0), rules, compared, zone=zone) or {}
+    rows: Rows
+    if spark is None:
+        from cairn.operations.arrow_rows import ArrowRows
+
+        rows = ArrowRows(zone=zone, root=None, attempt=record.content.attempt)
+        engine = Engine(rows=rows, opens=lambda state, with_base: nullcontext(tables[state]))
+    else:
+        from cairn.operations.failing_rows import SparkRows
+
+        rows = SparkRows(root=None, attempt=record.content.attempt)
+        engine = Engine(rows=rows, opens=lambda state, with_base: _on_spark(spark, tables[state]))
+    return evaluate(pipeline, rules, compared, lambda state: engine, run_name=who, docs=None).checks
+
+
+def _on_spark(spark: SparkSession, tables: ArrowState) -> AbstractContextManager[SparkState]:
+    before = None if tables.before is None else _frame(spark, tables.before)
+    return spark_state(_frame(spark, tables.now), before)
+
+
+def _frame(spark: SparkSession, table: pa.Table) -> DataFrame:
+    """Return an Arrow table as a DataFrame. Without a schema, Spark would take times without a zone for instants."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return spark.createDataFrame(table, from_arrow_schema(table.schema, prefer_timestamp_ntz=True))
+
+
+# --- which engine -----------------------------------------------------------------------------------------------------
+
+
+class Engines:
+    """Choice of the engine for each state of a validation with a Spark session.
+
+    Args:
+        spark: The session.
+        rules: The expectations.
+        compared: The checkpoint and its base.
+        options: Options with which `format("keyed_state")` reads the checkpoint and the base.
+        entries: Number of entries of each state.
+        most_bytes: The most bytes of states that this process reads; 0 for none.
+        root: URL of the pipeline's folder, where failing rows are stored; None stores none.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        rules: Declared,
+        compared: Compared,
+        *,
+        options: tuple[Mapping[str, str], Mapping[str, str]],
+        entries: Mapping[str, int],
+        most_bytes: int,
+        root: str | None,
+    ) -> None:
+        self._spark, self._options = spark, options
+        self._stored: dict[str, Any] = {
+            "root": root,
+            "attempt": compared.now.content.attempt,
+            "not_stored": "the rows are not stored, because a savepoint is read-only",
+        }
+        self._zone = spark.conf.get("spark.sql.session.timeZone") or "UTC"
+        self._in_memory = self._read(rules, compared, entries, most_bytes)
+
+    def _read(
+        self, rules: Declared, compared: Compared, entries: Mapping[str, int], most_bytes: int
+    ) -> dict[str, ArrowState]:
+        states = {}
+        for state in rules.states if most_bytes else ():
+            expectations, over_time = rules.suites.get(state, ()), rules.over_time.get(state)
+            if (reason := needs_spark(state, expectations, over_time, compared, selects=True)) is None:
+                states[state] = entries[state]
+            else:
+                log.info("Spark evaluates the expectations of state %r: %s", state, reason)
+        found = read_compared(states, rules, compared, zone=self._zone, most_bytes=most_bytes) if states else {}
+        if found is None:
+            log.info("Spark evaluates the expectations: the states need more than %d bytes of memory", most_bytes)
+        return {s: replace(tables, selects=partial(_select, self._spark)) for s, tables in (found or {}).items()}
+
+    def __call__(self, state: str) -> Engine:
+        """Return the engine for a state."""
+        if state in self._in_memory:
+            from cairn.operations.arrow_rows import ArrowRows
+
+            return Engine(rows=ArrowRows(zone=self._zone, **self._stored), opens=self._open_in_memory)
+        from cairn.operations.failing_rows import SparkRows
+
+        return Engine(rows=SparkRows(**self._stored), opens=self._open_on_spark)
+
+    @contextmanager
+    def _open_in_memory(self, state: str, with_base: bool) -> Iterator[StateTables]:
+        yield self._in_memory.pop(state)  # So that the memory is free when the block ends.
+
+    def _open_on_spark(self, state: str, with_base: bool) -> AbstractContextManager[SparkState]:
+        now, before = self._options
+        frames = [state_tables.state_table(self._spark, options, state) for options in (now, before)[: 1 + with_base]]
+        return spark_state(frames[0], frames[1] if with_base else None)
+
+
+def _select(spark: SparkSession, condition: str, table: pa.Table) -> pa.Array:
+    """Return which rows of a table an SQL condition selects."""
+    from pyspark.sql import functions as F
+
+    frame = _frame(spark, table).select(F.expr(condition).alias("selected"))
+    return frame.toArrow()["selected"].combine_chunks()
