@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pandas as pd
@@ -602,6 +603,40 @@ def test_rows_go_out_by_name(tmp_path: Path) -> None:
         {"k": "c", "n": None},
         {"k": None, "n": 3},
     ]
+
+
+INSTANT = pa.timestamp("us", "UTC")
+
+
+@pytest.mark.parametrize(
+    ("data_type", "value", "expected"),
+    [
+        (INSTANT, datetime(2013, 7, 1, 2), datetime(2013, 7, 1, tzinfo=UTC)),
+        (INSTANT, datetime(2013, 7, 1, tzinfo=UTC), datetime(2013, 7, 1, tzinfo=UTC)),
+        (pa.list_(INSTANT), [datetime(2013, 7, 1, 2), None], [datetime(2013, 7, 1, tzinfo=UTC), None]),
+        (
+            pa.struct([("at", INSTANT), ("n", pa.int64())]),
+            {"at": datetime(2013, 7, 1, 2), "n": 1},
+            {"at": datetime(2013, 7, 1, tzinfo=UTC), "n": 1},
+        ),
+        (
+            pa.map_(pa.string(), INSTANT),
+            {"a": datetime(2013, 7, 1, 2), "b": None},
+            [("a", datetime(2013, 7, 1, tzinfo=UTC)), ("b", None)],
+        ),
+        *((of, None, None) for of in (INSTANT, pa.list_(INSTANT), pa.struct([("at", INSTANT)]))),
+        (pa.map_(pa.string(), INSTANT), None, None),
+    ],
+)
+def test_a_datetime_without_a_zone_goes_out_in_the_sessions_zone(
+    tmp_path: Path, data_type: pa.DataType, value: Any, expected: Any
+) -> None:
+    file = LocalParquet(pa.schema([("c", data_type)]), tmp_path / "rows.parquet")
+    output = OutputRows(file, ZoneInfo("Europe/Berlin"))
+    output.add(Row(c=value))
+    output.flush()
+    file.finish(MemoryStorage(), "rows.parquet")
+    assert pq.read_table(tmp_path / "rows.parquet")["c"].to_pylist() == [expected]
 
 
 def test_texts_have_dictionaries_in_an_output_file_and_numbers_have_none(tmp_path: Path) -> None:

@@ -243,6 +243,16 @@ def test_without_a_position_everything_is_computed(tmp_path: Path) -> None:
         run_all(tmp_path, reprocess="some")
 
 
+def no_initial_state(spark: Any) -> Any:
+    return LocalRows([], parse_ddl_locally(INPUT_SCHEMA), zone_of("UTC"), "the initial state")
+
+
+def test_only_the_interval_that_reads_initial_state_is_computed_again(tmp_path: Path) -> None:
+    starting = pipeline_of(initial_state=no_initial_state)
+    run_all(tmp_path, WEEK[:2], starting)
+    assert ran(run_all(tmp_path, WEEK[:2], starting)) == [True, False]
+
+
 def test_nothing_is_read_ahead_if_told_so(tmp_path: Path) -> None:
     """A source that depends on what the pipeline has written sees all that is committed."""
     seen: list[int] = []
