@@ -26,6 +26,7 @@ from state_backend.adapters.gcs_storage import GcsStorage
 from state_backend.adapters.local_storage import CHUNK_BYTES, LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.adapters.open_storage import folders_in, join_url, open_storage
+from state_backend.adapters.schemes import is_over_network
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import (
     AlreadyExists,
@@ -763,6 +764,20 @@ def test_open_storage_by_url(tmp_path: Path) -> None:
     assert below.read("a") == b"1"
     assert below.url == f"file://{tmp_path}/p"
     assert open_storage(below.url).read("a") == b"1"
+
+
+@pytest.mark.parametrize(
+    ("url", "over_network"),
+    [
+        ("gs://bucket/a", True),
+        ("file:///a", False),
+        ("/a", False),
+        ("memory://a", False),
+        ("{{ var.value.root }}", False),
+    ],
+)
+def test_only_storage_over_a_network_is_asked_less_often(url: str, over_network: bool) -> None:
+    assert is_over_network(url) == over_network
 
 
 def test_memory_by_url_is_one_per_name(request: pytest.FixtureRequest) -> None:
