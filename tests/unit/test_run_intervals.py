@@ -22,7 +22,7 @@ from cairn.operations.run_intervals import Outcome, committed_alike, plan_interv
 from cairn.pipeline import Interval, Pipeline
 from cairn.rows.local_rows import LocalRows
 from cairn.spark.ddl import parse_ddl_locally
-from state_backend.values.errors import ProcessorError, SinkFailed, SourceError, UsageError
+from state_backend.values.errors import CorruptFile, ProcessorError, SinkFailed, SourceError, UsageError
 from state_backend.values.records import Permissions, Record, RunRef
 from state_backend.values.zones import zone_of
 from tests.support.counting import DAYS, INPUT_SCHEMA, counting, day
@@ -76,8 +76,8 @@ def plan_all(root: Path, pipeline: Pipeline = PIPELINE, **more: Any) -> list[Out
     return plan_intervals(SESSION, pipeline, WEEK, str(root), **more)
 
 
-def run_alone(root: Path, interval: Interval, **more: Any) -> Record:
-    coordinator, attempt = coordinator_of(PIPELINE, str(root)), str(uuid.uuid4())
+def prepare_alone(root: Path, interval: Interval, **more: Any) -> str:
+    attempt = str(uuid.uuid4())
     process_interval(
         SESSION,
         PIPELINE,
@@ -90,6 +90,11 @@ def run_alone(root: Path, interval: Interval, **more: Any) -> Record:
         ),
         on_shards=partial(testing._on_shards, PIPELINE.processor),
     )
+    return attempt
+
+
+def run_alone(root: Path, interval: Interval, **more: Any) -> Record:
+    coordinator, attempt = coordinator_of(PIPELINE, str(root)), prepare_alone(root, interval, **more)
     result = coordinator.commit(attempt)
     finish_commit(SESSION, PIPELINE, coordinator, result.id, str(root))
     assert result.record is not None
@@ -290,6 +295,17 @@ def test_another_run_of_a_committed_day_finds_it(tmp_path: Path) -> None:
 def test_the_mode_is_no_part_of_what_a_result_is_made_of(tmp_path: Path) -> None:
     first, again = run_alone(tmp_path / "a", day(0)), run_alone(tmp_path / "b", day(0), mode="full")
     assert first.content.input_hash == again.content.input_hash is not None
+
+
+def test_a_commit_looks_for_each_file_of_its_attempt(tmp_path: Path) -> None:
+    run_alone(tmp_path, day(0))
+    attempt = prepare_alone(tmp_path, day(1))
+    coordinator = coordinator_of(PIPELINE, str(tmp_path))
+    own = [path for path in files(tmp_path) if f"/{attempt}/" in path and not path.endswith("prepared.json")]
+    assert {f"counting/{h.path}" for h in coordinator.load_prepared(attempt).written or ()} == {*own} != set()
+    (tmp_path / own[0]).unlink()
+    with pytest.raises(CorruptFile, match="Nothing is committed"):
+        coordinator.commit(attempt)
 
 
 def test_the_phases_of_an_interval_cover_all_that_it_took(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
