@@ -18,6 +18,7 @@ from cairn.rows.routing import INITIAL, INPUT, KEY_GROUP, KIND, PART, TICK, flat
 from cairn.rows.sort_rows import sorted_batches, total_order
 from state_backend.formats.spark_hash import key_hasher
 from state_backend.formats.types import parse_struct
+from state_backend.values.errors import UsageError
 from state_backend.values.zones import zone_of
 
 laws = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
@@ -197,11 +198,13 @@ def test_a_slice_of_a_column_is_ordered_by_what_it_shows():
 
 
 def test_only_spark_orders_what_is_nested_or_collated():
-    def planned(kind):
+    def planned(kind, order_by=()):
         schema = t.StructType([t.StructField("k", t.LongType()), t.StructField("v", kind)])
-        return plan_arrangement(schema, None, key=["k"], initial_key=[], order_by=[])
+        return plan_arrangement(schema, None, key=["k"], initial_key=[], order_by=order_by)
 
-    assert planned(t.StringType()) is not None
+    assert planned(t.StringType(), ["v"]) is not None
+    with pytest.raises(UsageError, match="order_by"):
+        planned(t.StringType(), ["w"])
     nested = [
         t.ArrayType(t.LongType()),
         t.MapType(t.LongType(), t.LongType()),

@@ -590,6 +590,13 @@ def test_of_two_columns_with_one_name_the_first_goes_out(tmp_path: Path) -> None
     assert pq.read_table(tmp_path / "rows.parquet")["n"].to_pylist() == [1, 3]
 
 
+def test_a_method_of_row_wins_over_a_field_of_its_name_as_under_spark() -> None:
+    made, spark = row_maker(["n", "count", "asDict"])((1, 2, 3)), Row(n=1, count=2, asDict=3)
+    assert made == spark and (made.n, made["count"]) == (spark.n, spark["count"]) == (1, 2)
+    assert made.asDict() == spark.asDict() == {"n": 1, "count": 2, "asDict": 3}
+    assert made.count(1) == spark.count(1) == 1
+
+
 def test_rows_go_out_by_name(tmp_path: Path) -> None:
     file = LocalParquet(OUTPUT, tmp_path / "rows.parquet")
     output = OutputRows(file)

@@ -65,7 +65,11 @@ def where() -> Any:
 
 def test_a_form_is_passed_on(calls: list[Any]) -> None:
     tried, _ = tasks()
-    assert tried.execute(where())["comparison"] == "what differs"
+    pushed: dict[str, Any] = {}
+    there = where()
+    there["ti"].xcom_push = lambda key, value: pushed.update({key: value})
+    assert tried.execute(there)["comparison"] == "what differs"
+    assert pushed == {"trial": "t", "comparison": "what differs"}
     assert calls == [
         Try(
             first=datetime(2024, 1, 4, tzinfo=UTC),
@@ -106,6 +110,8 @@ def test_a_rejection_a_silence_and_a_no_deploy_nothing(calls: list[Any], asked: 
     _, deploy = tasks(NEXT)
     with pytest.raises(AirflowFailException, match="ann has rejected the deployment"):
         deploy.after_answer(where(), answer("Reject"), asked="")
+    with pytest.raises(AirflowFailException, match="somebody has rejected the deployment"):
+        deploy.after_answer(where(), {**answer("Reject"), "responded_by_user": None}, asked="")
     with pytest.raises(AirflowFailException, match="no person has answered"):
         deploy.after_answer(where(), {"error": "x", "error_type": "timeout"}, asked="")
     deploy.how = NO

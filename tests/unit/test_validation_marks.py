@@ -71,6 +71,9 @@ def test_the_newest_validated_checkpoint_is_kept() -> None:
     folder.coordinator.quarantine(7, "found later")
     folder.run(day(7), "again")
     assert set(folder.coordinator.log().retained) == {4, 6, 7, 8}  # 7 is held in quarantine
+    folder.coordinator.drop_quarantined(7)
+    folder.run(day(8), "next")
+    assert set(folder.coordinator.log().retained) == {4, 6, 9}
 
 
 def test_marks_of_dropped_checkpoints_and_refusals_are_swept(tmp_path: Path) -> None:
