@@ -126,3 +126,8 @@ def test_what_a_refusal_costs() -> None:
     found = plan_consequences(folder.coordinator.log(), 2)
     assert found.published == ((day(3), 3), (day(4), 4)) and found.rerun == Rerun(first=day(3).start, last=day(4).start)
     assert plan_consequences(folder.coordinator.log(), 4).published == ((day(4), 4),)
+    for n in (3, 4):
+        folder.run(day(n), f"again-{n}")
+    # All output is replaced, and only the interval of the refused checkpoint is left to run.
+    found = plan_consequences(folder.coordinator.log(), 2)
+    assert (found.published, found.rerun) == ((), Rerun(first=day(2).start, last=day(2).start))
