@@ -154,7 +154,9 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     DAYS.clear()
 
 
-def test_the_driver_tries_compares_and_deploys(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_driver_tries_compares_and_deploys(
+    root: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     state = str(root / "state")
 
     def called(command: str, *words: str) -> Any:
@@ -175,6 +177,11 @@ def test_the_driver_tries_compares_and_deploys(root: Path, capfd: pytest.Capture
     made = called("try", *span, "--keep", "60", "--key", "user", "--trial", "more")["ok"]
     assert (made["trial"], made["same"], made["computed"]) == ("more", False, 2)
     assert "state seen_at" in made["comparison"]
+    lines = made["comparison"].splitlines()
+    for most in (len(lines), len(lines) - 1):
+        monkeypatch.setattr(driver, "_SHOWN_LINES", most)
+        cut = called("try", *span, "--keep", "60", "--key", "user", "--trial", "more")["ok"]["comparison"].splitlines()
+        assert len(cut) == len(lines) and (cut[-1] == "the rest is in the log of this task") == (most < len(lines))
     assert called("deploy", "--trial", "more")["ok"]["again"] == 0
     deployed = called("deploy", "--trial", "more", "--past")["ok"]
     assert (deployed["again"], deployed["behind"]) == (2, 0) and deployed["back"].endswith("--checkpoint 1 --yes")
