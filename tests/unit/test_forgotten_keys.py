@@ -159,6 +159,8 @@ def test_a_forget_that_came_too_late_is_lost() -> None:
         (DAYS, (3,), 2),
         ((*DAYS, FORGET), (), 4),
         (DAYS, (1,), None),
+        ((*DAYS, record(4, day(3), 2)), (), 4),
+        ((*DAYS, record(4, day(3), 2)), (4,), 3),  # day 3 was run again, and validation refused the new result
     ],
 )
 def test_the_newest_state_extends_furthest(
