@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from cairn import testing
+from cairn.driver import driver
 from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.plan_interval import Attempt
 from cairn.operations.plan_range import Progress
@@ -22,7 +24,15 @@ from cairn.operations.run_intervals import Outcome, committed_alike, plan_interv
 from cairn.pipeline import Interval, Pipeline
 from cairn.rows.local_rows import LocalRows
 from cairn.spark.ddl import parse_ddl_locally
-from state_backend.values.errors import CorruptFile, ProcessorError, SinkFailed, SourceError, UsageError
+from state_backend.values.errors import (
+    CorruptFile,
+    ProcessorError,
+    Rerun,
+    SinkFailed,
+    SourceError,
+    UsageError,
+    ValidationRefused,
+)
 from state_backend.values.records import Permissions, Record, RunRef
 from state_backend.values.zones import zone_of
 from tests.support.counting import DAYS, INPUT_SCHEMA, counting, day
@@ -305,6 +315,33 @@ def test_a_commit_looks_for_each_file_of_its_attempt(tmp_path: Path) -> None:
     assert {f"counting/{h.path}" for h in coordinator.load_prepared(attempt).written or ()} == {*own} != set()
     (tmp_path / own[0]).unlink()
     with pytest.raises(CorruptFile, match="Nothing is committed"):
+        coordinator.commit(attempt)
+
+
+def test_the_driver_validates_files_without_spark(tmp_path: Path) -> None:
+    root, result = tmp_path / "state", tmp_path / "result"
+
+    def validated(*words: str) -> Any:
+        where = ["--pipeline", f"{__name__}:PIPELINE", "--root", str(root), "--spark", "local", "--result", str(result)]
+        driver.main(["validate", *where, "--mode", "fast", *words])
+        return json.loads(result.read_text())["ok"]
+
+    records = [run_alone(root, day(n)) for n in range(3)]
+    found = validated()
+    assert (found["success"], found["checkpoint"], found["published"], found["rerun"]) == (True, 3, [], None)
+    (root / "counting" / records[1].content.outputs[0].handle.path).write_bytes(b"")
+    found = validated("--checkpoint", "2")
+    assert not found["success"] and found["published"] == [f"{day(1)} (checkpoint 2)", f"{day(2)} (checkpoint 3)"]
+    assert found["rerun"] == Rerun(first=day(1).start, last=day(2).start).as_json()
+    DAYS[day(0).start] = [("ann", "pear", 2)]
+    attempt = prepare_alone(root, day(0))
+    coordinator = coordinator_of(PIPELINE, str(root))
+    (output,) = coordinator.load_prepared(attempt).content.outputs
+    data = (root / "counting" / output.handle.path).read_bytes()
+    (root / "counting" / output.handle.path).write_bytes(b"")
+    assert not validated("--attempt", attempt)["success"]
+    (root / "counting" / output.handle.path).write_bytes(data)
+    with pytest.raises(ValidationRefused):
         coordinator.commit(attempt)
 
 
