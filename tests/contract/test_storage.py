@@ -25,7 +25,8 @@ from state_backend.adapters import gcs_storage
 from state_backend.adapters.gcs_storage import GcsStorage
 from state_backend.adapters.local_storage import CHUNK_BYTES, LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
-from state_backend.adapters.open_storage import folders_in, join_url, open_storage
+from state_backend.adapters.open_storage import folders_in, join_url, open_storage, remove_all
+from state_backend.adapters.schemes import is_over_network
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import (
     AlreadyExists,
@@ -754,6 +755,19 @@ def test_names_too_long_for_the_disk_are_a_wrong_call(tmp_path: Path) -> None:
         LocalStorage(tmp_path).create("x" * 300, b"")
 
 
+@pytest.mark.parametrize("make", [local, GCS, pytest.param(lambda _: MemoryStorage("memory://all"), id="memory")])
+def test_all_files_are_removed_and_counted(
+    make: Callable[[Path], Storage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = make(tmp_path)
+    storage.create("a/x", b"12")
+    storage.create("b", b"3")
+    monkeypatch.setattr("state_backend.adapters.open_storage.open_storage", lambda url: storage)
+    assert remove_all(storage.url, dry_run=True) == (2, 3) and paths(storage, "") == ["a/x", "b"]
+    assert remove_all(storage.url) == (2, 3) and paths(storage, "") == []
+    assert remove_all(storage.url) == (0, 0)
+
+
 # --- opening --------------------------------------------------------------------------------------------------------------
 
 
@@ -763,6 +777,20 @@ def test_open_storage_by_url(tmp_path: Path) -> None:
     assert below.read("a") == b"1"
     assert below.url == f"file://{tmp_path}/p"
     assert open_storage(below.url).read("a") == b"1"
+
+
+@pytest.mark.parametrize(
+    ("url", "over_network"),
+    [
+        ("gs://bucket/a", True),
+        ("file:///a", False),
+        ("/a", False),
+        ("memory://a", False),
+        ("{{ var.value.root }}", False),
+    ],
+)
+def test_only_storage_over_a_network_is_asked_less_often(url: str, over_network: bool) -> None:
+    assert is_over_network(url) == over_network
 
 
 def test_memory_by_url_is_one_per_name(request: pytest.FixtureRequest) -> None:

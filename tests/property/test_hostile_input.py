@@ -40,6 +40,7 @@ from state_backend.values.errors import (
     CairnError,
     CorruptFile,
     CorruptRecord,
+    InvariantViolated,
     StateSchemaError,
     UnsupportedFormat,
     UsageError,
@@ -310,6 +311,18 @@ def test_a_store_is_opened_by_a_manifest_of_its_own_folder(shard: Any, tmp_path:
             manifest.key_groups, [replace(manifest, inline_files=files)], storage, tmp_path / "db", EngineOptions()
         )
     assert not (tmp_path / "db").exists()
+
+
+@pytest.mark.parametrize("name", ["../000009.sst", "a/000009.sst", "a\\000009.sst", "..", ".", ""])
+def test_no_file_of_a_manifest_is_written_outside_of_the_folder(shard: Any, tmp_path: Path, name: str) -> None:
+    """The decoder of manifests refuses such names before; a restore does not rely on that."""
+    storage, manifest = shard
+    files = (*manifest.inline_files, replace(manifest.inline_files[0], name=name))
+    with pytest.raises(InvariantViolated, match="outside of"):
+        restore_shard(
+            manifest.key_groups, [replace(manifest, inline_files=files)], storage, tmp_path / "db", EngineOptions()
+        )
+    assert not [*tmp_path.iterdir()]
 
 
 @hostile

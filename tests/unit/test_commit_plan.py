@@ -281,6 +281,7 @@ def test_a_commit_with_permission_does_not_inherit_the_quarantine_of_its_base(
     [
         ((), {1: None, 2: None, 3: None}, {3}, None, None),
         ((4, day(3), 2), {1: None, 2: None, 3: None, 4: None}, {3}, 4, None),
+        ((4, day(3), 3), {1: None, 2: None, 3: None, 4: None}, {3}, None, None),  # descends from 3
         ((4, day(3), 2), {1: None, 2: None, 3: None, 4: None}, {3, 4}, None, None),
         ((4, day(3), 2), {1: None, 2: None, 3: None, 4: 9}, {3}, None, None),  # stale anyway
         ((4, day(2), 1), {1: None, 2: None, 3: None, 4: None}, {3}, None, None),  # day 2 was run again

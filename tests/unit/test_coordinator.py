@@ -12,6 +12,7 @@ import pytest
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint import coordinator
 from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.end_of_log import missing_records
 from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.record_reader import Fact, RecordReader, read_settled
 from state_backend.checkpoint.sweep import sweep
@@ -741,6 +742,21 @@ def test_a_hole_in_the_log_is_not_skipped() -> None:
     folder.storage.delete(paths.record(2))
     with pytest.raises(CorruptRecord, match=paths.record(2)):
         folder.coordinator.log()
+
+
+def test_each_missing_record_is_named_and_one_that_a_listing_missed_is_not() -> None:
+    folder = Folder()
+    for n in (1, 2, 3, 4):
+        folder.run(day(n), f"a{n}")
+    listed = [info.path for info in folder.storage.list("")]
+    assert not [*missing_records(folder.storage, [path for path in listed if path != paths.record(3)])]
+    folder.storage.delete(paths.record(2))
+    mark = paths.published(day(4), 9)
+    found = [*missing_records(folder.storage, [*(path for path in listed if path != paths.record(2)), mark])]
+    assert found == [
+        f"{paths.record(2)} is missing from the log, but later records exist",
+        f"{paths.record(9)} is missing: {mark} refers to it, but the log ends at 4",
+    ]
 
 
 def test_a_record_under_another_name_is_refused() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from cairn.rows.forgotten_rows import ForgottenRows
 from state_backend.checkpoint.decide_commit import Create, plan_commit
 from state_backend.checkpoint.forgotten_keys import (
     check_rerun,
@@ -21,6 +23,7 @@ from state_backend.checkpoint.forgotten_keys import (
 from state_backend.checkpoint.lineage import choose_base
 from state_backend.checkpoint.log import Log
 from state_backend.formats import record_codec
+from state_backend.formats.types import parse_struct
 from state_backend.values.errors import BaseMoved, CorruptRecord, Fenced, UsageError
 from state_backend.values.handles import Handle
 from state_backend.values.records import (
@@ -36,6 +39,7 @@ from state_backend.values.records import (
 )
 from tests.support.checkpoints import content, day, record, start_ms
 from tests.support.log_in_memory import log_in_memory
+from tests.support.shards import KEY_SCHEMA, KEYS
 
 ENCODED, SALT = b"\x01u1\x00\x01", "a5" * 16
 
@@ -155,6 +159,8 @@ def test_a_forget_that_came_too_late_is_lost() -> None:
         (DAYS, (3,), 2),
         ((*DAYS, FORGET), (), 4),
         (DAYS, (1,), None),
+        ((*DAYS, record(4, day(3), 2)), (), 4),
+        ((*DAYS, record(4, day(3), 2)), (4,), 3),  # day 3 was run again, and validation refused the new result
     ],
 )
 def test_the_newest_state_extends_furthest(
@@ -209,3 +215,14 @@ def test_a_record_of_a_forget_is_decoded_strictly() -> None:
 def test_a_salt_makes_another_hash() -> None:
     assert is_key(key(), ENCODED) and not is_key(key(), b"\x01u2\x00\x01")
     assert key_hash("00", ENCODED) != key_hash("01", ENCODED)
+
+
+@pytest.mark.parametrize("max_parallelism", [16, 32])
+def test_rows_of_a_forgotten_key_are_left_out_whatever_the_key_groups_are(max_parallelism: int) -> None:
+    """A restored savepoint may have other key groups than at the time of the forget."""
+    forgotten = replace(key(), key_hash=key_hash(SALT, KEYS.encode(("u1",))))
+    users = pa.array(["u1", "u2", "u1", "u3"])
+    groups = pa.array([3, 3, 3, 5] if max_parallelism == 16 else [19, 3, 19, 21], pa.int32())
+    rows = pa.RecordBatch.from_arrays([groups, users], names=["__key_group", "__key_0"])
+    left = ForgottenRows([forgotten], parse_struct(KEY_SCHEMA), max_parallelism).without(rows)
+    assert left.column("__key_0").to_pylist() == ["u2", "u3"]

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pandas as pd
@@ -589,6 +590,13 @@ def test_of_two_columns_with_one_name_the_first_goes_out(tmp_path: Path) -> None
     assert pq.read_table(tmp_path / "rows.parquet")["n"].to_pylist() == [1, 3]
 
 
+def test_a_method_of_row_wins_over_a_field_of_its_name_as_under_spark() -> None:
+    made, spark = row_maker(["n", "count", "asDict"])((1, 2, 3)), Row(n=1, count=2, asDict=3)
+    assert made == spark and (made.n, made["count"]) == (spark.n, spark["count"]) == (1, 2)
+    assert made.asDict() == spark.asDict() == {"n": 1, "count": 2, "asDict": 3}
+    assert made.count(1) == spark.count(1) == 1
+
+
 def test_rows_go_out_by_name(tmp_path: Path) -> None:
     file = LocalParquet(OUTPUT, tmp_path / "rows.parquet")
     output = OutputRows(file)
@@ -602,6 +610,40 @@ def test_rows_go_out_by_name(tmp_path: Path) -> None:
         {"k": "c", "n": None},
         {"k": None, "n": 3},
     ]
+
+
+INSTANT = pa.timestamp("us", "UTC")
+
+
+@pytest.mark.parametrize(
+    ("data_type", "value", "expected"),
+    [
+        (INSTANT, datetime(2013, 7, 1, 2), datetime(2013, 7, 1, tzinfo=UTC)),
+        (INSTANT, datetime(2013, 7, 1, tzinfo=UTC), datetime(2013, 7, 1, tzinfo=UTC)),
+        (pa.list_(INSTANT), [datetime(2013, 7, 1, 2), None], [datetime(2013, 7, 1, tzinfo=UTC), None]),
+        (
+            pa.struct([("at", INSTANT), ("n", pa.int64())]),
+            {"at": datetime(2013, 7, 1, 2), "n": 1},
+            {"at": datetime(2013, 7, 1, tzinfo=UTC), "n": 1},
+        ),
+        (
+            pa.map_(pa.string(), INSTANT),
+            {"a": datetime(2013, 7, 1, 2), "b": None},
+            [("a", datetime(2013, 7, 1, tzinfo=UTC)), ("b", None)],
+        ),
+        *((of, None, None) for of in (INSTANT, pa.list_(INSTANT), pa.struct([("at", INSTANT)]))),
+        (pa.map_(pa.string(), INSTANT), None, None),
+    ],
+)
+def test_a_datetime_without_a_zone_goes_out_in_the_sessions_zone(
+    tmp_path: Path, data_type: pa.DataType, value: Any, expected: Any
+) -> None:
+    file = LocalParquet(pa.schema([("c", data_type)]), tmp_path / "rows.parquet")
+    output = OutputRows(file, ZoneInfo("Europe/Berlin"))
+    output.add(Row(c=value))
+    output.flush()
+    file.finish(MemoryStorage(), "rows.parquet")
+    assert pq.read_table(tmp_path / "rows.parquet")["c"].to_pylist() == [expected]
 
 
 def test_texts_have_dictionaries_in_an_output_file_and_numbers_have_none(tmp_path: Path) -> None:

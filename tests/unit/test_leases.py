@@ -34,7 +34,7 @@ from state_backend.values.errors import (
     StorageUnavailable,
     UsageError,
 )
-from state_backend.values.handles import FileInfo
+from state_backend.values.handles import FileInfo, Handle
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, Folder, day, sst
 from tests.support.faulty_storage import Fault, FaultyStorage
@@ -241,6 +241,23 @@ def test_no_clock_of_a_host_ends_a_lease(tmp_path: Path, monkeypatch: pytest.Mon
         assert sweep(storage, PIPELINE, min_age=timedelta(minutes=10)).deleted_files == 0
         assert len([*storage.list(paths.LEASES)]) == 1 and storage.stat(sst("under way")) is not None
     assert abs(storage_now_ms(storage) - time.time() * 1000) < 60_000 and storage.stat(paths.CLOCK) is None
+
+
+class ReadOnly(MemoryStorage):
+    """A storage whose files nobody may write now."""
+
+    def create(self, path: str, data: bytes) -> Handle:
+        raise PermissionRefused(f"can't create {path!r}")
+
+
+def test_only_a_dry_run_takes_the_time_of_the_newest_file_for_now() -> None:
+    """That time may be long past, and a sweep or a removal of trials must not go by it."""
+    storage = ReadOnly()
+    for path in ("a", "b"):
+        MemoryStorage.create(storage, path, b"")
+    assert storage_now_ms(storage, dry_run=True) == max(info.modified_ms for info in storage.list(""))
+    with pytest.raises(PermissionRefused):
+        storage_now_ms(storage)
 
 
 def test_a_query_that_asks_for_a_lease_gets_one_or_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -923,6 +923,9 @@ def test_secrets_are_found_by_the_pattern_that_spark_would_use() -> None:
     shown = {name: str(value) for name, value in hide_secrets(conf).items()}
     assert shown == {**conf, "spark.executorEnv.PIN": "***", "spark.a.password": "***"}
     assert str(hide_secrets({"spark.redaction.regex": "(", "spark.a.token": "t"})["spark.a.token"]) == "***"
+    by_value = {"spark.a.url": "jdbc:postgresql://host?password=p", "spark.b.url": "jdbc:postgresql://host"}
+    shown = {name: str(value) for name, value in hide_secrets(by_value).items()}
+    assert shown == {**by_value, "spark.a.url": "***"}
 
 
 def test_templates_of_hidden_settings_are_rendered_for_each_run() -> None:

@@ -229,6 +229,14 @@ END = f"none of its runs is for {days(2)}, which comes first"
             {"backfills": [backfill(2, 3)], "queued_for": MINUTE},
             ["mark run day2 as failed: it is queued, and the backfill that it belongs to has ended"],
         ),
+        # Airflow creates a backfill and its runs in one go, so both may have one time.
+        (
+            MISSING_2,
+            2,
+            [run(2, "queued", queued=T0 - DAY)],
+            {"backfills": [backfill(2, 3)], "queued_for": MINUTE},
+            [f"adopt {backfill(2, 3)}: wait for its run day2, which is queued"],
+        ),
         # --- what does not help is not repeated -------------------------------------------------------------------------------
         (
             MISSING_2,

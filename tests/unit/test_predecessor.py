@@ -282,6 +282,9 @@ def test_which_queued_run_this_one_keeps_from_starting(
     context = {"dag_run": dag_run("day3", day(3).start, day(3), own)}
     context["dag_run"].dag_id = "d"
     assert airflow_runs.is_earlier_blocked(context, day(3).start) is blocked
+    assert not airflow_runs.is_earlier_running(context, day(3).start)
+    monkeypatch.setattr(airflow_runs, "_previous", lambda _, __, state: found if state == "running" else None)
+    assert airflow_runs.is_earlier_running(context, day(3).start) is (found is not None)
 
 
 # --- where the time before went --------------------------------------------------------------------------------------------

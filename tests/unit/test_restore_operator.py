@@ -124,6 +124,7 @@ def test_a_rewind_asks_validates_and_commits_once(
     ("event", "message"),
     [
         (answer("Reject"), "ann has rejected the restore"),
+        ({**answer("Reject"), "responded_by_user": None}, "somebody has rejected the restore"),
         ({"error": "no answer", "error_type": "timeout"}, "no person has answered: timeout"),
     ],
 )

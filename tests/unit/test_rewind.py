@@ -30,7 +30,7 @@ from state_backend.values.errors import (
     UsageError,
 )
 from state_backend.values.handles import handles_in
-from state_backend.values.records import FiledShard, Permissions, Record, Segment, ShardChanges, Tombstone
+from state_backend.values.records import FiledShard, InlineShard, Permissions, Record, Segment, ShardChanges, Tombstone
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import Folder, day, files_in, run, sst, start_ms
 from tests.support.faulty_storage import FaultyStorage, StopHere, lost_answer_at, stop_at
@@ -317,6 +317,7 @@ def test_a_fork_goes_on_when_its_source_is_gone(inline: bool, suffix: str) -> No
         folder.storage.delete(path)
     made = check_own(into).content
     assert (made.kind, made.pipeline, made.base_id, made.interval) == ("restore", "other", None, day(3))
+    assert isinstance(made.shards[0], InlineShard)  # a record has room for 40 KiB of manifests
     assert (made.digest, made.source_position, made.time) == (source.digest, source.source_position, source.time)
     assert [into.read(h.path) for h in manifest_of(made.shards[0], into).handles] == contents
     other = Folder(into)

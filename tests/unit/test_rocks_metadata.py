@@ -19,6 +19,7 @@ from unittest.mock import Mock
 import pytest
 
 from state_backend.adapters import rocks, rocks_metadata, work_folders
+from state_backend.adapters.folder_lock import lock_folder, remove_unlocked
 from state_backend.adapters.rocks import EngineOptions, RocksStore
 from state_backend.adapters.work_folders import is_locked_by, kernel, work_folder
 from state_backend.values.errors import CorruptFile, StorageUnavailable
@@ -172,6 +173,12 @@ def test_a_folder_that_goes_before_it_is_locked_is_made_again(
     with RocksStore(tmp_path / "db", options(memory)) as store:
         store.write([(b"a", b"1")])
         assert [path for path in memory.iterdir()] != taken and len(list(memory.iterdir())) == 1
+
+
+def test_a_folder_that_is_gone_can_not_be_locked(tmp_path: Path) -> None:
+    """Another process deleted it since it was listed; a failed `close` would hide that."""
+    assert lock_folder(tmp_path / "gone") is None
+    assert not remove_unlocked(tmp_path / "gone")
 
 
 def test_stores_that_are_opened_at_once_leave_each_other_alone(tmp_path: Path, memory: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from cairn import testing
+from cairn.driver import driver
 from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.plan_interval import Attempt
 from cairn.operations.plan_range import Progress
@@ -22,7 +24,15 @@ from cairn.operations.run_intervals import Outcome, committed_alike, plan_interv
 from cairn.pipeline import Interval, Pipeline
 from cairn.rows.local_rows import LocalRows
 from cairn.spark.ddl import parse_ddl_locally
-from state_backend.values.errors import ProcessorError, SinkFailed, SourceError, UsageError
+from state_backend.values.errors import (
+    CorruptFile,
+    ProcessorError,
+    Rerun,
+    SinkFailed,
+    SourceError,
+    UsageError,
+    ValidationRefused,
+)
 from state_backend.values.records import Permissions, Record, RunRef
 from state_backend.values.zones import zone_of
 from tests.support.counting import DAYS, INPUT_SCHEMA, counting, day
@@ -76,8 +86,8 @@ def plan_all(root: Path, pipeline: Pipeline = PIPELINE, **more: Any) -> list[Out
     return plan_intervals(SESSION, pipeline, WEEK, str(root), **more)
 
 
-def run_alone(root: Path, interval: Interval, **more: Any) -> Record:
-    coordinator, attempt = coordinator_of(PIPELINE, str(root)), str(uuid.uuid4())
+def prepare_alone(root: Path, interval: Interval, **more: Any) -> str:
+    attempt = str(uuid.uuid4())
     process_interval(
         SESSION,
         PIPELINE,
@@ -90,6 +100,11 @@ def run_alone(root: Path, interval: Interval, **more: Any) -> Record:
         ),
         on_shards=partial(testing._on_shards, PIPELINE.processor),
     )
+    return attempt
+
+
+def run_alone(root: Path, interval: Interval, **more: Any) -> Record:
+    coordinator, attempt = coordinator_of(PIPELINE, str(root)), prepare_alone(root, interval, **more)
     result = coordinator.commit(attempt)
     finish_commit(SESSION, PIPELINE, coordinator, result.id, str(root))
     assert result.record is not None
@@ -243,6 +258,16 @@ def test_without_a_position_everything_is_computed(tmp_path: Path) -> None:
         run_all(tmp_path, reprocess="some")
 
 
+def no_initial_state(spark: Any) -> Any:
+    return LocalRows([], parse_ddl_locally(INPUT_SCHEMA), zone_of("UTC"), "the initial state")
+
+
+def test_only_the_interval_that_reads_initial_state_is_computed_again(tmp_path: Path) -> None:
+    starting = pipeline_of(initial_state=no_initial_state)
+    run_all(tmp_path, WEEK[:2], starting)
+    assert ran(run_all(tmp_path, WEEK[:2], starting)) == [True, False]
+
+
 def test_nothing_is_read_ahead_if_told_so(tmp_path: Path) -> None:
     """A source that depends on what the pipeline has written sees all that is committed."""
     seen: list[int] = []
@@ -280,6 +305,44 @@ def test_another_run_of_a_committed_day_finds_it(tmp_path: Path) -> None:
 def test_the_mode_is_no_part_of_what_a_result_is_made_of(tmp_path: Path) -> None:
     first, again = run_alone(tmp_path / "a", day(0)), run_alone(tmp_path / "b", day(0), mode="full")
     assert first.content.input_hash == again.content.input_hash is not None
+
+
+def test_a_commit_looks_for_each_file_of_its_attempt(tmp_path: Path) -> None:
+    run_alone(tmp_path, day(0))
+    attempt = prepare_alone(tmp_path, day(1))
+    coordinator = coordinator_of(PIPELINE, str(tmp_path))
+    own = [path for path in files(tmp_path) if f"/{attempt}/" in path and not path.endswith("prepared.json")]
+    assert {f"counting/{h.path}" for h in coordinator.load_prepared(attempt).written or ()} == {*own} != set()
+    (tmp_path / own[0]).unlink()
+    with pytest.raises(CorruptFile, match="Nothing is committed"):
+        coordinator.commit(attempt)
+
+
+def test_the_driver_validates_files_without_spark(tmp_path: Path) -> None:
+    root, result = tmp_path / "state", tmp_path / "result"
+
+    def validated(*words: str) -> Any:
+        where = ["--pipeline", f"{__name__}:PIPELINE", "--root", str(root), "--spark", "local", "--result", str(result)]
+        driver.main(["validate", *where, "--mode", "fast", *words])
+        return json.loads(result.read_text())["ok"]
+
+    records = [run_alone(root, day(n)) for n in range(3)]
+    found = validated()
+    assert (found["success"], found["checkpoint"], found["published"], found["rerun"]) == (True, 3, [], None)
+    (root / "counting" / records[1].content.outputs[0].handle.path).write_bytes(b"")
+    found = validated("--checkpoint", "2")
+    assert not found["success"] and found["published"] == [f"{day(1)} (checkpoint 2)", f"{day(2)} (checkpoint 3)"]
+    assert found["rerun"] == Rerun(first=day(1).start, last=day(2).start).as_json()
+    DAYS[day(0).start] = [("ann", "pear", 2)]
+    attempt = prepare_alone(root, day(0))
+    coordinator = coordinator_of(PIPELINE, str(root))
+    (output,) = coordinator.load_prepared(attempt).content.outputs
+    data = (root / "counting" / output.handle.path).read_bytes()
+    (root / "counting" / output.handle.path).write_bytes(b"")
+    assert not validated("--attempt", attempt)["success"]
+    (root / "counting" / output.handle.path).write_bytes(data)
+    with pytest.raises(ValidationRefused):
+        coordinator.commit(attempt)
 
 
 def test_the_phases_of_an_interval_cover_all_that_it_took(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

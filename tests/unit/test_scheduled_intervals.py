@@ -188,6 +188,8 @@ def test_the_schedule_of_a_dag_travels_to_the_driver(schedule: object, expected:
     call = Call(pipeline="m:P", root="memory://r", spark="local[1]")
     words = [request.command, *to_arguments(call), *to_arguments(request)]
     assert parse_call(words, [])[1] == request
+    with pytest.raises(SystemExit):
+        parse_call(words, ["result"])
 
 
 # --- cairn run --------------------------------------------------------------------------------------------------------------

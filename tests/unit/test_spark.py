@@ -522,6 +522,11 @@ def test_an_input_file_that_can_not_be_read_tells_why(stack: str, because: list[
     assert str(raised.value).splitlines()[1:] == [*(f"Because: {cause}" for cause in because), MEND]
 
 
+def test_an_error_that_is_not_about_the_input_passes_unchanged() -> None:
+    with pytest.raises(RuntimeError, match="executor lost"), input_errors("clicks", day(1)):
+        raise RuntimeError("executor lost")
+
+
 def test_a_source_that_met_garbage_is_told_without_java() -> None:
     def source(*_: Any) -> Any:
         raise RuntimeError(GARBAGE)

@@ -315,7 +315,9 @@ def test_savepoints_are_compared_and_exported_without_a_root(tmp_path: Path) -> 
 def test_an_export_is_the_tables_as_parquet(tmp_path: Path, jobs: int) -> None:
     chain = StateChain(tmp_path)
     source = chain.step(3, "incremental", random_changes(3))
-    exported = export_state(source, str(tmp_path / "out"), jobs=jobs)
+    told: list[tuple[int, int]] = []
+    exported = export_state(source, str(tmp_path / "out"), jobs=jobs, on_progress=lambda *numbers: told.append(numbers))
+    assert told == [(1, 3), (2, 3), (3, 3)]
     for state in NAMES:
         folder = tmp_path / "out" / ("timers" if state == "$timers" else f"state-{state}")
         found = [row for file in sorted(folder.iterdir()) for row in pq.ParquetFile(file).read().to_pylist()]

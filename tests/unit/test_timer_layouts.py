@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from state_backend.adapters.open_storage import open_storage
@@ -17,6 +19,7 @@ from state_backend.state import layout
 from state_backend.state.check_shard import verify_shard
 from state_backend.state.shard_state import ShardState
 from state_backend.state.state_variables import ListState, MapState, ValueState
+from state_backend.state.timer_columns import TimerColumns
 from state_backend.values.errors import StateTypeError
 from state_backend.values.key_groups import range_of
 from tests.support.chains import ENGINE
@@ -116,6 +119,25 @@ def test_older_timers_fire_and_go(tmp_path: Path) -> None:
 
 
 NEVER = [10**16, 1 << 62, layout.MAX_TIME_MS, layout.MIN_TIME_MS]
+
+
+@pytest.mark.parametrize("reads_first", [True, False])
+def test_older_timers_of_many_keys_are_read_and_changed_at_once(tmp_path: Path, reads_first: bool) -> None:
+    state = open_state(tmp_path, now_ms=0)
+    encoded = [KEYS.encode((name,)) for name in ("a", "b")]
+    for key in encoded:
+        state.set_key(1, key)
+        for at_ms in (10, 20, 30):
+            state.register_timer(at_ms)
+    lay_timers_together(state)
+    state = ShardState(state.store, key_groups=state.key_group_states(), descriptors=STATES, now_ms=0)
+    timers, both = TimerColumns(state), np.arange(2)
+    timers.begin(np.full(2, 1, np.uint16), pa.array(encoded, pa.binary()))
+    if reads_first:
+        assert timers.times(both)[0].tolist() == [10, 20, 30] * 2
+    timers.delete(both, np.full(2, 20, np.int64))
+    times_ms, offsets = timers.times(both)
+    assert (times_ms.tolist(), offsets.tolist()) == ([10, 30] * 2, [0, 2, 4])
 
 
 def test_a_time_without_a_date_is_kept_and_shown(tmp_path: Path) -> None:

@@ -65,7 +65,11 @@ def where() -> Any:
 
 def test_a_form_is_passed_on(calls: list[Any]) -> None:
     tried, _ = tasks()
-    assert tried.execute(where())["comparison"] == "what differs"
+    pushed: dict[str, Any] = {}
+    there = where()
+    there["ti"].xcom_push = lambda key, value: pushed.update({key: value})
+    assert tried.execute(there)["comparison"] == "what differs"
+    assert pushed == {"trial": "t", "comparison": "what differs"}
     assert calls == [
         Try(
             first="2024-01-04",
@@ -106,6 +110,8 @@ def test_a_rejection_a_silence_and_a_no_deploy_nothing(calls: list[Any], asked: 
     _, deploy = tasks(NEXT)
     with pytest.raises(AirflowFailException, match="ann has rejected the deployment"):
         deploy.after_answer(where(), answer("Reject"), asked="")
+    with pytest.raises(AirflowFailException, match="somebody has rejected the deployment"):
+        deploy.after_answer(where(), {**answer("Reject"), "responded_by_user": None}, asked="")
     with pytest.raises(AirflowFailException, match="no person has answered"):
         deploy.after_answer(where(), {"error": "x", "error_type": "timeout"}, asked="")
     deploy.how = NO
@@ -148,7 +154,9 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     DAYS.clear()
 
 
-def test_the_driver_tries_compares_and_deploys(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_driver_tries_compares_and_deploys(
+    root: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     state = str(root / "state")
 
     def called(command: str, *words: str) -> Any:
@@ -169,6 +177,11 @@ def test_the_driver_tries_compares_and_deploys(root: Path, capfd: pytest.Capture
     made = called("try", *span, "--keep", "60", "--key", "user", "--trial", "more")["ok"]
     assert (made["trial"], made["same"], made["computed"]) == ("more", False, 2)
     assert "state seen_at" in made["comparison"]
+    lines = made["comparison"].splitlines()
+    for most in (len(lines), len(lines) - 1):
+        monkeypatch.setattr(driver, "_SHOWN_LINES", most)
+        cut = called("try", *span, "--keep", "60", "--key", "user", "--trial", "more")["ok"]["comparison"].splitlines()
+        assert len(cut) == len(lines) and (cut[-1] == "the rest is in the log of this task") == (most < len(lines))
     assert called("deploy", "--trial", "more")["ok"]["again"] == 0
     deployed = called("deploy", "--trial", "more", "--past")["ok"]
     assert (deployed["again"], deployed["behind"]) == (2, 0) and deployed["back"].endswith("--checkpoint 1 --yes")

@@ -71,6 +71,9 @@ def test_the_newest_validated_checkpoint_is_kept() -> None:
     folder.coordinator.quarantine(7, "found later")
     folder.run(day(7), "again")
     assert set(folder.coordinator.log().retained) == {4, 6, 7, 8}  # 7 is held in quarantine
+    folder.coordinator.drop_quarantined(7)
+    folder.run(day(8), "next")
+    assert set(folder.coordinator.log().retained) == {4, 6, 9}
 
 
 def test_marks_of_dropped_checkpoints_and_refusals_are_swept(tmp_path: Path) -> None:
@@ -123,3 +126,8 @@ def test_what_a_refusal_costs() -> None:
     found = plan_consequences(folder.coordinator.log(), 2)
     assert found.published == ((day(3), 3), (day(4), 4)) and found.rerun == Rerun(first=day(3).start, last=day(4).start)
     assert plan_consequences(folder.coordinator.log(), 4).published == ((day(4), 4),)
+    for n in (3, 4):
+        folder.run(day(n), f"again-{n}")
+    # All output is replaced, and only the interval of the refused checkpoint is left to run.
+    found = plan_consequences(folder.coordinator.log(), 2)
+    assert (found.published, found.rerun) == ((), Rerun(first=day(2).start, last=day(2).start))
