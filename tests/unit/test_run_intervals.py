@@ -21,6 +21,7 @@ from cairn.operations.plan_range import Progress
 from cairn.operations.process_interval import process_interval
 from cairn.operations.run_interval import finish_commit
 from cairn.operations.run_intervals import Outcome, committed_alike, plan_intervals, run_intervals
+from cairn.operations.validate import validate_checkpoint
 from cairn.pipeline import Interval, Pipeline
 from cairn.rows.local_rows import LocalRows
 from cairn.spark.ddl import parse_ddl_locally
@@ -330,6 +331,8 @@ def test_the_driver_validates_files_without_spark(tmp_path: Path) -> None:
     found = validated()
     assert (found["success"], found["checkpoint"], found["published"], found["rerun"]) == (True, 3, [], None)
     (root / "counting" / records[1].content.outputs[0].handle.path).write_bytes(b"")
+    tried = validate_checkpoint(None, PIPELINE, str(root), records[1], mode="fast", mark=False)
+    assert not tried.success and not coordinator_of(PIPELINE, str(root)).log().quarantined
     found = validated("--checkpoint", "2")
     assert not found["success"] and found["published"] == [f"{day(1)} (checkpoint 2)", f"{day(2)} (checkpoint 3)"]
     assert found["rerun"] == Rerun(first=day(1).start, last=day(2).start).as_json()
