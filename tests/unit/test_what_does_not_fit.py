@@ -98,7 +98,7 @@ def test_an_output_schema_that_is_none(schema: Any, says: str) -> None:
     refused(
         UsageError,
         f"pipeline 'p': {says}",
-        lambda: plan_interval._output_schema(spark, replace(PIPELINE, output_schema=schema)),
+        lambda: plan_interval._output_schema(spark, replace(PIPELINE, output_schema=schema), t.StructType()),
     )
 
 
