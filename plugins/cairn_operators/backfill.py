@@ -179,10 +179,11 @@ def day_or_instant(name: str, text: str) -> str:
         AirflowFailException: The text is neither a day nor an instant.
     """
     from state_backend.values.day_or_instant import first_instant
+    from state_backend.values.errors import UsageError
 
     try:
-        first_instant(str(text))
-    except ValueError:
+        first_instant(name, str(text))
+    except UsageError:
         raise AirflowFailException(
             f"{name} is {text!r}; expected a day or an instant like 2024-01-04 or 2024-01-04T06:00+00:00"
         ) from None

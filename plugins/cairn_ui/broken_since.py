@@ -11,7 +11,7 @@ from typing import Literal
 from cairn_ui.airflow_values import Run, Schedule
 from state_backend.values.intervals import Interval
 
-# An interval without a checkpoint is late this long after its run was due.
+# Airflow gets this time to run an interval that is due. After that, an interval without a checkpoint counts as missing.
 GRACE = timedelta(minutes=10)
 Why = Literal["failed", "quarantined", "stale", "descends", "replaced", "missing"]
 

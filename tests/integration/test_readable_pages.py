@@ -48,7 +48,7 @@ def call(airflow: ShownAirflow, method: str, path: str, body: dict[str, Any] | N
 
 
 def kill_task(airflow: ShownAirflow) -> None:
-    """Kills the process of the task that waits for its driver, as the kernel does if memory is short."""
+    """Kill the process of an Airflow task while the task waits for its Spark driver. The kernel does the same if memory is short."""
     root = f"file://{airflow.data}"
     until_s = time.monotonic() + 60
     while time.monotonic() < until_s:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cairn.spark.class_archive import archive_in_use, archive_path, with_archive
+from cairn.spark.class_archive import archive_in_use, archive_path, folder_for_new, install, with_archive
 
 
 @pytest.fixture
@@ -57,3 +57,18 @@ def test_the_options_of_a_user_stay(home: Path, monkeypatch: pytest.MonkeyPatch,
         assert options[: 1 if before else 0] == ([before] if before else [])
         assert f"-XX:SharedArchiveFile={path}" in options
     assert os.environ.get("SPARK_SUBMIT_OPTS") == before
+
+
+def test_what_a_killed_command_left_is_deleted_an_hour_later(home: Path) -> None:
+    path = write_archive()
+    left, running = (path.parent / f"new-{name}" for name in ("left", "running"))
+    for folder in (left, running):
+        folder.mkdir()
+        (folder / "half.jsa").touch()
+    os.utime(left, (0, 0))
+    with folder_for_new(path) as folder:
+        assert not left.exists() and running.exists() and folder.parent == path.parent
+        (folder / path.name).write_text("new")
+        (other := path.with_name("spark-classes-of-another-java.jsa")).touch()
+        install(folder / path.name, path)
+    assert path.read_text() == "new" and not other.exists() and not folder.exists()

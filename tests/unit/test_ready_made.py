@@ -133,7 +133,7 @@ def test_another_horizon_counts_for_open_ones(change: timedelta) -> None:
 
 @pytest.mark.parametrize("base", [Deduplicate, Latest, History, TopN, TumblingWindow])
 def test_columns_that_are_never_null(base: type) -> None:
-    """The schema of the input may say so: the state has nulls nevertheless, as for keys without state."""
+    """A column may be NOT NULL in the input. In the state the column may be null, because a key without state has only nulls."""
     settings: dict[Any, dict[str, Any]] = {
         Deduplicate: {"horizon": HOUR, "keep": "last", "output_duplicates": True},
         Latest: {"version": "seq", "deleted": "gone", "horizon": HOUR},
@@ -259,7 +259,7 @@ MOVES = "user string, seq int, at timestamp, gone boolean, city string"
 
 
 def versions(rows: list[dict[str, Any]]) -> list[Any]:
-    """Return city, valid_from and valid_to of each version, with the times as text."""
+    """Return city, valid_from and valid_to of each output row of `History`, with the times as text."""
     texts = [
         (row["city"], *(row[name] and f"{row[name]:%H:%M}" for name in ("valid_from", "valid_to"))) for row in rows
     ]

@@ -142,7 +142,7 @@ class AirflowRest:
         return self._token
 
     def zone_of(self, dag_id: str) -> tzinfo:
-        """Return the time zone of a DAG, which is that of its start date.
+        """Return the time zone of a DAG's start date.
 
         Raises:
             UsageError: Airflow has no such DAG, or refuses permission.

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict
-from datetime import UTC, datetime, tzinfo
 from enum import StrEnum
 from typing import Annotated
 
@@ -49,9 +47,9 @@ def backfill(
     """Run a DAG's intervals again, in order: create Airflow's backfill, and check that it has all of its runs."""
     rest = AirflowRest(airflow)
     for option, text in (("--from", from_), ("--to", to)):
-        day_or_instant(option, text)
+        first_instant(option, text)  # A wrong text is told before Airflow is asked.
     zone = rest.zone_of(dag)
-    first, last = _instant(first_instant, "--from", from_, zone), _instant(last_instant, "--to", to, zone)
+    first, last = first_instant("--from", from_, zone), last_instant("--to", to, zone)
     if last < first:
         raise UsageError(
             f"--from {from_} is after --to {to}; --from is the start of the first interval, --to of the last one"
@@ -69,21 +67,3 @@ def backfill(
     text = f"backfill {made.id} of DAG {dag}: {made.runs} runs from {from_} to {to}\n{airflow.rstrip('/')}/dags/{dag}"
     typer.echo(json.dumps(asdict(made), indent=2) if as_json else text)
     return 0
-
-
-def day_or_instant(option: str, text: str) -> datetime:
-    """Parse a day or an instant; without a time zone it is in UTC.
-
-    Raises:
-        UsageError: The text is neither. The message names the option.
-    """
-    return _instant(first_instant, option, text, UTC)
-
-
-def _instant(read: Callable[[str, tzinfo], datetime], option: str, text: str, zone: tzinfo) -> datetime:
-    try:
-        return read(text, zone)
-    except ValueError as error:
-        raise UsageError(
-            f"{option} {text!r} is not a date or time like 2024-01-04 or 2024-01-04T06:00+00:00"
-        ) from error

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Protocol
 import typer
 
 from cairn.command.airflow_rest import AirflowRest
-from cairn.command.backfill import day_or_instant
 from cairn.command.heal_in_airflow import InAirflow
 from cairn.command.run import LOCAL_SPARK, interval_length
 from cairn.operations.plan_heal import (
@@ -31,6 +30,7 @@ from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.trials import check_no_trial
 from state_backend.ports.storage import Storage
 from state_backend.values.airflow_commands import DEFAULT_AIRFLOW, backfill_command, heal_command
+from state_backend.values.day_or_instant import last_instant
 from state_backend.values.errors import CairnError, Rerun, UsageError
 from state_backend.values.intervals import Interval, format_instant
 from state_backend.values.records import Permissions
@@ -89,7 +89,7 @@ def heal(
     same command does not continue.
     """
     check_no_trial(root, "heal")
-    last = last_start(to)
+    last = last_instant("--to", to)
     storage = open_storage(join_url(root, pipeline))
     local = local or (dag is None and _ran_here(storage))
     if local and code is None:
@@ -141,7 +141,7 @@ class _Healing:
         self.place = place
         self.pipeline = pipeline
         self.to = to
-        self.last = last_start(to)
+        self.last = last_instant("--to", to)
         self.command = command
         self.lines = lines
         self.as_json = as_json
@@ -332,17 +332,6 @@ class _Here:
 def following_interval(health: Health, start: datetime, schedule: Schedule) -> Interval:
     """Return the recorded interval that begins at `start`, else the first interval of the schedule from there."""
     return health.results.get(start) or first_interval(schedule, start)
-
-
-def last_start(to: str) -> datetime:
-    """Return the latest start that `--to` names: an instant, or the last millisecond of a date.
-
-    Raises:
-        UsageError: The text is neither a date nor an instant.
-    """
-    instant = day_or_instant("--to", to)
-    whole_day = len(to.strip()) == len("2024-01-04")
-    return instant + timedelta(days=1, milliseconds=-1) if whole_day else instant
 
 
 def _ran_here(storage: Storage) -> bool:

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -19,7 +18,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from cairn.command.spark_server import answers, server_command, server_environment
-from cairn.spark.class_archive import archive_path, recording, remove_others
+from cairn.spark.class_archive import archive_path, folder_for_new, install, recording
 from cairn.spark.java_runtime import require_java
 from cairn.spark.local_server_secret import new_secret
 from state_backend.values.errors import StorageUnavailable, UsageError
@@ -44,18 +43,15 @@ def prepare_spark() -> int:
     if path is None:
         raise UsageError("PySpark is not installed here; install Cairn with the extra `spark`")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="new-", dir=path.parent) as folder:
-            made = Path(folder, path.name)
-            _record(made, Path(folder))
-            size_bytes = made.stat().st_size
-            made.replace(path)
-    except PermissionError as error:
+        with folder_for_new(path) as folder:
+            made = folder / path.name
+            _record(made, folder)
+            install(made, path)
+    except OSError as error:
         raise UsageError(
-            f"can't write {path}: {error}\nRun the command as the owner of this Python environment"
+            f"can't write {path}: {error}\nThe command needs 230 MB of disk there, and the rights of the owner of this Python environment"
         ) from error
-    remove_others(path)
-    typer.echo(f"Spark's classes are in {path} ({size_bytes / 1e6:.0f} MB)")
+    typer.echo(f"Spark's classes are in {path} ({path.stat().st_size / 1e6:.0f} MB)")
     return 0
 
 

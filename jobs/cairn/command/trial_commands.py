@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cairn.command.backfill import day_or_instant
 from cairn.command.options import Code, Json, Root, Spark
 from cairn.command.options import Pipeline as Name
 from cairn.command.state_commands import load_code
@@ -26,6 +25,7 @@ from state_backend.checkpoint.trials import (
 )
 from state_backend.inspection.checkpoint_names import parse_duration
 from state_backend.inspection.compare_runs import describe_comparison
+from state_backend.values.day_or_instant import first_instant
 from state_backend.values.intervals import format_instant, from_ms
 from state_backend.values.records import Trial
 
@@ -179,7 +179,7 @@ def compare(
     --key names the columns by which output rows of the trial and of production are matched. Results with equal digests
     are not read. Needs no Spark.
     """
-    start = None if interval is None else day_or_instant("--interval", interval)
+    start = None if interval is None else first_instant("--interval", interval)
     found_trial, found = compare_trial(root, pipeline, trial, key or (), limit, to, start)
     said = describe_comparison(found)
     if as_json:

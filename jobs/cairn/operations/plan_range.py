@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta, tzinfo
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -145,8 +145,8 @@ def named_intervals(
             they are not a whole number of lengths apart.
     """
     zone = UTC if isinstance(rule, timedelta) else rule.rules
-    begins = _instant(first_instant, names[0], first, zone)
-    ends = _instant(first_instant if isinstance(rule, timedelta) else last_instant, names[1], last, zone)
+    begins = first_instant(names[0], first, zone)
+    ends = (first_instant if isinstance(rule, timedelta) else last_instant)(names[1], last, zone)
     if ends < begins:
         raise UsageError(
             f"{names[0]} {first} is after {names[1]} {last}; {names[0]} is the start of the first interval, {names[1]} of the last one"
@@ -157,13 +157,6 @@ def named_intervals(
     if not found:
         raise UsageError(f"no interval of the schedule ({rule}) begins from {first} to {last}")
     return found
-
-
-def _instant(read: Callable[[str, tzinfo], datetime], name: str, text: str, zone: tzinfo) -> datetime:
-    try:
-        return read(text, zone)
-    except ValueError as error:
-        raise UsageError(f"{name} {text!r} is not a date or time like 2024-01-04 or 2024-01-04T06:00+00:00") from error
 
 
 def intervals_between(first: datetime, end: datetime, length: timedelta) -> tuple[Interval, ...]:

@@ -13,7 +13,7 @@ from cairn.aggregates import nullable
 from cairn.arrow_processor import BatchResult, KeyedBatch, with_keys
 from cairn.numpy_columns import Bools, Int64s, numbers, whole
 from cairn.processors.ordering import OrderColumn, check_order, order_codes, order_columns, type_of
-from cairn.processors.ready_made import ReadyMade, check_span
+from cairn.processors.ready_made import ChangedKeys, ReadyMade, check_span
 from state_backend.values.errors import UsageError
 
 __all__ = ["Latest"]
@@ -91,7 +91,7 @@ class Latest(ReadyMade):
         """
         self.check_settings()
         owner = type(self).__name__
-        self._handle, self._changed_before = handle, False
+        self._handle, self._changed = handle, ChangedKeys()
         self._columns = self._version()
         check_order(owner, "version", self._columns, handle)
         if self.deleted is not None:
@@ -193,10 +193,5 @@ class Latest(ReadyMade):
 
     def _output(self, batch: KeyedBatch, state: pa.Table, changed: Bools) -> pa.Table:
         """Return the new rows of the changed keys. A key whose rows continue in the next batch is put out there."""
-        changed = changed.copy()
-        changed[0] |= self._changed_before
-        self._changed_before = bool(batch.last_key_continues and changed[-1])
-        if batch.last_key_continues:
-            changed[-1] = False
-        names = self._handle.input_schema.names
-        return with_keys(batch, state).filter(pa.array(changed)).select(names)
+        chosen = self._changed.to_put_out(batch, changed)
+        return with_keys(batch, state).filter(pa.array(chosen)).select(self._handle.input_schema.names)

@@ -75,6 +75,27 @@ def _ready_made(cls: type) -> type:
     return next(base for base in cls.__mro__ if base.__module__.startswith("cairn.processors."))
 
 
+class ChangedKeys:
+    """The changed keys of a processor that puts out each changed key once, after the last of its batches."""
+
+    def __init__(self) -> None:
+        self._changed_before = False
+
+    def to_put_out(self, batch: KeyedBatch, changed: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Return True for each key that has changed, and that has no more rows in the next batch.
+
+        Args:
+            batch: The batch.
+            changed: True for each key that this batch has changed.
+        """
+        changed = changed.copy()
+        changed[0] |= self._changed_before
+        self._changed_before = bool(batch.last_key_continues and changed[-1])
+        if batch.last_key_continues:
+            changed[-1] = False
+        return changed
+
+
 # --- checks of one setting --------------------------------------------------------------------------------------------
 
 

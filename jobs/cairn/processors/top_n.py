@@ -12,7 +12,7 @@ from cairn.aggregates import nullable
 from cairn.arrow_processor import BatchResult, KeyedBatch
 from cairn.numpy_columns import array_of, whole
 from cairn.processors.ordering import check_order, order_codes, order_columns
-from cairn.processors.ready_made import ReadyMade, check_choice, check_free
+from cairn.processors.ready_made import ChangedKeys, ReadyMade, check_choice, check_free
 from state_backend.values.errors import UsageError
 
 __all__ = ["TopN"]
@@ -79,7 +79,7 @@ class TopN(ReadyMade):
         self.check_settings()
         owner = type(self).__name__
         check_free(owner, RANK, handle.input_schema.names, "TopN")
-        self._handle, self._changed_before = handle, False
+        self._changed = ChangedKeys()
         self._order = order_columns(owner, "order", self.order)
         check_order(owner, "order", self._order, handle)
         in_key = [column.name for column in self._order if column.name in handle.key_schema.names]
@@ -133,7 +133,7 @@ class TopN(ReadyMade):
         changed[of_key[chosen >= len(held.rows)]] = True
         new = changed[of_key]
         self._top.put(of_key[new], pa.table({name: columns[name].take(pa.array(chosen[new])) for name in self._names}))
-        put_out = self._put_out(batch, changed)[of_key]
+        put_out = self._changed.to_put_out(batch, changed)[of_key]
         chosen, of_key = pa.array(chosen[put_out]), pa.array(of_key[put_out])
         output = {name: batch.keys[name].take(of_key) for name in batch.keys.column_names}
         output |= {name: columns[name].take(chosen) for name in self._names}
@@ -143,12 +143,3 @@ class TopN(ReadyMade):
     @staticmethod
     def _joined(old: pa.ChunkedArray, new: pa.ChunkedArray) -> pa.Array:
         return pa.concat_arrays([whole(old).cast(new.type), whole(new)])
-
-    def _put_out(self, batch: KeyedBatch, changed: Any) -> Any:
-        """Return True for each key to put out. A key whose rows continue in the next batch is put out there."""
-        changed = changed.copy()
-        changed[0] |= self._changed_before
-        self._changed_before = bool(batch.last_key_continues and changed[-1])
-        if batch.last_key_continues:
-            changed[-1] = False
-        return changed

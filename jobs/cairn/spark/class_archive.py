@@ -13,12 +13,14 @@ import hashlib
 import os
 import shutil
 import sys
+import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-_PREFIX, _SUFFIX = "spark-classes-", ".jsa"
+_PREFIX, _SUFFIX, _NEW = "spark-classes-", ".jsa", "new-"
 _VARIABLE = "SPARK_SUBMIT_OPTS"
 
 
@@ -86,8 +88,33 @@ def archive_in_use() -> Iterator[None]:
             os.environ[_VARIABLE] = before
 
 
-def remove_others(path: Path) -> None:
-    """Delete the archives of this Python environment except one."""
+def install(made: Path, path: Path) -> None:
+    """Move a new archive to its path, and delete the archives of other versions of Java and Spark.
+
+    Args:
+        made: The new archive, on the same file system as `path`.
+        path: The path of this environment's archive.
+    """
+    # A JVM checks only the header of an archive. After a power failure, a file that was renamed but not written could
+    # crash each JVM.
+    with made.open("rb") as file:
+        os.fsync(file.fileno())
+    made.replace(path)
     for other in path.parent.glob(f"{_PREFIX}*"):
         if other != path:
             other.unlink(missing_ok=True)
+
+
+@contextmanager
+def folder_for_new(path: Path) -> Iterator[Path]:
+    """Yield an empty folder beside an archive, and delete the folder afterwards.
+
+    A killed process leaves its folder, with up to 220 MB. The next call deletes folders that are older than an hour: no
+    run takes so long.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for left in path.parent.glob(f"{_NEW}*"):
+        if left.stat().st_mtime < time.time() - 3600:
+            shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=_NEW, dir=path.parent) as folder:
+        yield Path(folder)
