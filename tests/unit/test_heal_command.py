@@ -51,7 +51,12 @@ class FakeAirflow:
         path, _, query = path.partition("?")
         asked = urllib.parse.parse_qs(query)
         if path.endswith("/details"):
-            return {"is_paused": self.paused, "start_date": START.isoformat(), "end_date": None, "timezone": "Europe/Berlin"}
+            return {
+                "is_paused": self.paused,
+                "start_date": START.isoformat(),
+                "end_date": None,
+                "timezone": "Europe/Berlin",
+            }
         if path.endswith("/dry_run"):
             first, last = (body or {})["from_date"], (body or {})["to_date"]
             self.last = last
