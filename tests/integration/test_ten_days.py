@@ -1,0 +1,202 @@
+"""Ten days of flights on a Spark standalone cluster, by the commands of docs/clusters.md: environment, master, two workers, connection,
+backfill. State is on a GCS server. An eleventh day runs in the packed environment. The digest of each day equals that of a run in one
+process. Only with CAIRN_TESTS=all: it installs PySpark, and needs a package index.
+
+    CAIRN_TESTS=all pytest tests/integration/test_ten_days.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from local_stack.airflow_server import AirflowServer
+from local_stack.owned_process import OwnedProcesses, claim_port
+from state_backend.adapters.open_storage import open_storage
+from state_backend.checkpoint.log import read_log
+from state_backend.values.intervals import format_instant
+from tests.integration.test_docs import commands_in
+from tests.support.airflow_on_postgres import airflow_on_postgres
+from tests.support.gcs_server import BUCKET, gcs_server
+from tests.support.layout import REPOSITORY
+from tests.support.printed_commands import run_printed
+from tests.support.reading import read_output
+from tests.support.spark_cluster import HOSTS
+from tests.support.waiting import wait_until
+from tests.support.wheel import build_wheel
+
+pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.cluster, pytest.mark.gcs]
+
+MASTER = "127.0.0.1"
+DAYS = 10
+
+
+@dataclass
+class Page:
+    """The commands of docs/clusters.md, each of which a test takes once. ``here``: this machine's names for those of the page."""
+
+    here: dict[str, str]
+    left: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        text = (REPOSITORY / "docs/clusters.md").read_text()
+        section = text.partition("## Spark standalone\n")[2].partition("\n## ")[0]
+        self.left = [command for command, _ in commands_in("\n".join(_blocks(section)))]
+        (pack,) = (command for command, _ in commands_in("\n".join(_blocks(text))) if "venv-pack" in command)
+        self.left.append(pack)
+
+    def take(self, words: str) -> str:
+        """The one command with these words, with the names of this machine."""
+        (command,) = (command for command in self.left if words in command)
+        self.left.remove(command)
+        for theirs, ours in self.here.items():
+            command = command.replace(theirs, ours)
+        return command
+
+
+def _blocks(text: str) -> list[str]:
+    return [block.partition("```")[0].rstrip("\n") for block in text.split("```console\n")[1:]]
+
+
+@dataclass
+class Stack:
+    page: Page
+    airflow: AirflowServer
+    folder: Path
+    flights: Path
+
+    def type(self, command: str) -> str:
+        env = {
+            name: value
+            for name, value in self.airflow.env.items()
+            if name.startswith(("AIRFLOW", "NO_PROXY", "no_proxy"))
+        }
+        return run_printed(
+            command, self.folder, **env, CAIRN_AIRFLOW=self.airflow.client.url, CAIRN_FLIGHTS=str(self.flights)
+        )
+
+    def ended(self, days: int) -> None:
+        """Wait until the runs of the first days have succeeded."""
+
+        def states() -> list[str]:
+            return [run["state"] for run in self.airflow.client.dag_runs("aircraft")]
+
+        wait_until(
+            lambda: len(found := states()) == days and {*found} <= {"success", "failed"}, 3000, f"{days} runs", poll_s=3
+        )
+        assert {*states()} == {"success"}
+
+    def results(self, root: str) -> dict[str, tuple[int, list[str]]]:
+        """The digest of the state and the rows of the output, by day."""
+        where = f"{root}/aircraft"
+        return {
+            format_instant(record.content.interval.start): (
+                record.content.digest,
+                sorted(json.dumps(row, default=str, sort_keys=True) for row in read_output(where, record)),
+            )
+            for record in read_log(open_storage(where)).completed()
+        }
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made: Path = tmp_path_factory.mktemp("ten_days")
+    land = [sys.executable, "-m", "pipelines.land_flights", "--to", str(made / "flights"), "--days", str(DAYS + 1)]
+    subprocess.run(land, cwd=REPOSITORY, check=True, capture_output=True)
+    (made / "dags").mkdir()
+    (made / "dags" / "aircraft.py").symlink_to(REPOSITORY / "dags" / "aircraft.py")
+    (made / "cairn" / "tmp").mkdir(parents=True)
+    return made
+
+
+@contextmanager
+def cluster(page: Page, folder: Path, port: int) -> Iterator[None]:
+    """Master and workers, by the commands of the page. A real host has an address and a web port of its own."""
+    processes = OwnedProcesses(folder / "logs")
+    plain = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "PYSPARK", "SPARK", "AIRFLOW"))}
+    master, worker = page.take("deploy.master.Master"), page.take("deploy.worker.Worker")
+    try:
+        for host, command in ((MASTER, master), *((host, worker.replace("HOST", host)) for host in HOSTS)):
+            ports = {f"SPARK_{role}_WEBUI_PORT": str(claim_port(0)) for role in ("MASTER", "WORKER")}
+            env = {**plain, **ports, "SPARK_LOCAL_IP": host}
+            processes.start(f"spark-{host}", ["bash", "-c", command], env=env, cwd=folder)
+        said = folder / "logs" / f"spark-{MASTER}.log"
+        wait_until(
+            lambda: said.read_text().count("Registering worker") == len(HOSTS), 180, f"two workers of port {port}"
+        )
+        yield
+    finally:
+        processes.stop(grace_s=5)
+
+
+@pytest.fixture(scope="module")
+def stack(folder: Path) -> Iterator[Stack]:
+    port = claim_port(0)
+    wheel = build_wheel(folder)
+    wheel.rename(folder / "cairn" / wheel.name)
+    here = {
+        "MASTER:7077": f"{MASTER}:{port}",
+        "--host MASTER --port 7077": f"--host {MASTER} --port {port}",
+        "/srv/cairn": str(folder / "cairn"),
+        "VERSION": wheel.name.split("-")[1],
+        "gs://bucket": f"gs://{BUCKET}",
+    }
+    page = Page(here)
+    # The packed environment has all packages of the other one, so the other installation takes no time after it.
+    run_printed(f"cd {folder / 'cairn'} && {page.take('venv-pack')}", folder)
+    run_printed(page.take("env/bin/pip install"), folder)
+    env = {
+        "AIRFLOW__CORE__DAGS_FOLDER": str(folder / "dags"),
+        "CAIRN_DATA": str(folder / "data"),
+        "CAIRN_FLIGHTS": str(folder / "flights"),
+        "CAIRN_ROOT": f"gs://{BUCKET}/state",
+        "CAIRN_EXPECTATIONS_DAYS": "5",
+        "PYTHONPATH": os.pathsep.join(str(REPOSITORY / part) for part in ("", "plugins")),
+        "SPARK_LOCAL_IP": MASTER,
+    }
+    with (
+        gcs_server(),
+        cluster(page, folder, port),
+        airflow_on_postgres(folder, env, dags=["aircraft"]) as airflow,
+    ):
+        yield Stack(page, airflow, folder, folder / "flights")
+
+
+@pytest.mark.long("twenty minutes: installs PySpark, and runs eleven days on a Spark cluster of processes")
+def test_ten_days_by_the_commands_of_the_page(stack: Stack) -> None:
+    connection = stack.page.take("airflow connections add")
+    stack.type(connection)
+    backfill = stack.page.take("cairn backfill")
+    assert f"{DAYS} runs from 2013-01-01 to 2013-01-10 (UTC)" in stack.type(backfill)
+    stack.ended(DAYS)
+    said = stack.type("; ".join((stack.page.take("export CAIRN_ROOT"), stack.page.take("cairn status; cairn verify"))))
+    assert said.startswith("next: [2013-01-11T00:00:00Z, 2013-01-12T00:00:00Z)")
+    assert f"{DAYS} of {DAYS} checkpoints are intact" in said
+    assert stack.page.left == []
+
+    # One more day, whose executors unpack the environment that the page packs.
+    words = shlex.split(connection)
+    conf = json.loads(words[-1])["conf"]
+    packed = {"spark.archives": f"{stack.folder}/cairn/env.tar.gz#env", "spark.pyspark.python": "./env/bin/python"}
+    stack.airflow.client.call("DELETE", "/api/v2/connections/cairn_spark")
+    stack.type(shlex.join([*words[:-1], json.dumps({"conf": conf | packed})]))
+    stack.type(backfill.replace("2013-01-01", "2013-01-11").replace("2013-01-10", "2013-01-11"))
+    stack.ended(DAYS + 1)
+
+    local = f"file://{stack.folder}/local"
+    stack.type(f"cairn run pipelines.aircraft:AIRCRAFT --from 2013-01-01 --to 2013-01-11 --every 1d --root {local}")
+    found, expected = stack.results(f"gs://{BUCKET}/state"), stack.results(local)
+    assert len(expected) == DAYS + 1
+    assert found == expected
+    # Both hosts ran executors, in the environment of each host and in the unpacked one.
+    work = [path.read_text() for path in (stack.folder / "cairn" / "work").glob("app-*/*/stderr")]
+    assert len(work) == 2 * (DAYS + 1), len(work)
