@@ -19,7 +19,7 @@ from cairn_operators.sweep_state import SweepStateOperator
 from cairn_operators.validate_state import ValidateStateOperator
 
 _PERMISSIONS = {
-    "allow_gap": "Start from the latest checkpoint before a gap",
+    "allow_gap": "Start from the latest usable checkpoint before a gap or a quarantined checkpoint",
     "allow_stale_base": "Start from a checkpoint that a re-run made stale",
     "replace_overlapping": "Replace the output of intervals that overlap this interval and have other boundaries",
 }
