@@ -1,5 +1,5 @@
 """Ten days of flights on a Spark standalone cluster, by the commands of docs/clusters.md: environment, master, two workers, connection,
-backfill. State is on a GCS server. An eleventh day runs in the packed environment. The digest of each day equals that of a run in one
+backfill. State is on a GCS server. One more day runs in the packed environment. The digest of each day equals that of a run in one
 process. Only with CAIRN_TESTS=all: it installs PySpark, and needs a package index.
 
     CAIRN_TESTS=all pytest tests/integration/test_ten_days.py
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -51,8 +50,7 @@ class Page:
         text = (REPOSITORY / "docs/clusters.md").read_text()
         section = text.partition("## Spark standalone\n")[2].partition("\n## ")[0]
         self.left = [command for command, _ in commands_in("\n".join(_blocks(section)))]
-        (pack,) = (command for command, _ in commands_in("\n".join(_blocks(text))) if "venv-pack" in command)
-        self.left.append(pack)
+        self.left += [command for command, _ in commands_in("\n".join(_blocks(text))) if "venv-pack" in command]
 
     def take(self, words: str) -> str:
         """The one command with these words, with the names of this machine."""
@@ -75,11 +73,8 @@ class Stack:
     flights: Path
 
     def type(self, command: str) -> str:
-        env = {
-            name: value
-            for name, value in self.airflow.env.items()
-            if name.startswith(("AIRFLOW", "NO_PROXY", "no_proxy"))
-        }
+        names = ("AIRFLOW", "PYTHONPATH", "NO_PROXY", "no_proxy")
+        env = {name: value for name, value in self.airflow.env.items() if name.startswith(names)}
         return run_printed(
             command, self.folder, **env, CAIRN_AIRFLOW=self.airflow.client.url, CAIRN_FLIGHTS=str(self.flights)
         )
@@ -94,6 +89,24 @@ class Stack:
             lambda: len(found := states()) == days and {*found} <= {"success", "failed"}, 3000, f"{days} runs", poll_s=3
         )
         assert {*states()} == {"success"}
+
+    def executors(self) -> set[Path]:
+        """The folders of executors that have run."""
+        return {path.parent for path in (self.folder / "cairn" / "work").glob("app-*/*/stderr")}
+
+    def assert_as_in_one_process(self, days: int) -> None:
+        """Digests and output of all days equal those of `cairn run`."""
+        local = f"file://{self.folder}/local-{days}"
+        self.type(
+            f"cairn run pipelines.aircraft:AIRCRAFT --from 2013-01-01 --to 2013-01-{days:02} --every 1d --root {local}"
+        )
+        found, expected = self.results(f"gs://{BUCKET}/state"), self.results(local)
+        assert len(expected) == days and found == expected
+        print(
+            *(f"{day[:10]} {digest:016x} {len(rows)} rows" for day, (digest, rows) in found.items()),
+            sep="\n",
+            flush=True,
+        )
 
     def results(self, root: str) -> dict[str, tuple[int, list[str]]]:
         """The digest of the state and the rows of the output, by day."""
@@ -151,16 +164,14 @@ def stack(folder: Path) -> Iterator[Stack]:
         "gs://bucket": f"gs://{BUCKET}",
     }
     page = Page(here)
-    # The packed environment has all packages of the other one, so the other installation takes no time after it.
-    run_printed(f"cd {folder / 'cairn'} && {page.take('venv-pack')}", folder)
-    run_printed(page.take("env/bin/pip install"), folder)
+    run_printed(page.take("cd /srv/cairn"), folder)
     env = {
         "AIRFLOW__CORE__DAGS_FOLDER": str(folder / "dags"),
         "CAIRN_DATA": str(folder / "data"),
         "CAIRN_FLIGHTS": str(folder / "flights"),
         "CAIRN_ROOT": f"gs://{BUCKET}/state",
         "CAIRN_EXPECTATIONS_DAYS": "5",
-        "PYTHONPATH": os.pathsep.join(str(REPOSITORY / part) for part in ("", "plugins")),
+        "PYTHONPATH": os.pathsep.join(str(REPOSITORY / part) for part in ("", "jobs", "plugins")),
         "SPARK_LOCAL_IP": MASTER,
     }
     with (
@@ -171,32 +182,34 @@ def stack(folder: Path) -> Iterator[Stack]:
         yield Stack(page, airflow, folder, folder / "flights")
 
 
-@pytest.mark.long("twenty minutes: installs PySpark, and runs eleven days on a Spark cluster of processes")
+@pytest.mark.long("twenty minutes: installs PySpark, and runs ten days on a Spark cluster of processes")
 def test_ten_days_by_the_commands_of_the_page(stack: Stack) -> None:
-    connection = stack.page.take("airflow connections add")
-    stack.type(connection)
-    backfill = stack.page.take("cairn backfill")
-    assert f"{DAYS} runs from 2013-01-01 to 2013-01-10 (UTC)" in stack.type(backfill)
+    stack.type(stack.page.take("airflow connections add"))
+    assert f"{DAYS} runs from 2013-01-01 to 2013-01-10 (UTC)" in stack.type(stack.page.take("cairn backfill"))
     stack.ended(DAYS)
     said = stack.type("; ".join((stack.page.take("export CAIRN_ROOT"), stack.page.take("cairn status; cairn verify"))))
     assert said.startswith("next: [2013-01-11T00:00:00Z, 2013-01-12T00:00:00Z)")
     assert f"{DAYS} of {DAYS} checkpoints are intact" in said
-    assert stack.page.left == []
+    stack.assert_as_in_one_process(DAYS)
+    # Both hosts ran an executor of each day.
+    assert len(stack.executors()) == 2 * DAYS
 
-    # One more day, whose executors unpack the environment that the page packs.
-    words = shlex.split(connection)
-    conf = json.loads(words[-1])["conf"]
+
+@pytest.mark.long("ten minutes: packs an environment of 850 MB, and two executors unpack it")
+def test_a_day_in_the_packed_environment(stack: Stack) -> None:
+    """The day after those of the test before. Without the test before, the first day."""
+    day = len(stack.results(f"gs://{BUCKET}/state")) + 1
+    run_printed(f"cd {stack.folder / 'cairn'} && {stack.page.take('venv-pack')}", stack.folder)
     packed = {"spark.archives": f"{stack.folder}/cairn/env.tar.gz#env", "spark.pyspark.python": "./env/bin/python"}
-    stack.airflow.client.call("DELETE", "/api/v2/connections/cairn_spark")
-    stack.type(shlex.join([*words[:-1], json.dumps({"conf": conf | packed})]))
-    stack.type(backfill.replace("2013-01-01", "2013-01-11").replace("2013-01-10", "2013-01-11"))
-    stack.ended(DAYS + 1)
-
-    local = f"file://{stack.folder}/local"
-    stack.type(f"cairn run pipelines.aircraft:AIRCRAFT --from 2013-01-01 --to 2013-01-11 --every 1d --root {local}")
-    found, expected = stack.results(f"gs://{BUCKET}/state"), stack.results(local)
-    assert len(expected) == DAYS + 1
-    assert found == expected
-    # Both hosts ran executors, in the environment of each host and in the unpacked one.
-    work = [path.read_text() for path in (stack.folder / "cairn" / "work").glob("app-*/*/stderr")]
-    assert len(work) == 2 * (DAYS + 1), len(work)
+    conf = {"spark.executor.memory": "1g", "spark.executor.cores": 1, "spark.cores.max": 2, **packed}
+    connection = {"connection_id": "cairn_spark", "conn_type": "spark", "host": stack.page.here["MASTER:7077"]}
+    body = {**connection, "host": f"spark://{connection['host']}", "extra": json.dumps({"conf": conf})}
+    if day > 1:
+        stack.airflow.client.call("DELETE", "/api/v2/connections/cairn_spark")
+    stack.airflow.client.call("POST", "/api/v2/connections", body)
+    before = stack.executors()
+    stack.type(f"cairn backfill --dag aircraft --from 2013-01-{day:02} --to 2013-01-{day:02}")
+    stack.ended(day)
+    stack.assert_as_in_one_process(day)
+    unpacked = stack.executors() - before
+    assert len(unpacked) == 2 and all((folder / "env/bin/python").exists() for folder in unpacked)
