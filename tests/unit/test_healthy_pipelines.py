@@ -114,7 +114,9 @@ def rules(name: str) -> tuple[dict[str, list[Any]], dict[str, OverTime]]:
         return {"windows": [positive]}, {"$timers": KEPT}
     if name == "weather_records":
         state = "aggregates"
-        return {state: [gxe.ExpectColumnValuesToBeUnique(column="key_origin")]}, {state: kept_pairs("observations_count")}
+        return {state: [gxe.ExpectColumnValuesToBeUnique(column="key_origin")]}, {
+            state: kept_pairs("observations_count")
+        }
     positions = gxe.ExpectColumnValuesToBeBetween(column="pos", min_value=0)
     return (
         {"bookings": [positions, gxe.ExpectColumnValuesToNotBeNull(column="expires_at")]},

@@ -72,6 +72,9 @@ RUN = {
     "airflow connections add cairn_spark --conn-type spark --conn-host spark://MASTER:7077 --conn-extra "
     '\'{"conf": {"spark.pyspark.python": "/srv/cairn/env/bin/python", "spark.executor.memory": "1g", "spark.executor.cores": 1, "spark.cores.max": 2}}\'': TEN_DAYS,
     "cairn backfill --dag aircraft --from 2013-01-01 --to 2013-01-10": TEN_DAYS,
+    "cairn run pipelines.aircraft:AIRCRAFT --spark spark://MASTER:7077 --from 2013-01-01 --to 2013-01-10 --every 1d --root gs://bucket/run": TEN_DAYS.replace(
+        "by_the_commands_of_the_page", "in_one_application"
+    ),
     "airflow dags": AIRFLOW + "test_commands_for_airflow_do_what_the_docs_say",
     "airflow db migrate": "not run as it stands: USER and HOST are the reader's; each Airflow of the tests begins with it",
     "airflow providers list": AIRFLOW + "test_commands_for_airflow_do_what_the_docs_say",
