@@ -18,7 +18,7 @@ from state_backend.values.key_groups import check_parallelism
 from state_backend.values.records import Record
 from state_backend.values.retention import RetentionPolicy, check_retention, default_retention
 from state_backend.values.schedule import Cron, Every, Schedule, are_same, schedule_of
-from state_backend.values.zones import zone_of
+from state_backend.values.zones import name_of, zone_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, GroupedData, SparkSession
@@ -176,10 +176,8 @@ class Pipeline:
     def _check_schedule(self) -> None:
         if self.schedule is None:
             return
-        # A datetime's zone is a region only if it has a name, as `ZoneInfo` and pendulum have. An offset names no region.
-        zone = getattr(self.start.tzinfo, "key", None) or str(self.start.tzinfo)
         try:
-            object.__setattr__(self, "schedule", schedule_of(self.schedule, zone))
+            object.__setattr__(self, "schedule", schedule_of(self.schedule, name_of(self.start.tzinfo)))
         except UsageError as error:
             raise UsageError(f"pipeline {self.name!r}: schedule: {error}") from None
 
