@@ -133,7 +133,9 @@ def test_a_source_that_compares_rows_logs_a_warning(
         api="arrow",
     )
     for hour in range(2):
-        run_interval(spark, pipeline, Interval(START + hour * HOUR, START + (hour + 1) * HOUR), f"file://{tmp_path}/state")
+        run_interval(
+            spark, pipeline, Interval(START + hour * HOUR, START + (hour + 1) * HOUR), f"file://{tmp_path}/state"
+        )
     assert [text.partition(" (")[0] for text in caplog.messages if "stateful_source" in text] == [
         "pipeline 'warns': the source has dropDuplicates or distinct"
     ]

@@ -70,7 +70,10 @@ def test_a_process_warns_once(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_warning_names_every_operation(caplog: pytest.LogCaptureFixture) -> None:
     both = FRAMES["window function"][0].groupBy(F.window("at", "1 hour")).count()
     assert stateful_operations(both) == [WINDOW_FUNCTION, TIME_WINDOW]
-    assert stateful_operations(frame(SQL("select distinct a from x join y on x.at < y.at"))) == [DEDUPLICATE, RANGE_JOIN]
+    assert stateful_operations(frame(SQL("select distinct a from x join y on x.at < y.at"))) == [
+        DEDUPLICATE,
+        RANGE_JOIN,
+    ]
 
 
 def test_an_intended_use_is_silent(caplog: pytest.LogCaptureFixture) -> None:

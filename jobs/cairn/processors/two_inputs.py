@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -42,9 +43,19 @@ def union_by_kind(inputs: Mapping[str, Any], *, shared: Sequence[str]) -> Any:
     """
     from pyspark.sql import functions as F
 
-    union, types = None, {}
+    _check_inputs({kind: frame.schema for kind, frame in inputs.items()}, shared)
+    frames = []
     for kind, frame in inputs.items():
-        found = {field.name: field.dataType.simpleString() for field in frame.schema.fields}
+        own = [name for name in frame.columns if name not in shared]
+        renamed = frame.select(*shared, *own).withColumnsRenamed({name: f"{kind}_{name}" for name in own})
+        frames.append(renamed.withColumn(KIND, F.lit(kind)))
+    return reduce(lambda union, frame: union.unionByName(frame, allowMissingColumns=True), frames)
+
+
+def _check_inputs(schemas: Mapping[str, StructType], shared: Sequence[str]) -> None:
+    types: dict[str, str] = {}
+    for kind, schema in schemas.items():
+        found = {field.name: field.dataType.simpleString() for field in schema.fields}
         for name in shared:
             if name not in found:
                 raise UsageError(
@@ -56,13 +67,8 @@ def union_by_kind(inputs: Mapping[str, Any], *, shared: Sequence[str]) -> Any:
                 )
         if KIND in found:
             raise UsageError(f"union_by_kind: input {kind!r} has a column {KIND!r}; rename it")
-        renamed = frame.select(*shared, *(name for name in found if name not in shared))
-        renamed = renamed.withColumnsRenamed({name: f"{kind}_{name}" for name in found if name not in shared})
-        renamed = renamed.withColumn(KIND, F.lit(kind))
-        union = renamed if union is None else union.unionByName(renamed, allowMissingColumns=True)
-    if union is None:
+    if not schemas:
         raise UsageError('union_by_kind: there is no input; write union_by_kind({"order": orders, ...}, shared=[...])')
-    return union
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
