@@ -19,7 +19,7 @@ $imports
 $imports_more
 from cairn import Interval, Pipeline
 ${imports_own}from cairn.errors import SourceError
-
+$imports_after
 $schemas
 $constants
 $source
@@ -121,6 +121,7 @@ SOURCE = '''def read_$name(spark: SparkSession, interval: Interval) -> tuple[Dat
 EVENTS = {
     "schemas": 'INPUT_SCHEMA = "$key string, page string, at timestamp"',
     "source": SOURCE.replace("ROWS", "events"),
+    "imports_after": "",
     "files": "one file",
 }
 
