@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from cairn import Pipeline
 from cairn.aggregates import Count, Max, Sum
-from cairn.processors import Deduplicate, History, Latest, TopN, TumblingWindow
+from cairn.processors import Deduplicate, History, IntervalJoin, Latest, LookupJoin, TopN, TumblingWindow
 from cairn.testing import PipelineTester
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
@@ -61,6 +61,28 @@ class Best(TopN):
     order = "amount desc"
 
 
+class Near(IntervalJoin):
+    """Pairs of rows at most a day apart."""
+
+    left, right = "a", "b"
+    lower, upper = -timedelta(days=1), timedelta(days=1)
+
+
+class NearOrAlone(Near):
+    """Pairs, and rows without partner."""
+
+    how = "full"
+
+
+class AsOf(LookupJoin):
+    """Facts with the version of their time."""
+
+    facts, table = "a", "b"
+
+
+SIDES = "id string, at timestamp, a_amount double, a_city string, b_amount double, b_city string, kind string"
+
+
 def some_rows(keys: int, rows_per_key: int) -> pa.Table:
     """Return rows with random values, in a random order."""
     rng = random.Random(7)
@@ -77,7 +99,19 @@ def some_rows(keys: int, rows_per_key: int) -> pa.Table:
     )
 
 
-def measure(name: str, processor: type, keys: int, rows_per_key: int = 1, **settings: Any) -> None:
+def rows_of_side(keys: int, side: str) -> pa.Table:
+    """Return one row per key of one input of a join."""
+    other = "b" if side == "a" else "a"
+    rows = some_rows(keys, 1).select(["id", "at", "amount", "city"])
+    rows = rows.rename_columns(["id", "at", f"{side}_amount", f"{side}_city"])
+    rows = rows.append_column(f"{other}_amount", pa.nulls(keys, pa.float64()))
+    rows = rows.append_column(f"{other}_city", pa.nulls(keys, pa.string()))
+    return rows.append_column("kind", pa.array([side] * keys))
+
+
+def measure(
+    name: str, processor: type, keys: int, rows_per_key: int = 1, side: str | None = None, **settings: Any
+) -> None:
     """Run one interval, and print the bytes per key."""
     pipeline = Pipeline(
         name="bytes",
@@ -89,8 +123,8 @@ def measure(name: str, processor: type, keys: int, rows_per_key: int = 1, **sett
         order_by=["at"],
         **settings,
     )
-    tester = PipelineTester(pipeline, input_schema=SCHEMA, mode="full")
-    record = tester.run(some_rows(keys, rows_per_key)).record
+    tester = PipelineTester(pipeline, input_schema=SIDES if side else SCHEMA, mode="full")
+    record = tester.run(rows_of_side(keys, side) if side else some_rows(keys, rows_per_key)).record
     assert record is not None
     totals = record.content.totals
     files, written = totals.state_bytes / keys, totals.changed_bytes / keys
@@ -115,6 +149,10 @@ def main() -> None:
     measure("TumblingWindow, 1 open window of 3 aggregates", Hourly, keys, **timed)
     measure("TopN, 1 row of 4 columns", Best, keys)
     measure("TopN, 10 rows of 4 columns", Best, keys // 10, 10)
+    measure("IntervalJoin, inner, 1 row of 3 columns", Near, keys, side="a", **timed)
+    measure("IntervalJoin, full, 1 row of 3 columns", NearOrAlone, keys, side="a", **timed)
+    measure("LookupJoin, 1 version of 3 columns", AsOf, keys, side="b", **timed)
+    measure("LookupJoin, 1 waiting fact of 3 columns", AsOf, keys, side="a", **timed)
 
 
 if __name__ == "__main__":

@@ -200,6 +200,15 @@ def test_validation_runs_in_other_processes_than_the_writer(server: SparkConnect
     assert not set(result["ok"]["pids"]) & set(record.content.worker_pids)
 
 
+def test_the_log_names_operations_that_see_one_interval_only(server: SparkConnectServer, tmp_path: Path) -> None:
+    write_pipeline(tmp_path, "one", "hello")
+    module = tmp_path / "pipeline_of_it.py"
+    module.write_text(module.read_text().replace('amount long")\n', 'amount long").dropDuplicates(["user"])\n'))
+    driver = start(tmp_path, server.url, "process", *interval_of(1, "attempt-1"))
+    output, _ = driver.communicate()
+    assert "'greeting': the source has dropDuplicates or distinct (use cairn.processors.Deduplicate)" in output
+
+
 @pytest.mark.long("a quarter of a minute")
 def test_a_session_that_the_server_closed_is_replaced(server: SparkConnectServer, tmp_path: Path) -> None:
     """A server closes an idle session for good. Its timeout may be shorter than the hour for which drivers share a session."""

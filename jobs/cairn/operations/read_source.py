@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import CalendarIntervalType, DataType, StructType, YearMonthIntervalType
 
+from cairn.operations.stateful_source import warn_of_stateful_source
 from cairn.pipeline import Interval, Pipeline
 from cairn.rows.local_rows import LocalRows
 from cairn.runners.user_code import user_traceback
@@ -72,6 +73,7 @@ def read_source(spark: SparkSession, pipeline: Pipeline, interval: Interval) -> 
             f"{where}: the source returned a streaming DataFrame, which has no end; read the interval's rows with spark.read"
         )
     check_types(schema, f"{where}: the input")
+    warn_of_stateful_source(pipeline, rows)
     try:
         if not isinstance(position, dict):
             raise TypeError(f"it is {_described(position)}, not a dict")

@@ -10,8 +10,20 @@ from __future__ import annotations
 
 from cairn.processors.deduplicate import Deduplicate
 from cairn.processors.history import History
+from cairn.processors.interval_join import IntervalJoin
 from cairn.processors.latest import Latest
+from cairn.processors.lookup_join import LookupJoin
 from cairn.processors.top_n import TopN
 from cairn.processors.tumbling_window import TumblingWindow
+from cairn.processors.two_inputs import union_by_kind
 
-__all__ = ["Deduplicate", "History", "Latest", "TopN", "TumblingWindow"]
+__all__ = [
+    "Deduplicate",
+    "History",
+    "IntervalJoin",
+    "Latest",
+    "LookupJoin",
+    "TopN",
+    "TumblingWindow",
+    "union_by_kind",
+]
