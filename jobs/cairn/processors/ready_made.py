@@ -37,12 +37,14 @@ class ReadyMade(ArrowProcessor, ABC):
             UsageError: A setting is unknown, missing, or has a value that is not allowed.
         """
         super().__init_subclass__(**arguments)
+        if cls.__module__.startswith("cairn.processors."):
+            return
         own = {name: value for name, value in vars(cls).items() if not name.startswith("_")}
         for name, value in own.items():
             if not cls.is_setting(name, value):
                 cls._refuse_unknown(name)
         # A class without settings may get them later: cloudpickle makes the class first. `init` checks them again.
-        if any(name in cls.settings for name in own) and not cls.__module__.startswith("cairn.processors."):
+        if any(name in cls.settings for name in own):
             cls.check_settings()
 
     @classmethod
@@ -59,7 +61,7 @@ class ReadyMade(ArrowProcessor, ABC):
     def _refuse_unknown(cls, name: str) -> None:
         near = get_close_matches(name, cls.settings, 1)
         hint = f"did you mean {near[0]}?" if near else f"its settings are {', '.join(cls.settings)}"
-        raise UsageError(f"{cls.__name__}.{name} is no setting of {_ready_made(cls).__name__}; {hint}")
+        raise UsageError(f"{cls.__name__}.{name} is no setting of {ready_made(cls).__name__}; {hint}")
 
     @classmethod
     @abstractmethod
@@ -71,7 +73,8 @@ class ReadyMade(ArrowProcessor, ABC):
         """
 
 
-def _ready_made(cls: type) -> type:
+def ready_made(cls: type) -> type:
+    """Return the ready-made class that a class is or inherits from."""
     return next(base for base in cls.__mro__ if base.__module__.startswith("cairn.processors."))
 
 
