@@ -11,7 +11,17 @@ from __future__ import annotations
 from cairn.processors.deduplicate import Deduplicate
 from cairn.processors.history import History
 from cairn.processors.latest import Latest
+from cairn.processors.session_window import SessionWindow
+from cairn.processors.sliding_window import SlidingWindow
 from cairn.processors.top_n import TopN
 from cairn.processors.tumbling_window import TumblingWindow
 
-__all__ = ["Deduplicate", "History", "Latest", "TopN", "TumblingWindow"]
+__all__ = [
+    "Deduplicate",
+    "History",
+    "Latest",
+    "SessionWindow",
+    "SlidingWindow",
+    "TopN",
+    "TumblingWindow",
+]

@@ -187,11 +187,20 @@ def check_times(owner: str, batch: KeyedBatch, column: str) -> None:
     times = whole(batch.rows[column])
     if times.null_count:
         row = int(np.argmin(valid_rows(times)))
-        key = batch.keys.slice(int(batch.key_of_row[row]), 1).to_pylist()[0]
-        of_key = ", ".join(f"{name}={value!r}" for name, value in key.items())
         raise ProcessorError(
-            f"{owner}: a row of key {of_key} has no event time: its {column!r} is null; filter or fill such rows in the source"
+            f"{owner}: a row of key {key_of_row_text(batch, row)} has no event time: its {column!r} is null; filter or fill such rows in the source"
         )
+
+
+def key_of_row_text(batch: KeyedBatch, row: int) -> str:
+    """Return the key of a row for an error message.
+
+    Args:
+        batch: The rows.
+        row: Position of the row.
+    """
+    key = batch.keys.slice(int(batch.key_of_row[row]), 1).to_pylist()[0]
+    return ", ".join(f"{name}={value!r}" for name, value in key.items())
 
 
 def ceil_ms(times_us: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -198,7 +198,7 @@ class Windows(ReadyMade, ABC):
         return [f"{name}_{part}" for name, parts in self._parts.items() for part in parts]
 
     def _arrivals(self, batch: KeyedBatch) -> Arrivals:
-        """Number the rows of each key in the interval."""
+        """Return the order of arrival of a batch's rows. The numbers of a key go on in its next batch."""
         of_key = np.arange(batch.rows.num_rows) - np.repeat(batch.row_offsets[:-1], np.diff(batch.row_offsets))
         if self._numbered_before:
             of_key[: batch.row_offsets[1]] += self._numbered_before
@@ -266,10 +266,8 @@ def rows_by_window(owners: Int64s, windows: Int64s) -> RowsByWindow:
         windows: Begin of each row's window.
     """
     same_key = np.diff(owners) == 0
-    if ((np.diff(windows) < 0) & same_key).any():
-        order = np.lexsort((windows, owners))
-    else:
-        order = np.arange(len(owners))
+    descends = ((np.diff(windows) < 0) & same_key).any()
+    order = np.lexsort((windows, owners)) if descends else np.arange(len(owners))
     of_key, of_window = owners[order], windows[order]
     differs = np.ones(len(order), np.bool_)
     differs[1:] = (np.diff(of_key) != 0) | (np.diff(of_window) != 0)
@@ -315,3 +313,15 @@ def versions_of(state: pa.Table) -> Int64s:
     """Return the version of each stored window; 0 for a window that was not put out."""
     found: Int64s = numbers(whole(state[VERSION])) if VERSION in state.column_names else np.zeros(len(state), np.int64)
     return found
+
+
+def are_in(pairs: tuple[Int64s, Int64s], wanted: tuple[Int64s, Int64s]) -> Bools:
+    """Return True for each pair of key and time that is among the wanted pairs.
+
+    Args:
+        pairs: Index of the key, and the time, of each pair.
+        wanted: The same of the wanted pairs.
+    """
+    places, codes = np.unique(np.concatenate([pairs[1], wanted[1]]), return_inverse=True)
+    keys = np.concatenate([pairs[0], wanted[0]]) * len(places) + codes
+    return np.isin(keys[: len(pairs[0])], keys[len(pairs[0]) :])
