@@ -1,17 +1,18 @@
-"""Windows and sessions beside oracles in SQL, which see the whole history. The cut into intervals changes nothing."""
+"""Windows, sessions and funnels beside oracles in SQL, which see the whole history. The cut into intervals changes nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.aggregates import ApproxDistinct, Count, First, Last, Max, Mean, Min, StdDev, Sum, Variance
-from cairn.processors import SessionWindow, SlidingWindow, TumblingWindow
+from cairn.processors import Funnel, SessionWindow, SlidingWindow, TumblingWindow
 from tests.support.cut_histories import (
     DELAY,
     Cut,
@@ -173,3 +174,62 @@ def test_session_window(history: Any, cuts: Any, gap: Any, mode: Any) -> None:
 
     settings = {"gap": gap if gap == "gap" else timedelta(minutes=gap)}
     check(history, cuts, type("Spans", (SessionWindow,), settings), mode, oracle)
+
+
+# --- Funnel -----------------------------------------------------------------------------------------------------------
+
+_FUNNELS = """
+WITH RECURSIVE ordered AS (
+    SELECT k, t, row_number() OVER (PARTITION BY k ORDER BY t, arrived, seq) AS n, list_position({steps}, page) AS step
+    FROM history
+), walk AS (
+    SELECT DISTINCT k, 1::BIGINT AS n, 0::BIGINT AS level, 0::BIGINT AS last, []::{of}[] AS times, 'skip' AS kind FROM ordered
+    UNION ALL
+    SELECT k, CASE kind WHEN 'abandon' THEN last + 1 ELSE n + 1 END,
+        CASE kind WHEN 'open' THEN 1 WHEN 'advance' THEN level + 1 WHEN 'skip' THEN level ELSE 0 END,
+        CASE WHEN kind IN ('open', 'advance', 'complete') THEN n ELSE last END,
+        CASE kind WHEN 'open' THEN [t] WHEN 'advance' THEN list_append(times, t)
+            WHEN 'complete' THEN list_append(times, t) ELSE times END,
+        kind
+    FROM (
+        SELECT w.k, w.n, w.level, w.last, w.times, o.t, CASE
+            WHEN w.level > 0 AND (o.n IS NULL OR o.t >= w.times[1] + {within}) THEN 'abandon'
+            WHEN o.step = w.level + 1 AND o.step = {count} THEN 'complete'
+            WHEN w.level < 2 AND o.step = 1 THEN 'open'
+            WHEN w.level > 0 AND o.step = w.level + 1 THEN 'advance'
+            ELSE 'skip' END AS kind
+        FROM walk w LEFT JOIN ordered o ON o.k IS NOT DISTINCT FROM w.k AND o.n = w.n
+        WHERE o.n IS NOT NULL OR w.level > 0
+    )
+)
+SELECT k, times[1] AS funnel_start, times[-1] AS funnel_end, CAST(len(times) AS INT) AS steps_reached,
+    ({steps})[len(times)] AS last_step, kind = 'complete' AS is_completed, times AS step_times
+FROM walk WHERE kind IN ('abandon', 'complete')
+"""
+
+
+@oracle_laws
+@given(
+    histories(
+        columns={"page": ("string", st.none() | st.sampled_from(["a", "a", "b", "b", "c", "x"]))},
+        most_rows=40,
+        null_times=False,
+    ),
+    three_cuts(),
+    st.sampled_from([("a", "b"), ("a", "b", "c"), ("b", "a")]),
+    st.sampled_from([5, 20, 60, 600]),
+    st.sampled_from([0, 1, 32]),
+)
+def test_funnel(history: Any, cuts: Any, steps: Any, within: int, rounds: int) -> None:
+    settings = {"step": "page", "steps": steps, "within": timedelta(minutes=within)}
+    pipeline = pipeline_of(type("Steps", (Funnel,), settings))
+    sql = _FUNNELS.format(
+        steps=list(steps),
+        count=len(steps),
+        within=f"INTERVAL {within} MINUTES",
+        of="TIMESTAMP" if "t timestamp_ntz" in history.schema else "TIMESTAMPTZ",
+    )
+    expected = as_texts(ask(sql, history))
+    with patch("cairn.processors.funnel._ROUNDS", rounds):
+        for cut in cuts:
+            assert union(run_cut(pipeline, history, cut)) == expected, cut

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from pyspark.sql.types import DayTimeIntervalType, IntegerType, StructType
+from pyspark.sql.types import DayTimeIntervalType, IntegerType
 
 from cairn.aggregates import ApproxDistinct, Count, First, Last, Max, Mean, Min, StdDev, Sum, Variance
 from cairn.errors import ProcessorError, UsageError
@@ -117,7 +117,9 @@ def test_panes_are_as_long_as_the_common_divisor() -> None:
 
 def test_early_rows_of_sliding_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cairn.runners.arrow_runner.ROUND_ROWS", 1)
-    window = windowed(SlidingWindow, {"size": 2 * HOUR, "slide": HOUR, "early": True}, {**TIMED, "watermark_delay": HOUR})
+    window = windowed(
+        SlidingWindow, {"size": 2 * HOUR, "slide": HOUR, "early": True}, {**TIMED, "watermark_delay": HOUR}
+    )
     names = ("n", "version", "is_final")
     rows = [("ann", 1, at(0, 10), 5.0), ("ann", 2, at(0, 20), 5.0), ("bob", 3, at(0), 5.0)]
     assert spans(window.run(rows).output, *names) == [
@@ -150,7 +152,12 @@ def test_many_windows_are_put_out_in_parts(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_session_ends_after_a_gap() -> None:
     window = windowed(SessionWindow, {"gap": 10 * MINUTE, "last": Last("celsius")}, {**TIMED, "watermark_delay": HOUR})
-    rows = [("ann", 1, at(0, 5), 1.0), ("ann", 2, at(0, 14), 2.0), ("ann", 3, at(0, 24), 3.0), ("ann", 4, at(0, 50), 4.0)]
+    rows = [
+        ("ann", 1, at(0, 5), 1.0),
+        ("ann", 2, at(0, 14), 2.0),
+        ("ann", 3, at(0, 24), 3.0),
+        ("ann", 4, at(0, 50), 4.0),
+    ]
     assert window.run(rows).output == []
     assert [(row["user_key_session_start"], row["session_end"]) for row in window.state("sessions")] == [
         (at(0, 5), at(0, 34)),
@@ -280,11 +287,23 @@ def test_sessions_that_share_a_timer_all_close() -> None:
         (SlidingWindow, {"size": HOUR}, r"Mine\.slide is missing; write slide = timedelta\(hours=1\)"),
         (SlidingWindow, {"size": MINUTE, "slide": HOUR}, r"Mine\.slide is .*, longer than size = .*: rows between two"),
         (SlidingWindow, {"size": HOUR, "slide": HOUR, "offset": 1}, r"Mine\.offset is 1; write offset = timedelta"),
-        (SessionWindow, {"early": True}, r"Mine\.gap is missing; write gap = timedelta\(minutes=30\), or name a column"),
+        (
+            SessionWindow,
+            {"early": True},
+            r"Mine\.gap is missing; write gap = timedelta\(minutes=30\), or name a column",
+        ),
         (SessionWindow, {"gap": 30}, r"Mine\.gap is 30; write gap = timedelta\(minutes=30\), or name a column"),
         (SessionWindow, {"gap": -HOUR}, r"Mine\.gap is datetime\.timedelta\(.*\); write gap"),
-        (SessionWindow, {"gap": HOUR, "size": HOUR}, r"Mine\.size is no setting of SessionWindow; its settings are gap"),
-        (TumblingWindow, {"size": HOUR, "allowed_lateness": 5}, r"Mine\.allowed_lateness is 5; write allowed_lateness ="),
+        (
+            SessionWindow,
+            {"gap": HOUR, "size": HOUR},
+            r"Mine\.size is no setting of SessionWindow; its settings are gap",
+        ),
+        (
+            TumblingWindow,
+            {"size": HOUR, "allowed_lateness": 5},
+            r"Mine\.allowed_lateness is 5; write allowed_lateness =",
+        ),
         (
             SessionWindow,
             {"gap": HOUR, "allowed_lateness": HOUR, "early": True},

@@ -9,6 +9,7 @@ Pipeline(..., key=["order_id"], api="arrow", processor=OncePerOrder)
 from __future__ import annotations
 
 from cairn.processors.deduplicate import Deduplicate
+from cairn.processors.funnel import Funnel
 from cairn.processors.history import History
 from cairn.processors.latest import Latest
 from cairn.processors.session_window import SessionWindow
@@ -18,6 +19,7 @@ from cairn.processors.tumbling_window import TumblingWindow
 
 __all__ = [
     "Deduplicate",
+    "Funnel",
     "History",
     "Latest",
     "SessionWindow",

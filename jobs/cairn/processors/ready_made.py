@@ -121,6 +121,18 @@ def check_span(cls: type, name: str, forever: str) -> None:
         raise UsageError(f"{cls.__name__}.{name} is {value!r}; {advice}")
 
 
+def check_length(cls: type, name: str) -> None:
+    """Check a setting that is a length of time.
+
+    Raises:
+        UsageError: The setting is missing, no timedelta, or not positive.
+    """
+    value = getattr(cls, name, None)
+    if not isinstance(value, timedelta) or value <= timedelta(0):
+        found = f"is {value!r}" if hasattr(cls, name) else "is missing"
+        raise UsageError(f"{cls.__name__}.{name} {found}; write {name} = timedelta(hours=1)")
+
+
 def check_choice(cls: type, name: str, choices: Collection[Any]) -> None:
     """Check a setting that has one of a few values.
 

@@ -14,12 +14,11 @@ from pyspark.sql.types import LongType, StructField, StructType
 from cairn.aggregates import Groups
 from cairn.arrow_processor import BatchResult, KeyedBatch
 from cairn.numpy_columns import Int64s, array_of, numbers, whole
-from cairn.processors.ready_made import MICROSECOND, ceil_ms, check_times
+from cairn.processors.ready_made import MICROSECOND, ceil_ms, check_length, check_times
 from cairn.processors.windows import (
     VERSION,
     Windows,
     are_in,
-    check_length,
     check_offset,
     rows_by_window,
     versions_of,

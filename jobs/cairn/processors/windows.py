@@ -282,18 +282,6 @@ def is_sorted(order: Int64s) -> bool:
     return not len(order) or bool(order[0] == 0 and (np.diff(order) == 1).all())
 
 
-def check_length(cls: type, name: str) -> None:
-    """Check a setting that is a length of time.
-
-    Raises:
-        UsageError: The setting is missing, no timedelta, or not positive.
-    """
-    value = getattr(cls, name, None)
-    if not isinstance(value, timedelta) or value <= timedelta(0):
-        found = f"is {value!r}" if hasattr(cls, name) else "is missing"
-        raise UsageError(f"{cls.__name__}.{name} {found}; write {name} = timedelta(hours=1)")
-
-
 def check_offset(cls: Any) -> None:
     """Check the shift of windows.
 
