@@ -6,6 +6,7 @@ Their laws beside oracles in SQL: tests/property/test_window_laws.py.
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from random import Random
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from pyspark.sql.types import DayTimeIntervalType, IntegerType
 
 from cairn.aggregates import ApproxDistinct, Count, First, Last, Max, Mean, Min, StdDev, Sum, Variance
 from cairn.errors import ProcessorError, UsageError
-from cairn.processors import SessionWindow, SlidingWindow, TumblingWindow
+from cairn.processors import Funnel, SessionWindow, SlidingWindow, TumblingWindow
 from cairn.spark.ddl import parse_ddl_locally
 from cairn.testing import PipelineTester
 from tests.unit.test_ready_made import DAY, HOUR, TIMED, at, declared, ready, seqs
@@ -342,3 +343,46 @@ def test_late_rows_are_kept_aside() -> None:
     window = windowed(SessionWindow, {"gap": HOUR}, NOW)
     window.run()
     assert seqs(window.run([("ann", 1, at(0, 30), 1.0), ("ann", 2, at(1, 30), 1.0)]).late) == [1]
+
+
+# --- state over many intervals ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.long("60 intervals for each processor", runs_in="ci")
+@pytest.mark.parametrize(
+    ("base", "settings"),
+    [
+        (TumblingWindow, {"size": HOUR}),
+        (TumblingWindow, {"size": HOUR, "allowed_lateness": HOUR}),
+        (SlidingWindow, {"size": HOUR, "slide": 20 * MINUTE}),
+        (SlidingWindow, {"size": HOUR, "slide": 20 * MINUTE, "early": True}),
+        (SlidingWindow, {"size": HOUR, "slide": 20 * MINUTE, "allowed_lateness": HOUR}),
+        (SessionWindow, {"gap": 10 * MINUTE}),
+        (SessionWindow, {"gap": 10 * MINUTE, "early": True}),
+        (SessionWindow, {"gap": 10 * MINUTE, "allowed_lateness": HOUR}),
+        (Funnel, {"step": "celsius", "steps": (1.0, 2.0, 3.0), "within": HOUR}),
+    ],
+)
+def test_state_is_flat_over_60_intervals(base: type, settings: dict[str, Any]) -> None:
+    aggregates = {} if base is Funnel else {"n": Count(), "last": Last("celsius")}
+    window = ready(declared(base, **aggregates, **settings), READINGS, **TIMED)
+    random = Random(7)
+    states = {TumblingWindow: ["windows"], SlidingWindow: ["panes"], SessionWindow: ["sessions"], Funnel: ["rows"]}[
+        base
+    ]
+    states += ["put_out"] * (base is SlidingWindow and len(settings) > 2)
+    sizes = []
+    for hour in range(60):
+        window.run(
+            [
+                (f"user {key}", n, at(hour, random.randrange(-60, 60)), float(random.randrange(1, 4)))
+                for key in range(4)
+                for n in range(3)
+            ]
+        )
+        if hour % 10 == 9:
+            sizes.append(sum(len(window.state(name)) for name in states) + len(window.timers()))
+    assert max(sizes[1:]) <= 1.5 * min(sizes[1:]), sizes
+    for _ in range(6):
+        window.run()
+    assert [window.state(name) for name in states] == [[]] * len(states) and window.timers() == []
