@@ -175,14 +175,14 @@ class SessionWindow(Windows):
         )
         return BatchResult(output=output)
 
-    def _gaps(self, batch: KeyedBatch) -> Int64s | int:
+    def _gaps(self, batch: KeyedBatch) -> Int64s:
         """Return the gap of each row in microseconds.
 
         Raises:
             ProcessorError: A gap is null or not positive.
         """
         if isinstance(self.gap, timedelta):
-            return self.gap // MICROSECOND
+            return np.full(batch.rows.num_rows, self.gap // MICROSECOND, np.int64)
         column = whole(batch.rows[self.gap])
         gaps = numbers(column).astype(np.int64)
         wrong = (gaps <= 0) | ~valid_rows(column)
