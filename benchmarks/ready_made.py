@@ -153,6 +153,8 @@ def measure(name: str, processor: type, keys: int, rows_per_key: int = 1, **sett
 # --- beside Spark -----------------------------------------------------------------------------------------------------
 
 DELAY = timedelta(minutes=30)
+# Rows of one batch are at most 89 minutes apart.
+LONG_DELAY = timedelta(minutes=90)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,16 +164,21 @@ class Case:
     Attributes:
         processor: The processor.
         query: Spark's query over rows with a watermark.
+        delay: The delay of the watermark.
+        new_keys: True if each batch has keys of its own. Spark may take a row for a duplicate until the next batch, long
+            after its delay has passed.
     """
 
     processor: type
     query: Callable[[DataFrame], DataFrame]
+    delay: timedelta = DELAY
+    new_keys: bool = False
 
 
-class FirstOfHour(Deduplicate):
-    """The first row of each key in half an hour, which is Spark's delay."""
+class FirstWithinDelay(Deduplicate):
+    """The first row of each key within Spark's delay."""
 
-    horizon = DELAY
+    horizon = LONG_DELAY
 
 
 def _deduplicated(rows: DataFrame) -> DataFrame:
@@ -206,14 +213,14 @@ def _session(gap: str) -> Any:
 
 _WINDOW, _SESSION = ("window_start", "window_end"), ("session_start", "session_end")
 CASES = {
-    "deduplicate": Case(processor=FirstOfHour, query=_deduplicated),
+    "deduplicate": Case(processor=FirstWithinDelay, query=_deduplicated, delay=LONG_DELAY, new_keys=True),
     "tumbling": Case(processor=Hourly, query=_aggregated(lambda: _window("1 hour"), _WINDOW)),
     "sliding": Case(processor=Overlapping, query=_aggregated(lambda: _window("1 hour", "20 minutes"), _WINDOW)),
     "sessions": Case(processor=Visits, query=_aggregated(lambda: _session("10 minutes"), _SESSION)),
 }
 
 
-def write_inputs(folder: Path, keys: int, rows: int, batches: int) -> list[Path]:
+def write_inputs(folder: Path, keys: int, rows: int, batches: int, *, new_keys: bool = False) -> list[Path]:
     """Write one file for each hour: rows of random keys, a tenth of them up to 30 minutes late."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(7)
@@ -224,7 +231,7 @@ def write_inputs(folder: Path, keys: int, rows: int, batches: int) -> list[Path]
         at = np.int64(START.timestamp()) * 1_000_000 + (minutes * 60_000_000).astype(np.int64)
         table = pa.table(
             {
-                "id": rng.integers(0, keys, rows),
+                "id": rng.integers(0, keys, rows) + (batch * keys if new_keys else 0),
                 "at": pa.array(at).cast(pa.timestamp("us", "UTC")),
                 # Whole numbers, whose sum does not depend on the order.
                 "amount": rng.integers(0, 1000, rows).astype(np.float64),
@@ -244,7 +251,7 @@ def beside_spark(name: str, keys: int, rows: int, batches: int) -> None:
     # Spark's maintenance thread may still write into the folder.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as made:
         folder = Path(made)
-        files = write_inputs(folder / "inputs", keys, rows, batches)
+        files = write_inputs(folder / "inputs", keys, rows, batches, new_keys=case.new_keys)
         small = write_inputs(folder / "small", 1000, 1000, 2)
         spark = engines.start_spark()
         for setting, value in engines.PEER_SETTINGS.items():
@@ -264,14 +271,14 @@ def beside_spark(name: str, keys: int, rows: int, batches: int) -> None:
                 order_by=["at"],
                 time_mode="event",
                 event_time="at",
-                watermark_delay=DELAY,
+                watermark_delay=case.delay,
                 watermark="observed",
             )
             return engines.run_cairn(spark, pipeline, root, len(inputs))
 
         def with_spark(inputs: Path, target: Path) -> list[dict[str, Any]]:
             def query(read: DataFrame) -> Any:
-                result = case.query(read.withWatermark("at", f"{DELAY // timedelta(minutes=1)} minutes"))
+                result = case.query(read.withWatermark("at", f"{case.delay // timedelta(minutes=1)} minutes"))
                 return result.writeStream.outputMode("append").format("parquet").option("path", str(target))
 
             return engines.run_streaming(
