@@ -173,3 +173,16 @@ DAYS: dict[int, list[tuple[str, int, datetime]]] = {
     4: [("ann", 2, at(4))],
     5: [],
 }
+
+
+def days_of(interval: Interval) -> list[tuple[str, int, datetime]]:
+    return DAYS[(interval.start - START) // DAY + 1]
+
+
+def position_of(interval: Interval) -> dict[str, Any]:
+    return {"day": f"{interval.start:%Y-%m-%d}"}
+
+
+def read_days(spark: Any, interval: Interval) -> Any:
+    """A source that needs no Spark."""
+    return spark.createDataFrame(days_of(interval), SCHEMA), position_of(interval)

@@ -49,6 +49,13 @@ COMMANDS = (
         CHANGED_NOTHING,
     ),
     Row(
+        "replay",
+        "replay:replay",
+        LOOK,
+        "Run one key of one committed interval again in this process, and compare the result with the committed one.",
+        CHANGED_NOTHING,
+    ),
+    Row(
         "diff",
         "diff:diff",
         LOOK,
