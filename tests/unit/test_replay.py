@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -19,7 +21,9 @@ from cairn.testing import PipelineTester
 from state_backend.values.errors import UsageError
 from tests.support import replayed as replayed_pipelines
 from tests.support.accounts import DAYS, SCHEMA, accounts, at, day, position_of, read_days
+from tests.support.layout import REPOSITORY
 from tests.support.replayed import ROW
+from tests.support.terminal import Terminal
 
 ACCOUNTS = ("ann", "bob", "carl")
 
@@ -189,3 +193,37 @@ def test_launch_configurations(root: Path) -> None:
     element = ElementTree.fromstring(lines[lines.index("<component") :])
     (parameters,) = [o.get("value") for o in element.iter("option") if o.get("name") == "PARAMETERS"]
     assert shlex.split(parameters or "") == configuration["args"]
+
+
+@pytest.mark.parametrize(
+    ("key", "n", "handler"), [("ann", "2", "handleInputRows"), ("carl", "3", "handleExpiredTimer")]
+)
+def test_pdb_stops_in_the_handler_and_shows_its_variables(root: Path, key: str, n: str, handler: str) -> None:
+    command = [sys.executable, "-m", "cairn.command.cli", "replay", key, n, "--pdb"]
+    settings = {"CAIRN_ROOT": f"file://{root}", "CAIRN_CODE": "tests.support.replayed:ROW"}
+    terminal = Terminal(command, {**os.environ, **settings}, REPOSITORY)
+    try:
+        stopped = terminal.wait_for("(Pdb) ")
+        assert "accounts.py(" in stopped and f"{handler}()" in stopped
+        terminal.type("n")
+        terminal.wait_for("(Pdb) ")
+        terminal.type("p total, 6 * 7")
+        assert "42" in terminal.wait_for("(Pdb) ")
+        terminal.type("c")
+        assert terminal.end() == 0
+        assert "state: equals the committed state" in terminal.said
+    finally:
+        terminal.close()
+
+
+def test_quit_in_pdb_stops_the_replay(root: Path) -> None:
+    command = [sys.executable, "-m", "cairn.command.cli", "replay", "ann", "2", "--pdb"]
+    settings = {"CAIRN_ROOT": f"file://{root}", "CAIRN_CODE": "tests.support.replayed:ROW"}
+    terminal = Terminal(command, {**os.environ, **settings}, REPOSITORY)
+    try:
+        terminal.wait_for("(Pdb) ")
+        terminal.type("q")
+        assert terminal.end() == 130
+        assert "Traceback" not in terminal.said
+    finally:
+        terminal.close()

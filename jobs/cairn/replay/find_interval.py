@@ -6,12 +6,12 @@ import re
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from state_backend.checkpoint.log import Log, interval_of
+from state_backend.checkpoint.log import Log
 from state_backend.inspection.describe import state_of
 from state_backend.values.day_or_instant import first_instant
 from state_backend.values.errors import NoSuchCheckpoint, StateUnusable, UsageError
 from state_backend.values.intervals import Interval, format_instant
-from state_backend.values.records import Record
+from state_backend.values.records import Record, Tombstone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,13 +47,14 @@ def find_interval(log: Log, pipeline: str, which: str | Interval) -> Replayable:
     """
     if isinstance(which, str) and re.fullmatch(r"\d{1,7}", which):
         found = [record for record in log.completed() if record.id == int(which)]
-        dropped = None if found else log.entry(int(which))
+        entry = None if found else log.entry(int(which))
+        dropped = entry if isinstance(entry, Tombstone) else None
     else:
         found, dropped = _of_interval(log, which)
     if not found:
-        if dropped is not None and not isinstance(dropped, Record) and hasattr(dropped, "interval"):
+        if dropped is not None:
             raise StateUnusable(
-                f"{pipeline}: checkpoint {dropped.id} of {interval_of(dropped)} is dropped: its state, code and source position are unknown\n"
+                f"{pipeline}: checkpoint {dropped.id} of {dropped.interval} is dropped: its state, code and source position are unknown\n"
                 f"{_others(log)}"
             )
         raise NoSuchCheckpoint(f"{pipeline}: no checkpoint {_named(which)}\n{_others(log)}")
@@ -89,13 +90,14 @@ def replayable(log: Log) -> list[Record]:
     ]
 
 
-def _of_interval(log: Log, which: str | Interval) -> tuple[list[Record], object]:
+def _of_interval(log: Log, which: str | Interval) -> tuple[list[Record], Tombstone | None]:
     if isinstance(which, Interval):
-        return [r for r in log.completed() if r.interval == which], None
-    start = first_instant("INTERVAL", which)
-    found = [record for record in log.completed() if record.interval.start == start]
-    near = log.commits_near(Interval(start, start + timedelta(milliseconds=1)))
-    dropped = [entry for entry in near if interval_of(entry).start == start and not isinstance(entry, Record)]
+        start, found = which.start, [record for record in log.completed() if record.interval == which]
+    else:
+        start = first_instant("INTERVAL", which)
+        found = [record for record in log.completed() if record.interval.start == start]
+    near = log.commits_near(Interval(start, start + timedelta(milliseconds=1))) if not found else []
+    dropped = [entry for entry in near if isinstance(entry, Tombstone) and entry.interval.start == start]
     return found, dropped[-1] if dropped else None
 
 
