@@ -61,7 +61,14 @@ class KeyStep:
 
 
 def history_of_key(
-    log: Log, url: str, key: SearchedKey, storage: Storage, work: Path, *, follow_output: bool = False
+    log: Log,
+    url: str,
+    key: SearchedKey,
+    storage: Storage,
+    work: Path,
+    *,
+    follow_output: bool = False,
+    newest_first: bool = False,
 ) -> Iterator[KeyStep]:
     """Yield the retained checkpoints that changed a key, by id.
 
@@ -73,6 +80,7 @@ def history_of_key(
         work: An empty local folder.
         follow_output: Search the key's rows in all output and all late rows, also in the output of dropped checkpoints.
             Checkpoints with such rows are then yielded too. False searches rows only in checkpoints that changed the key.
+        newest_first: Yield the newest checkpoint first.
 
     Raises:
         CorruptFile: A file is missing or damaged.
@@ -82,7 +90,7 @@ def history_of_key(
     ids = {*log.retained}
     if follow_output:
         ids |= {checkpoint_id for checkpoint_id, _ in log.current_outputs().values()}
-    for checkpoint_id in sorted(ids):
+    for checkpoint_id in sorted(ids, reverse=newest_first):
         step = steps.step(checkpoint_id, follow_output)
         if step is not None:
             yield step

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from pipelines.aircraft import AIRCRAFT, READ_SCHEMA, read_flights
 from pipelines.land_flights import day_file, land
 from state_backend.adapters.open_storage import join_url
 from state_backend.inspection.compare_runs import compare_runs
+from state_backend.values.retention import KeepLast
 from tests.support.changed_aircraft import WRONG
 from tests.support.flown import FLOWN
 from tests.support.tiers import at_tier
@@ -68,7 +70,7 @@ def some_keys(flights: Path, seed: int) -> list[Any]:
 
 @pytest.mark.parametrize("api", ["row", pytest.param("pandas", marks=pytest.mark.long("minutes")), "arrow"])
 def test_every_interval_of_random_aircraft(api: str, flights: Path, tmp_path: Path) -> None:
-    pipeline = FLOWN[api]
+    pipeline = replace(FLOWN[api], retention=KeepLast(DAYS + 1))
     tester = run_days(pipeline, flights, tmp_path)
     log = coordinator_of(pipeline, tester.root).log()
     calls: dict[tuple[str, ...], int] = {}

@@ -36,6 +36,12 @@ class Terminal:
     def type(self, line: str) -> None:
         os.write(self._main, f"{line}\n".encode())
 
+    def rest(self, *, seconds: float = 60) -> str:
+        """Read until the process ends, and return what was said since the last call."""
+        began = len(self.said)
+        self.end(seconds=seconds)
+        return self.said[began:]
+
     def end(self, *, seconds: float = 60) -> int:
         """Read until the process ends, and return its exit code."""
         until = time.monotonic() + seconds
