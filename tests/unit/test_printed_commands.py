@@ -114,6 +114,10 @@ RUN = {
     "cairn status --root … --pipeline …": "tests/unit/test_pipelines_command.py::"
     "test_pipelines_with_problems_come_first_and_the_printed_command_works as printed",
     "cairn get N24211": HERE + "test_the_examples_of_the_page_of_commands as printed",
+    "cairn replay ann 2024-01-02 --code pipelines.accounts:ACCOUNTS": "tests/integration/test_docs.py::"
+    "test_the_page_about_a_wrong_balance as printed",
+    "cairn replay …": "not run: the name of the Spark application",
+    "cairn history N24211": HERE + "test_the_examples_of_the_page_of_commands as printed",
     "cairn diff": CLI + "test_diff_counts_what_is_shared_and_which_key_groups_changed",
     "cairn diff --exit-code": "tests/unit/test_state_diff.py::test_exit_codes_of_diff",
     "cairn diff --json": HERE + "test_what_docs_show_of_a_pipeline",

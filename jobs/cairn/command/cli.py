@@ -42,6 +42,20 @@ COMMANDS = (
     Row("show", "show:show", LOOK, "Show everything that Cairn has recorded about one checkpoint.", CHANGED_NOTHING),
     Row("get", "get:get", LOOK, "Show all states and timers of one key.", CHANGED_NOTHING),
     Row(
+        "history",
+        "history:history",
+        LOOK,
+        "Show the retained checkpoints that changed one key, with each change.",
+        CHANGED_NOTHING,
+    ),
+    Row(
+        "replay",
+        "replay:replay",
+        LOOK,
+        "Run one key of one committed interval again in this process, and compare the result with the committed one.",
+        CHANGED_NOTHING,
+    ),
+    Row(
         "diff",
         "diff:diff",
         LOOK,
