@@ -83,22 +83,6 @@ def check_same_schedule(dag: Any, pipeline: str) -> None:
         )
 
 
-def in_zone_of(timetable: Any, start_date: datetime) -> datetime:
-    """Return the same instant in the time zone of a cron timetable.
-
-    Airflow's API tells the zone of a DAG's start date, and no zone of a timetable. `cairn backfill` and `cairn heal` take a
-    day in the zone that the API tells.
-
-    Args:
-        timetable: The DAG's timetable.
-        start_date: Start date of the DAG. A start date without a zone is returned unchanged.
-    """
-    zone = getattr(timetable, "timezone", None)
-    if zone is None or start_date.tzinfo is None:
-        return start_date
-    return pendulum.instance(start_date).in_timezone(zone)
-
-
 def schedule_of_dag(dag: Any) -> dict[str, Any] | None:
     """Return the schedule of a DAG as JSON values, as `state_backend.values.schedule.encode` writes them.
 

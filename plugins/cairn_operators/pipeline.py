@@ -10,7 +10,7 @@ from airflow.sdk import DAG, Param
 
 from cairn_operators.check_dag_arguments import check_pipeline_and_root
 from cairn_operators.checkpoint_operator import CheckpointOperator
-from cairn_operators.dag_schedule import check_same_schedule, in_zone_of, timetable_of_pipeline, with_data_intervals
+from cairn_operators.dag_schedule import check_same_schedule, timetable_of_pipeline, with_data_intervals
 from cairn_operators.micro_batch import StatefulMicroBatchOperator
 from cairn_operators.pipeline_source import pipeline_name_of
 from cairn_operators.retries import retry_arguments
@@ -93,7 +93,7 @@ def stateful_pipeline(
         timetable = timetable_of_pipeline(dag_id, pipeline)
     else:
         timetable = with_data_intervals(schedule, start_date)
-    with DAG(dag_id, schedule=timetable, start_date=in_zone_of(timetable, start_date), **arguments) as dag:
+    with DAG(dag_id, schedule=timetable, start_date=start_date, **arguments) as dag:
         # The `process` task itself waits for the checkpoint of the interval before. Airflow's `max_active_runs` does
         # not keep intervals in order, since a backfill has its own limit of active runs.
         batch = StatefulMicroBatchOperator(

@@ -181,7 +181,7 @@ def play_days(pipe: Pipe) -> None:
     wanted = pipe.case.intervals[2]
     day = wanted.start.astimezone(INDIA).date()
     before = pipe.log().head_id
-    said = pipe.type(f"cairn backfill --dag {pipe.name} --from {day} --to {day}")
+    said = pipe.type(f"cairn backfill --dag {pipe.name} --from {day} --to {day} --root {pipe.root}")
     assert f"1 runs from {day} to {day} (Asia/Kolkata)" in said
     wait_until(lambda: pipe.log().head_id == before + 1, 300, f"the interval of {day}")
     newest = pipe.log().newest

@@ -105,7 +105,7 @@ def test_it_is_created_until_it_is_whole(server: Callable[..., FakeAirflow], ans
 
 
 def test_a_day_is_a_day_in_the_zone_of_the_schedule(server: Callable[..., FakeAirflow]) -> None:
-    """The newest checkpoint names the zone; without a checkpoint, the DAG's start date does."""
+    """The newest checkpoint names the zone; without a checkpoint, Airflow's default zone counts."""
     airflow = server("ok")
     airflow.zone = "Europe/Berlin"
     scheduled("kolkata", Cron("@daily", "Asia/Kolkata"))

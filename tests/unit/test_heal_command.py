@@ -141,7 +141,7 @@ def test_it_runs_what_is_stale_and_missing_and_then_has_nothing_to_do(airflow: F
         (None, "2024-01-04", "2024-01-04T22:59:59.999000+00:00"),
     ],
 )
-def test_a_day_is_a_day_in_the_zone_of_the_schedule_else_of_the_dag(
+def test_a_day_is_a_day_in_the_zone_of_the_schedule_else_of_airflow(
     folder: Folder, airflow: FakeAirflow, schedule: Schedule | None, to: str, last: str
 ) -> None:
     folder.run(day(2), "scheduled", schedule=schedule)

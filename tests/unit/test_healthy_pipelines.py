@@ -145,4 +145,4 @@ def test_healthy_intervals_have_no_finding(name: str, tmp_path: Path) -> None:
     for n in range(INTERVALS):
         tester.run(rows(n))
         assert tester.validate(expectations, over_time) == [], n
-    assert len(tester.checkpoints) == INTERVALS
+    assert tester.checkpoints[-1].id == INTERVALS  # Retention has dropped some before it.

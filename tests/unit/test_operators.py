@@ -1299,18 +1299,6 @@ def test_a_dag_without_a_schedule_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("schedule", "zone"),
-    [(BERLIN, "Europe/Berlin"), ("@daily", "America/New_York"), (HOURS, "America/New_York")],
-)
-def test_airflows_api_tells_the_zone_of_the_schedule(schedule: Any, zone: str) -> None:
-    """`cairn backfill` and `cairn heal` take days in this zone."""
-    start = datetime(2013, 1, 1, tzinfo=ZoneInfo("America/New_York"))
-    dag = stateful_pipeline("p", "m:P", "file:///r", schedule=schedule, start_date=start)
-    assert dag.start_date == start
-    assert DagSerialization.to_dict(dag)["dag"]["timezone"] == zone
-
-
-@pytest.mark.parametrize(
     "more", [{"max_active_tis_per_dag": 1}, {"depends_on_past": True}, {"wait_for_downstream": True}]
 )
 def test_what_would_keep_the_run_before_from_starting_is_refused(more: dict[str, Any]) -> None:

@@ -148,7 +148,8 @@ class AirflowRest:
         Args:
             dag_id: Id of the DAG.
             recorded: Schedule of the pipeline's newest checkpoint. A cron schedule has a zone of its own. Otherwise the
-                zone is that of the DAG's start date.
+                zone is Airflow's default time zone, since Airflow's API tells no other: the field `timezone` of a DAG
+                is the setting `[core] default_timezone` (seen with Airflow 3.3.2).
 
         Raises:
             UsageError: Airflow has no such DAG, or refuses permission.

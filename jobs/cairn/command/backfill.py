@@ -30,7 +30,7 @@ class Reprocess(StrEnum):
 def backfill(
     dag: Annotated[str, typer.Option(help="Id of the DAG to run.")],
     from_: Annotated[
-        str, typer.Option("--from", help="A day in the schedule's time zone, or the start of the first interval.")
+        str, typer.Option("--from", help="A day, or the start of the first interval. --root says in which zone.")
     ],
     to: Annotated[str, typer.Option("--to", help="A day, or the start of the last interval; included.")],
     reprocess: Annotated[
@@ -46,7 +46,8 @@ def backfill(
         str | None,
         typer.Option(
             envvar="CAIRN_ROOT",
-            help="URL of the folder that holds all pipelines. A day is then in the zone of the pipeline's schedule.",
+            help="URL of the folder that holds all pipelines. A day is then in the zone of the pipeline's cron schedule, "
+            "else in Airflow's default zone.",
         ),
     ] = None,
     pipeline: Annotated[
