@@ -115,7 +115,6 @@ def _joined(
     *,
     state: str,
     expectation: str,
-    spans: bool,
 ) -> dict[str, str]:
     """Return the parts of a pipeline with two inputs."""
     first, second = schemas
@@ -306,7 +305,6 @@ def test_an_order_without_payment_is_put_out_later(tester: PipelineTester) -> No
         ),
         state="left",
         expectation='gxe.ExpectColumnValuesToNotBeNull(column="order_at")',
-        spans=True,
     ),
 )
 _LOOKUP = ReadyMadeTemplate(
@@ -342,7 +340,6 @@ def test_a_sale_before_the_first_price_has_none(tester: PipelineTester) -> None:
         ),
         state="versions",
         expectation='gxe.ExpectColumnValuesToBeBetween(column="price_euro", min_value=0)',
-        spans=False,
     ),
 )
 READY_MADE = {

@@ -172,7 +172,8 @@ class IntervalJoin(ReadyMade):
             The rows without partner.
         """
         watermark_ms = batch.time.getCurrentWatermarkInMs()
-        output, left = [], []
+        output: list[pa.Table] = []
+        left: list[tuple[Int64s, Int64s]] = []
         for side, (state, last) in enumerate(zip(self._states, self._lasts, strict=True)):
             held = held_rows(state.get(), self._sides[side])
             over = ceil_ms(held.times + last) <= watermark_ms

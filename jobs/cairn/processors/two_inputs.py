@@ -181,9 +181,11 @@ def sides_of(owner: str, processor: str, handle: Any, kinds: Sequence[str]) -> t
             f'{owner}: {processor} needs the string column {KIND!r} in the input, outside of the key; let the source return union_by_kind({{"{kinds[0]}": ..., "{kinds[1]}": ...}}, shared=[...])'
         )
     longest_first = sorted(kinds, key=len, reverse=True)
-    sides, taken = [], list(key)
+    sides: list[Side] = []
+    taken: list[str] = list(key)
     for kind in kinds:
-        columns, fields = {}, []
+        columns: dict[str, str] = {}
+        fields: list[StructField] = []
         for field in nullable(schema):
             if field.name in (*key, KIND):
                 continue
@@ -270,7 +272,8 @@ def no_rows(side: Side) -> SideRows:
 
 def arrow_schema(schema: StructType) -> pa.Schema:
     """Return the Arrow schema of a Spark schema, with times in UTC."""
-    return to_arrow_schema(schema, timezone="UTC", prefers_large_types=False)
+    made: pa.Schema = to_arrow_schema(schema, timezone="UTC", prefers_large_types=False)
+    return made
 
 
 def output_rows(
