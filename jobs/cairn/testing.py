@@ -40,7 +40,7 @@ from cairn.operations.process_interval import process_interval
 from cairn.pipeline import Interval, Pipeline
 from cairn.replay.key_input import plan_read_key
 from cairn.replay.literal_state import State, entries_from, time_of, values_of
-from cairn.replay.local_session import LocalSession
+from cairn.replay.local_session import LocalSession, PlanningSession
 from cairn.replay.replay_key import replay_key
 from cairn.replay.run_key import InProcess, KeyRun, run_key
 from cairn.rows.column_names import ColumnNames
@@ -305,7 +305,7 @@ class PipelineTester:
         )
         pipeline = self._as_run(rows, position)
         coordinator = coordinator_of(pipeline, self.root)
-        session: Any = LocalSession(self._session_zone)
+        session: Any = PlanningSession(self._session_zone)
         here = partial(_on_shards, pipeline.processor)
         prepared = process_interval(session, pipeline, self.root, attempt, coordinator=coordinator, on_shards=here)
         content, record = prepared.content, None

@@ -207,7 +207,7 @@ def talk(layout: Path, block: Block, environment: dict[str, str], command: str, 
                 expected = []
                 if line is not None:
                     terminal.type(line.removeprefix(PROMPT))
-                    said = terminal.wait_for(PROMPT) if "continue" not in line else terminal.rest()
+                    said = terminal.wait_for(PROMPT) if line != f"{PROMPT}continue" else terminal.rest()
             else:
                 expected.append(line)
         assert terminal.end() == 0

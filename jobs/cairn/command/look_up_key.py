@@ -45,7 +45,9 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
     values = parse_key(asked["key"], schema)
     source = StateSource.of_record(url, record)
     states = next(iter(look_up(source, [values], hold=False).values()), {})
-    key, steps, more = SearchedKey.of(values, schema, content.max_parallelism), [], False
+    key = SearchedKey.of(values, schema, content.max_parallelism)
+    steps: list[list[str]] = []
+    more = False
     began_s = time.monotonic()
     with work_folder("look-up") as work:
         for step in history_of_key(log, url, key, storage, work, newest_first=True):

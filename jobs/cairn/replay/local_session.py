@@ -39,8 +39,8 @@ class NeedsSpark(BaseException):
     """
 
 
-class LocalSession:
-    """The parts of a Spark session that planning an interval and simple sources use.
+class PlanningSession:
+    """The parts of a Spark session that planning an interval uses.
 
     Args:
         zone: The session's time zone.
@@ -53,6 +53,14 @@ class LocalSession:
 
     def _parse_ddl(self, ddl: str) -> t.StructType:
         return parse_ddl_locally(ddl)
+
+
+class LocalSession(PlanningSession):
+    """The parts of a Spark session that planning an interval and simple sources use.
+
+    Args:
+        zone: The session's time zone.
+    """
 
     @property
     def read(self) -> _Reader:
