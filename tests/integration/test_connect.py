@@ -188,7 +188,7 @@ def test_an_edited_processor_counts_from_the_next_interval_on(
 
 
 def test_validation_runs_in_other_processes_than_the_writer(server: SparkConnectServer, tmp_path: Path) -> None:
-    """Each driver has its own session, and Spark gives each session Python workers of its own."""
+    """A small state is restored in the driver of the validation itself, which is not the process that wrote the state."""
     write_pipeline(tmp_path, "one", "hello")
     process(tmp_path, server.url, 1, "attempt-1")
     record = Coordinator(open_storage(str(tmp_path / "root" / "greeting")), "greeting").commit("attempt-1").record

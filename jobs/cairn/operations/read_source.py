@@ -5,6 +5,7 @@ Errors of the source become a `SourceError` that names the pipeline, the interva
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import re
@@ -19,6 +20,7 @@ from cairn.operations.stateful_source import warn_of_stateful_source
 from cairn.pipeline import Interval, Pipeline
 from cairn.rows.local_rows import LocalRows
 from cairn.runners.user_code import user_traceback
+from cairn.spark.connect_frames import is_streaming
 from cairn.spark.session import is_lost
 from state_backend.values.errors import CairnError, SourceError
 
@@ -68,7 +70,7 @@ def read_source(spark: SparkSession, pipeline: Pipeline, interval: Interval) -> 
         raised.add_note(textwrap.indent(without_java(user_traceback(error)), "  "))
         log.debug("what the source raised", exc_info=error)
         raise raised from None
-    if rows.isStreaming:
+    if is_streaming(rows):
         raise SourceError(
             f"{where}: the source returned a streaming DataFrame, which has no end; read the interval's rows with spark.read"
         )
@@ -184,9 +186,11 @@ def _told(error: Exception) -> str:
 
 def _is_frame(value: Any) -> bool:
     # Classic DataFrames and those of Spark Connect both have these attributes. `isinstance` would need an import of
-    # Spark Connect.
+    # Spark Connect, and `hasattr` would ask the server: `schema` and `isStreaming` are properties.
+    missing = object()
     return isinstance(value, LocalRows) or all(
-        hasattr(value, name) for name in ("schema", "isStreaming", "select", "unionByName")
+        inspect.getattr_static(value, name, missing) is not missing
+        for name in ("schema", "isStreaming", "select", "unionByName")
     )
 
 
