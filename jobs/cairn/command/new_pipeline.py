@@ -48,7 +48,7 @@ class ReadyMadeName(StrEnum):
     latest = "latest"
     history = "history"
     topn = "topn"
-    join = "join"
+    join = "join"  # type: ignore[assignment]  # a method of str has this name
     lookup = "lookup"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -297,7 +297,7 @@ def output_rows(
 
 
 def positions(
-    owners: Int64s, times: Int64s, bounds: Sequence[tuple[Int64s, Int64s, str]]
+    owners: Int64s, times: Int64s, bounds: Sequence[tuple[Int64s, Int64s, Literal["left", "right"]]]
 ) -> tuple[Int64s, list[Int64s]]:
     """Order rows by key and time, and find the places of bounds in this order.
 
