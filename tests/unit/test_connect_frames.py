@@ -13,7 +13,7 @@ pytest.importorskip("pyspark.sql.connect.proto")
 from pyspark.sql.connect.proto import relations_pb2
 from pyspark.sql.types import LongType, StructField, StructType
 
-from cairn.spark.connect_frames import is_streaming, with_schema
+from cairn.rows.connect_frames import is_streaming, with_schema
 
 
 class Frame:

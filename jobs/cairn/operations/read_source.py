@@ -18,9 +18,9 @@ from pyspark.sql.types import CalendarIntervalType, DataType, StructType, YearMo
 
 from cairn.operations.stateful_source import warn_of_stateful_source
 from cairn.pipeline import Interval, Pipeline
+from cairn.rows.connect_frames import is_streaming
 from cairn.rows.local_rows import LocalRows
 from cairn.runners.user_code import user_traceback
-from cairn.spark.connect_frames import is_streaming
 from cairn.spark.session import is_lost
 from state_backend.values.errors import CairnError, SourceError
 

@@ -54,8 +54,8 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from cairn.rows.connect_frames import with_schema
 from cairn.rows.row_order import bytes_of, needs_bytes, normalised, spark_order, tie_breaks
-from cairn.spark.connect_frames import with_schema
 from state_backend.formats.key_codec import check_key_schema
 from state_backend.formats.types import parse_struct
 from state_backend.values.errors import UsageError
