@@ -45,6 +45,8 @@ class ReadyMadeName(StrEnum):
 
     dedupe = "dedupe"
     windows = "windows"
+    sessions = "sessions"
+    funnel = "funnel"
     latest = "latest"
     history = "history"
     topn = "topn"

@@ -188,6 +188,64 @@ def test_a_reading_before_the_watermark_is_late(tester: PipelineTester) -> None:
         aggregates="Count, Max, Mean",
     ),
 )
+_CLICKS = "$key string, page string, at timestamp"
+_SESSIONS = ReadyMadeTemplate(
+    key="visitor",
+    rows={"": lambda chance: {"page": chance.choice(["home", "search", "cart", "payment"])}},
+    parts=_parts(
+        "sessions of each $key: rows without a pause of 20 minutes.",
+        "clicks",
+        _CLICKS,
+        '''class Sessions(SessionWindow):
+    """Aggregates of each session. A session is put out when the watermark passes its end."""
+
+    gap = timedelta(minutes=20)
+    clicks = Count()
+    pages = ApproxDistinct("page")
+
+''',
+        """def test_a_pause_ends_a_session(tester: PipelineTester) -> None:
+    tester.run([("ann", "home", at(0)), ("ann", "cart", at(15)), ("ann", "home", at(50)), ("bob", "home", at(5))])
+    output = [row for _ in range(2) for row in tester.run().output]
+    assert sorted((row["$key"], row["clicks"]) for row in output) == [("ann", 1), ("ann", 2), ("bob", 1)]
+    assert tester.state("sessions") == tester.timers() == []
+
+
+def test_a_late_click_joins_two_sessions(tester: PipelineTester) -> None:
+    tester.run([("ann", "home", at(0)), ("ann", "cart", at(30))])
+    assert [row["clicks"] for row in tester.run([("ann", "search", at(15))]).output] == [3]"""
+        + _SHARDS.replace("ROW", '(f"v{n}", "home", at(n))').replace("LOST", '("v1", "home", at(59))'),
+        state="sessions",
+        expectation='gxe.ExpectColumnValuesToNotBeNull(column="user_key_session_start")',
+        aggregates="ApproxDistinct, Count",
+    ),
+)
+_FUNNEL = ReadyMadeTemplate(
+    key="visitor",
+    rows=_SESSIONS.rows,
+    parts=_parts(
+        "the way of each $key from the cart to the payment, completed or abandoned.",
+        "clicks",
+        _CLICKS,
+        '''class Checkout(Funnel):
+    """One row for each checkout. A checkout without payment is put out when an hour has passed."""
+
+    step = "page"
+    steps = ("cart", "payment")
+    within = timedelta(hours=1)
+
+''',
+        """def test_a_checkout_is_completed_or_abandoned(tester: PipelineTester) -> None:
+    tester.run([("ann", "cart", at(5)), ("ann", "payment", at(40)), ("bob", "home", at(6)), ("bob", "cart", at(7))])
+    output = [row for _ in range(4) for row in tester.run().output]
+    found = sorted((row["$key"], row["is_completed"], row["last_step"]) for row in output)
+    assert found == [("ann", True, "payment"), ("bob", False, "cart")]
+    assert tester.state("rows") == tester.timers() == []"""
+        + _SHARDS.replace("ROW", '(f"v{n}", "cart", at(n))').replace("LOST", '("v1", "payment", at(59))'),
+        state="rows",
+        expectation='gxe.ExpectColumnValuesToNotBeNull(column="at")',
+    ),
+)
 _LATEST = ReadyMadeTemplate(
     key="customer",
     rows={"": lambda chance: {"city": chance.choice(["Oslo", "Rome", "Bern"]), "is_deleted": chance.random() < 0.02}},
@@ -345,6 +403,8 @@ def test_a_sale_before_the_first_price_has_none(tester: PipelineTester) -> None:
 READY_MADE = {
     "dedupe": _DEDUPE,
     "windows": _WINDOWS,
+    "sessions": _SESSIONS,
+    "funnel": _FUNNEL,
     "latest": _LATEST,
     "history": _HISTORY,
     "topn": _TOPN,
