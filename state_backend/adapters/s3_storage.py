@@ -49,6 +49,7 @@ from botocore.exceptions import (
     PartialCredentialsError,
     ProfileNotFound,
     ProxyConnectionError,
+    SSLError,
     TokenRetrievalError,
 )
 
@@ -78,6 +79,9 @@ PARTS_OF_ONE_SIZE = 1000
 COPIED_PART_BYTES = 1 << 30
 """Bytes that the server copies with one request. S3 takes at most 5 GiB."""
 
+SERVER_COPIES_BYTES = CHUNK_BYTES
+"""The server copies larger files itself. For others, its three requests cost more than a read and a write."""
+
 BATCH = 1000
 """The number of files that one request deletes: the most that S3 accepts."""
 
@@ -100,27 +104,38 @@ _NO_CREDENTIALS = (
     ProfileNotFound,
     TokenRetrievalError,
 )
-_NEVER_SENT = (*_NO_CREDENTIALS, ConnectTimeoutError, EndpointConnectionError, ParamValidationError, ProxyConnectionError)
+_NEVER_SENT = (
+    *_NO_CREDENTIALS,
+    ConnectTimeoutError,
+    EndpointConnectionError,
+    ParamValidationError,
+    ProxyConnectionError,
+)
 
 R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """Limits of requests and their repeats.
+    """Time limits of requests and their repeats, in seconds.
 
     Attributes:
-        attempts: The AWS SDK sends a request at most this often. It waits up to 20 s between two attempts.
-        connect_s: Time limit for a connection, in seconds.
-        read_s: Time limit for the next bytes of an answer, in seconds.
-        conflicts: A write is repeated at most this often if the server answers that another write of the same file is
-            under way (409).
+        deadline_s: A request is repeated until this long after its beginning.
+        connect_s: Timeout of a connection.
+        read_s: Timeout of the next bytes of an answer.
+        first_delay_s: The n-th repeat waits for a random time of at most `first_delay_s * 2**(n-1)`.
+        longest_delay_s: Upper limit of this delay.
     """
 
-    attempts: int = 10
+    deadline_s: float = 180.0
     connect_s: float = 10.0
     read_s: float = 60.0
-    conflicts: int = 10
+    first_delay_s: float = 0.5
+    longest_delay_s: float = 20.0
+
+    def delay_s(self, repeats: int) -> float:
+        """Return a random delay before the next repeat, after so many repeats."""
+        return uniform(0, min(self.first_delay_s * 2.0 ** min(repeats, 30), self.longest_delay_s))
 
 
 @dataclass(slots=True)
@@ -139,8 +154,8 @@ class _Write:
 class _Clients:
     """Clients of the AWS SDK, one for each process: a forked process can't share its parent's sockets.
 
-    Attributes:
-        environment: The variables to log in with; None for the process's own.
+    Args:
+        patience: Time limits of requests.
     """
 
     def __init__(self, patience: Patience) -> None:
@@ -169,7 +184,8 @@ class _Clients:
             config=Config(
                 connect_timeout=self._patience.connect_s,
                 read_timeout=self._patience.read_s,
-                retries={"mode": "standard", "total_max_attempts": self._patience.attempts},
+                # `_send` repeats requests. The SDK's own repeats have a budget for each client, which an outage uses up.
+                retries={"total_max_attempts": 1},
                 max_pool_connections=32,
                 user_agent_extra="cairn",
                 # Cairn gives and compares checksums itself.
@@ -178,20 +194,7 @@ class _Clients:
                 s3={"addressing_style": addressing},
             ),
         )
-        client.meta.events.register("response-received.s3", _note_failure)
         return client
-
-
-# Failures of this thread's running request that may have taken effect. The AWS SDK reports only the last attempt.
-_attempts = threading.local()
-
-
-def _note_failure(*, response_dict: dict[str, Any] | None = None, exception: Exception | None = None, **_: Any) -> None:
-    status = None if response_dict is None else response_dict.get("status_code")
-    if exception is not None and not isinstance(exception, _NEVER_SENT):
-        _attempts.uncertain = True
-    elif status is not None and (status >= 500 or status == 408):
-        _attempts.uncertain = True
 
 
 _clients: dict[tuple[str | None, ...], _Clients] = {}
@@ -302,7 +305,9 @@ class S3Storage:
             try:
                 page = self._send(doing, "list_objects_v2", None, **arguments, **token)
             except NotFound:
-                raise UsageError(f"can't {doing}: the bucket {self._bucket!r} does not exist; create it first") from None
+                raise UsageError(
+                    f"can't {doing}: the bucket {self._bucket!r} does not exist; create it first"
+                ) from None
             self._bucket_seen = True
             yield page
             if not page.get("IsTruncated"):
@@ -363,7 +368,9 @@ class S3Storage:
             except NotFound:
                 return write.uncertain
             except PreconditionFailed:
-                if write.uncertain:  # An earlier attempt may have deleted the file before another process wrote a new one.
+                if (
+                    write.uncertain
+                ):  # An earlier attempt may have deleted the file before another process wrote a new one.
                     raise _unknown(doing) from None
                 continue  # The file was rewritten after the look.
             return True
@@ -386,12 +393,12 @@ class S3Storage:
     def copy_from(self, source: Storage, handle: Handle, path: str) -> Handle:
         """Copy a file of another storage to a new file, as `Storage.copy_from` specifies.
 
-        The server copies a file of more than `CHUNK_BYTES` if both storages have the same login. This method reads
-        and writes all other files, since a copy by the server takes three requests.
+        The server copies a file of more than `SERVER_COPIES_BYTES` if both storages have the same login. This method
+        reads and writes all other files.
         """
         check_path(path)
         ours = isinstance(source, S3Storage) and source._clients is self._clients
-        if not ours or handle.size_bytes <= CHUNK_BYTES:
+        if not ours or handle.size_bytes <= SERVER_COPIES_BYTES:
             with work_folder("copy") as folder:
                 source.download(handle, folder / "file")
                 return self.upload(path, folder / "file")
@@ -512,30 +519,19 @@ class S3Storage:
     ) -> None:
         """Send the request that makes a file visible, with its precondition."""
         condition = {"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag}
-        for conflict in range(self._patience.conflicts + 1):
-            try:
-                self._send(doing, operation, write, **arguments, **condition)
-            except _Conflict:
-                # Another write of the file is under way; after that write, the precondition decides.
-                if conflict == self._patience.conflicts:
-                    raise StorageUnavailable(
-                        f"can't {doing}: other writes of this file did not end; try again"
-                    ) from None
-                time.sleep(uniform(0, min(0.05 * 2**conflict, 2.0)))
-            except PreconditionFailed:
+        try:
+            self._send(doing, operation, write, **arguments, **condition)
+        except PreconditionFailed:
+            self._settle(path, etag, write, doing)
+        except NotFound:  # The bucket, the file to replace, or the multipart upload does not exist.
+            if write.uncertain:
                 self._settle(path, etag, write, doing)
                 return
-            except NotFound:  # The bucket, the file to replace, or the multipart upload does not exist.
-                if write.uncertain:
-                    self._settle(path, etag, write, doing)
-                    return
-                self._require_bucket(doing)
-                if etag is not None:
-                    raise
-                raise StorageUnavailable(f"can't {doing}: the server lost the upload; try again") from None
-            else:
-                self._bucket_seen = True
-                return
+            self._require_bucket(doing)
+            if etag is not None:
+                raise
+            raise StorageUnavailable(f"can't {doing}: the server lost the upload; try again") from None
+        self._bucket_seen = True
 
     def _settle(self, path: str, etag: str | None, write: _Write, doing: str) -> None:
         """Return if an earlier attempt of a refused write took effect.
@@ -610,7 +606,7 @@ class S3Storage:
         raise self._translated(doing, failure, None)
 
     def _send(self, doing: str, operation: str, write: _Write | None, **arguments: Any) -> dict[str, Any]:
-        """Send a request, which the AWS SDK repeats while a repeat may help, and return the answer.
+        """Send a request, and repeat it while a repeat may help.
 
         Args:
             doing: The action and the file, in words: the text after "can't" in messages.
@@ -624,34 +620,33 @@ class S3Storage:
             UnknownOutcome: Any other failure of a write that may have taken effect.
             UsageError: The credentials are refused.
             PermissionRefused: The identity lacks a permission.
-            StorageUnavailable: The request failed for another reason.
+            StorageUnavailable: The request failed for another reason, or until the deadline.
         """
-        client = self._client(doing)
-        payer = self._payer if operation != "abort_multipart_upload" or self._payer else {}
-        _attempts.uncertain = False
-        try:
-            answer: dict[str, Any] = getattr(client, operation)(Bucket=self._bucket, **payer, **arguments)
-            return answer
-        except (ClientError, BotoCoreError, HTTPClientError) as error:
-            failure: Exception = error
-        if write is not None and _attempts.uncertain:
-            write.uncertain = True
+        client, repeats = self._client(doing), 0
+        deadline = time.monotonic() + self._patience.deadline_s
+        while True:
+            try:
+                answer: dict[str, Any] = getattr(client, operation)(Bucket=self._bucket, **self._payer, **arguments)
+                return answer
+            except (ClientError, BotoCoreError) as error:
+                failure: Exception = error
+            if write is not None and not _without_effect(failure):
+                write.uncertain = True
+            if not _is_transient(failure) or time.monotonic() > deadline:
+                break
+            time.sleep(self._patience.delay_s(repeats))
+            repeats += 1
         # The error is raised outside the except block: otherwise its traceback would show the cause with its request.
         raise self._translated(doing, failure, write)
 
     def _translated(self, doing: str, error: Exception, write: _Write | None) -> CairnError:
-        code, status = "", None
-        if isinstance(error, ClientError):
-            code = str(error.response.get("Error", {}).get("Code", ""))
-            status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        status, code = _answered(error) if isinstance(error, ClientError) else (None, "")
         if status == 412 or code == "PreconditionFailed":
             return PreconditionFailed(f"can't {doing}: another process has rewritten the file meanwhile")
         if code == "NoSuchBucket":
             return UsageError(f"can't {doing}: the bucket {self._bucket!r} does not exist; create it first")
         if status == 404 or code in ("NoSuchKey", "NoSuchUpload", "404"):
             return NotFound(f"can't {doing}: the file does not exist")
-        if status == 409 and code in ("ConditionalRequestConflict", "OperationAborted"):
-            return _Conflict(f"can't {doing}: another write of the file is under way; try again")
         if write is not None and write.uncertain:
             return _unknown(doing, _said(error))
         reason = f"can't {doing}: {_said(error)}"
@@ -667,7 +662,8 @@ class S3Storage:
                 f"{reason}; give this identity s3:GetObject, s3:PutObject, s3:DeleteObject and s3:AbortMultipartUpload on "
                 f"arn:aws:s3:::{self._bucket}/*, and s3:ListBucket on the bucket, then try again"
             )
-        return StorageUnavailable(f"{reason}; check the network and the bucket, then try again")
+        gave_up = f" for {self._patience.deadline_s:g} s" if _is_transient(error) else ""
+        return StorageUnavailable(f"{reason}{gave_up}; check the network and the bucket, then try again")
 
     def _name(self, path: str) -> str:
         name = self._root + check_path(path)
@@ -679,10 +675,6 @@ class S3Storage:
         if found is None:
             return NotFound(f"can't {doing}: the file does not exist")
         return PreconditionFailed(f"can't {doing}: another process has rewritten the file meanwhile")
-
-
-class _Conflict(StorageUnavailable):
-    """The server refused a conditional write, because another write of the same file is under way."""
 
 
 class _Body:
@@ -705,18 +697,19 @@ class _Body:
         self._size_bytes: int | None = None
 
     def __iter__(self) -> Iterator[bytes]:
-        failures = 0
+        patience, repeats = self._storage._patience, 0
+        deadline = time.monotonic() + patience.deadline_s
         while self._size_bytes is None or self._at < self._size_bytes:
             try:
                 for piece in self._answer():
-                    failures = 0
+                    repeats, deadline = 0, time.monotonic() + patience.deadline_s
                     yield piece
-            except (BotoCoreError, HTTPClientError) as error:
-                failures += 1
-                if failures >= self._storage._patience.attempts:
+            except BotoCoreError as error:
+                if time.monotonic() > deadline:
                     failure = self._storage._translated(self._doing, error, None)
                     break
-                time.sleep(uniform(0, min(0.05 * 2**failures, 5.0)))
+                time.sleep(patience.delay_s(repeats))
+                repeats += 1
         else:
             return
         raise failure
@@ -738,7 +731,8 @@ class _Body:
         self._storage._bucket_seen = True
         self._etag = answer["ETag"]
         self._size_bytes = self._at + answer["ContentLength"]
-        if whole and answer.get("ChecksumType", "FULL_OBJECT") == "FULL_OBJECT":
+        # Without FULL_OBJECT, the checksum of a multipart upload is one of its parts' checksums.
+        if whole and answer.get("ChecksumType") == "FULL_OBJECT":
             self.crc32c = answer.get("ChecksumCRC32C")
         body = answer["Body"]
         try:
@@ -747,6 +741,31 @@ class _Body:
                 yield piece
         finally:
             body.close()
+
+
+def _is_transient(error: Exception) -> bool:
+    """Return True if a repeat of the same request may succeed."""
+    if isinstance(error, ClientError):
+        status, code = _answered(error)
+        # 409: another write of the same file is under way. After that write, the precondition decides.
+        return status in (408, 409, 429, 500, 502, 503, 504) or code in ("RequestTimeout", "SlowDown", "Throttling")
+    return isinstance(error, HTTPClientError) and not isinstance(error, SSLError)
+
+
+def _without_effect(error: Exception) -> bool:
+    """Return True if the failed request certainly changed nothing, because it was refused or never sent."""
+    if isinstance(error, ClientError):
+        status, _ = _answered(error)
+        return status is not None and status < 500 and status != 408
+    return isinstance(error, _NEVER_SENT)
+
+
+def _answered(error: ClientError) -> tuple[int | None, str]:
+    """Return the HTTP status and S3's error code."""
+    return (
+        error.response.get("ResponseMetadata", {}).get("HTTPStatusCode"),
+        str(error.response.get("Error", {}).get("Code", "")),
+    )
 
 
 def _pieces(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
@@ -790,10 +809,8 @@ def _said(error: Exception) -> str:
     """Return a short reason for the failure, without URLs and headers."""
     if not isinstance(error, ClientError):
         return type(error).__name__
-    told = error.response.get("Error", {})
-    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-    code = told.get("Code", "")
-    return f"HTTP {status} {code}" if status is not None else str(code)
+    status, code = _answered(error)
+    return f"HTTP {status} {code}" if status is not None else code
 
 
 def _unknown(doing: str, found: str = "the server's answer was lost") -> UnknownOutcome:

@@ -42,11 +42,10 @@ from state_backend.values.errors import (
     UsageError,
 )
 from state_backend.values.handles import Handle
-from tests.support.faulty_proxy import FaultyProxy
 from tests.support.faulty_storage import Fault, FaultyStorage, StopHere, lost_answer_at, stop_at
 from tests.support.gcs_server import BUCKET, GcsServer, gcs_server
 from tests.support.s3_server import BUCKET as S3_BUCKET
-from tests.support.s3_server import s3_server
+from tests.support.s3_server import S3Server, s3_server
 
 
 def memory(_: Path) -> Storage:
@@ -83,17 +82,23 @@ def server() -> Iterator[GcsServer]:
 
 
 @pytest.fixture(scope="module")
-def amazon() -> Iterator[FaultyProxy]:
+def amazon() -> Iterator[S3Server]:
     with s3_server() as server:
         yield server
 
 
 GCS = pytest.param(gcs, marks=pytest.mark.gcs)
-S3 = pytest.param(s3, marks=[pytest.mark.s3, pytest.mark.usefixtures("amazon")])
+S3 = pytest.param(s3, marks=pytest.mark.s3)
+
+
+@pytest.fixture(autouse=True)
+def _amazon_if_marked(request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("s3") is not None:
+        request.getfixturevalue("amazon")
 
 
 @pytest.fixture(params=[memory, memory_below, local, GCS, S3, faultless])
-def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+def storage(request: pytest.FixtureRequest, tmp_path: Path, _amazon_if_marked: None) -> Storage:
     make: Callable[[Path], Storage] = request.param
     return make(tmp_path / "storage")
 
@@ -102,7 +107,9 @@ def paths(storage: Storage, prefix: str) -> list[str]:
     return [info.path for info in storage.list(prefix)]
 
 
-@pytest.mark.parametrize("make", [local, GCS, S3, pytest.param(lambda _: MemoryStorage("memory://folders"), id="memory")])
+@pytest.mark.parametrize(
+    "make", [local, GCS, S3, pytest.param(lambda _: MemoryStorage("memory://folders"), id="memory")]
+)
 def test_folders_are_listed_without_their_files(
     make: Callable[[Path], Storage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
