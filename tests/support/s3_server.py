@@ -104,7 +104,7 @@ def s3_server() -> Iterator[S3Server]:
                     os.environ[name] = value
             proxy.close()
             process.terminate()
-            process.wait(10)
+            process.wait(60)
 
 
 def _make_bucket(url: str, process: subprocess.Popen[bytes]) -> None:
