@@ -1,9 +1,11 @@
 """The cost of a day of flights in Airflow's own backfill.
 
-    python -m benchmarks.airflow_backfill [--days 12] [--active 1,4] [--ways nothing,cold,warm,streaming] [--flights FOLDER]
+    python -m benchmarks.airflow_backfill [--days 12] [--active 1,4] [--ways alone,nothing,cold,warm,streaming] [--flights FOLDER]
+        [--setting NAME=VALUE]
 
 The ways are:
 
+- *alone*: `run_intervals` in one process, without Airflow.
 - *nothing*: three tasks that do nothing.
 - *cold*: Cairn with drivers that tasks start.
 - *warm*: Cairn with warm drivers.
@@ -13,11 +15,11 @@ The ways are:
 
 Each way has one Spark Connect server on two cores and one Airflow (PostgreSQL, LocalExecutor with two workers). The
 ways run one after the other. Each number of active runs has a root and a DAG of its own: process, checkpoint and
-validate. Expectations run once. `--days 365` runs the whole year.
+validate. Expectations run once. `--days 365` runs the whole year. `--setting` sets an environment variable of Airflow.
 
 For each DAG the program prints the time from the first task's start to the last task's end for each day, the median
 seconds of each task, and the CPU seconds of each day by kind of process. The first two days of each way's first DAG
-warm up and do not count. The program fails if the digests or the totals of each aircraft differ between the ways.
+warm up and do not count. `seconds` is the time of all other days. The program fails if the digests or the totals of each aircraft differ between the ways.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ import json
 import os
 import statistics
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -36,9 +39,13 @@ from typing import Any
 import psutil
 
 from benchmarks.available_now import Totals, totals_of_pipeline, totals_of_query
+from cairn.operations.run_intervals import run_intervals
+from cairn.pipeline import Interval
+from cairn.spark.session import connect
 from local_stack.airflow_server import AirflowServer, parse_time
 from local_stack.spark_server import SparkConnectServer
 from pipelines import land_flights
+from pipelines.aircraft import AIRCRAFT
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.log import read_log
 
@@ -115,29 +122,40 @@ for dag_id, what in (("active_1", the_day), ("once", all_days)):
         task(task_id="process")(what)()
     globals()[dag_id] = dag
 """
-TEXTS = {"nothing": NOTHING, "cold": DAGS, "warm": DAGS, "streaming": STREAMING}
+TEXTS = {"alone": "", "nothing": NOTHING, "cold": DAGS, "warm": DAGS, "streaming": STREAMING}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--days", type=int, default=12)
     parser.add_argument("--active", default="1,4")
-    parser.add_argument("--ways", default=",".join(TEXTS), help=f"of {','.join(TEXTS)}")
+    parser.add_argument("--ways", default="nothing,cold,warm,streaming", help=f"of {','.join(TEXTS)}")
     parser.add_argument(
         "--flights", type=Path, help="where the flights are landed; left out: they are landed for this run"
     )
+    parser.add_argument("--setting", action="append", default=[], metavar="NAME=VALUE", help="a variable of Airflow")
     options = parser.parse_args()
+    settings = settings_of(options.setting)
     with tempfile.TemporaryDirectory(prefix="cairn-backfill-") as text:
         folder = Path(text)
         folder.chmod(0o711)  # If this process runs as root, PostgreSQL runs as another user, who must enter the folder.
-        found = compare(
-            folder, options.days, options.ways.split(","), [int(n) for n in options.active.split(",")], options.flights
-        )
+        active = [int(n) for n in options.active.split(",")]
+        found = compare(folder, options.days, options.ways.split(","), active, options.flights, settings)
     print(json.dumps({"days": options.days, **found}, indent=1))
 
 
+def settings_of(given: Sequence[str]) -> dict[str, str]:
+    """Return environment variables that the command line gives as NAME=VALUE."""
+    return dict(one.split("=", 1) for one in given)
+
+
 def compare(
-    folder: Path, days: int, ways: Sequence[str], active: Sequence[int], flights: Path | None = None
+    folder: Path,
+    days: int,
+    ways: Sequence[str],
+    active: Sequence[int],
+    flights: Path | None = None,
+    settings: Mapping[str, str] | None = None,
 ) -> dict[str, dict[str, dict[str, Any]]]:
     """Measure the given ways.
 
@@ -156,7 +174,12 @@ def compare(
     digests: list[list[int]] = []
     totals: list[Totals] = []
     for way in ways:
-        found[way], known = measure(folder / way, flights.resolve(), active, days, way)
+        if way == "alone":
+            found[way] = {"": alone(folder / way, flights.resolve(), days)}
+            print(way, found[way], flush=True)
+            digests.append(digests_of(folder / way, days))
+            continue
+        found[way], known = measure(folder / way, flights.resolve(), active, days, way, settings)
         totals += known
         if way in ("cold", "warm"):
             digests += [digests_of(folder / way / f"state-{n}", days) for n in active]
@@ -165,8 +188,31 @@ def compare(
     return found
 
 
+def alone(folder: Path, flights: Path, days: int) -> dict[str, Any]:
+    """Run the days with `run_intervals`, and return the seconds for each day."""
+    folder.mkdir(parents=True)
+    os.environ["CAIRN_FLIGHTS"] = str(flights)
+    starts = [START + timedelta(days=n) for n in range(days)]
+    with SparkConnectServer(ROOT, log_dir=folder / "logs") as spark:
+        session = connect(spark.url, "alone", token=spark.token)
+        began_s = time.monotonic()
+        run_intervals(session, AIRCRAFT, [Interval(start, start + timedelta(days=1)) for start in starts], str(folder))
+        seconds = time.monotonic() - began_s
+        session.stop()
+    return {
+        "seconds": round(seconds),
+        "seconds_per_day": round(seconds / days, 2),
+        "load": round(os.getloadavg()[0], 1),
+    }
+
+
 def measure(
-    folder: Path, flights: Path, active: Sequence[int], days: int, way: str
+    folder: Path,
+    flights: Path,
+    active: Sequence[int],
+    days: int,
+    way: str,
+    settings: Mapping[str, str] | None = None,
 ) -> tuple[dict[str, dict[str, Any]], list[Totals]]:
     """Measure one of the ways to run the days that the module's docstring lists.
 
@@ -176,6 +222,7 @@ def measure(
         active: The numbers of active runs.
         days: The number of days.
         way: The name of the way.
+        settings: More environment variables for Airflow.
 
     Returns:
         The figures by number of active runs, and the totals of each aircraft in each final state.
@@ -191,6 +238,7 @@ def measure(
             "AIRFLOW_CONN_CAIRN_SPARK": spark.airflow_connection,
             "AIRFLOW__CORE__DAGS_FOLDER": str(folder / "dags"),
             "AIRFLOW__CAIRN__WARM_DRIVERS": str(way == "warm"),
+            **(settings or {}),
         }
         with AirflowServer(ROOT, home=folder / "home", log_dir=folder / "logs", env=env) as airflow:
             for number, n in enumerate([1] if way == "streaming" else active):
@@ -233,8 +281,10 @@ def usage(
     starts = [start for t in tasks if (start := parse_time(t["start_date"]))]
     ends = [end for t in tasks if (end := parse_time(t["end_date"]))]
     used_s = {kind: round((after[kind] - before[kind]) / count, 2) for kind in after}
+    seconds = (max(ends) - min(starts)).total_seconds()
     return {
-        "seconds_per_day": round((max(ends) - min(starts)).total_seconds() / count, 2),
+        "seconds": round(seconds),
+        "seconds_per_day": round(seconds / count, 2),
         "cpu_seconds_per_day": round(sum(used_s.values()), 2),
         "by": {kind: s for kind, s in used_s.items() if s},
         "tasks": {
@@ -255,7 +305,7 @@ def backfill(airflow: AirflowServer, dag_id: str, first: int, end: int, active: 
     before = {run["dag_run_id"] for run in airflow.client.dag_runs(dag_id)}
     airflow.client.backfill(dag_id, dates[0].isoformat(), dates[1].isoformat(), max_active_runs=active)
     runs = [r["dag_run_id"] for r in airflow.client.dag_runs(dag_id) if r["dag_run_id"] not in before]
-    ended = airflow.client.wait_for_runs(dag_id, runs, timeout_s=120 + 60 * len(runs))
+    ended = airflow.client.wait_for_runs(dag_id, runs, timeout_s=600 + 60 * len(runs))
     if len(runs) != end - first or set(ended.values()) != {"success"}:
         raise RuntimeError(f"the backfill of {dag_id} did not succeed: {ended}")
     return [task for run in runs for task in airflow.client.task_instances(dag_id, run)]

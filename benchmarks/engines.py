@@ -153,6 +153,7 @@ def run_streaming(
     query: Callable[[DataFrame], DataStreamWriter],
     *,
     checkpoint: Path,
+    schema: str = INPUT_SCHEMA,
 ) -> list[dict[str, Any]]:
     """Run a streaming query over the input files, one file for each micro-batch.
 
@@ -164,7 +165,7 @@ def run_streaming(
     """
     for name, value in settings.items():
         spark.conf.set(name, value)
-    rows = spark.readStream.schema(INPUT_SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(inputs))
+    rows = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(inputs))
     writer = query(rows).option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
     running = writer.start()
     if not running.awaitTermination(1_200):

@@ -80,6 +80,7 @@ _SCALARS = (BooleanType, DateType, TimestampType, TimestampNTZType, BinaryType, 
 # 16 keys have values left, it adds the remaining values key by key, because a round over few keys is slower.
 _ROUNDS = 32
 _FEW_KEYS = 16
+_ARRIVAL: dict[str, DataType] = {"interval_ms": LongType(), "number": LongType()}
 
 Doubles = npt.NDArray[np.float64]
 # The fields of one aggregate's state by name, each with one element per key.
@@ -196,7 +197,12 @@ def aggregate_fields(aggregates: Mapping[str, Aggregate], handle: Any) -> list[S
 
 
 def plan_fields(
-    owner: str, aggregates: Mapping[str, Aggregate], input_schema: StructType, key_schema: StructType
+    owner: str,
+    aggregates: Mapping[str, Aggregate],
+    input_schema: StructType,
+    key_schema: StructType,
+    *,
+    merged: bool = False,
 ) -> dict[str, list[tuple[str, DataType]]]:
     """Return the state fields of each aggregate: by aggregate name, the names and Spark types of its parts.
 
@@ -205,6 +211,7 @@ def plan_fields(
         aggregates: Aggregates by the name of their output column.
         input_schema: Schema of the pipeline's input.
         key_schema: Schema of the key columns.
+        merged: True if the processor calls `Aggregate.merge`.
 
     Raises:
         UsageError: There is no aggregate, two output columns have one name, or an aggregate does not fit its input
@@ -226,7 +233,7 @@ def plan_fields(
             raise UsageError(f"{where}: the input has no column {column!r}; its columns are {found}")
         of: Any = None if column is None else types[column]
         try:
-            fields[name] = list(aggregate.parts(of).items())
+            fields[name] = list((aggregate.parts_to_merge(of) if merged else aggregate.parts(of)).items())
         except _UnfitError as unfit:
             raise UsageError(f"{where}: column {column!r} is {of.simpleString()}, and {unfit}") from None
     return fields
@@ -247,15 +254,33 @@ class _UnfitError(Exception):
 # --- the rows of a batch, by key --------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrivals:
+    """Order of arrival of the rows of a batch. Rows of an earlier interval come first.
+
+    Attributes:
+        interval_ms: End of the interval, in milliseconds since the epoch.
+        numbers: For each row, its number among the rows of its key in the interval.
+    """
+
+    interval_ms: int
+    numbers: Int64s
+
+
 class Groups:
     """The rows of a batch, grouped by key.
 
     Every key has at least one row, or the batch has no rows at all. Without rows, `Aggregate.step` leaves the stored
     fields as they are, and returns the aggregates' values.
+
+    Args:
+        batch: The rows.
+        arrivals: Order of arrival of the rows, for state that has the fields of `Aggregate.parts_to_merge`.
     """
 
-    def __init__(self, batch: KeyedBatch) -> None:
+    def __init__(self, batch: KeyedBatch, arrivals: Arrivals | None = None) -> None:
         self.batch = batch
+        self.arrivals = arrivals
         self.keys: int = batch.keys.num_rows
         self.starts = batch.row_offsets[:-1]
         self.lengths = np.diff(batch.row_offsets)
@@ -388,6 +413,25 @@ class Aggregate(ABC):
             The fields to store, and the aggregate's value. Both have one element per key.
         """
 
+    def parts_to_merge(self, of: Any) -> dict[str, DataType]:
+        """Return the fields that `merge` needs. They include the fields of `parts`.
+
+        Args:
+            of: Spark type of the aggregated column; None for whole rows.
+        """
+        return self.parts(of)
+
+    @abstractmethod
+    def merge(self, stored: Groups) -> Parts:
+        """Merge several aggregates of disjoint sets of rows to one aggregate for each key.
+
+        Args:
+            stored: In place of rows, the stored aggregates of each key. The columns are the fields of `parts_to_merge`.
+
+        Returns:
+            The fields of the merged aggregates, with one element per key.
+        """
+
     def __str__(self) -> str:
         return f"{type(self).__name__}({'' if self.column is None else repr(self.column)})"
 
@@ -431,6 +475,10 @@ class Count(Aggregate):
         count = array_of(numbers(old["count"]) + added, pa.int64())
         return {"count": count}, count
 
+    def merge(self, stored: Groups) -> Parts:
+        """Return the sums of the numbers."""
+        return {"count": array_of(_counts_of(stored), pa.int64())}
+
 
 @dataclass(frozen=True, slots=True)
 class Sum(_OfColumn):
@@ -470,6 +518,15 @@ class Sum(_OfColumn):
         valid = valid | (column.counts > 0)
         total = _total(column, before, self.column, valid)
         return {"sum": total}, total
+
+    def merge(self, stored: Groups) -> Parts:
+        """Return the sums of the sums.
+
+        Raises:
+            ProcessorError: A sum does not fit its type.
+        """
+        column = stored.column("sum")
+        return {"sum": _total(column, pa.nulls(stored.keys, column.array.type), self.column, column.counts > 0)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -520,6 +577,19 @@ class Mean(_OfColumn):
             total = array_of(sums, pa.float64())
             mean = array_of(_nan_as_one(sums / np.maximum(count, 1)), pa.float64(), some)
         return {"count": array_of(count, pa.int64()), "sum": total}, mean
+
+    def merge(self, stored: Groups) -> Parts:
+        """Return the sums of the counts and of the sums.
+
+        Raises:
+            ProcessorError: A decimal sum does not fit its type.
+        """
+        column = stored.column("sum")
+        nothing, every = pa.nulls(stored.keys, column.array.type), np.ones(stored.keys, np.bool_)
+        return {
+            "count": array_of(_counts_of(stored), pa.int64()),
+            "sum": _total(column, nothing, self.column, every),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -580,6 +650,29 @@ class Variance(_OfColumn):
         state["count"] = array_of(count, pa.int64())
         return state, array_of(self._of_variance(_nan_as_one(variance)), pa.float64(), count > 1)
 
+    def merge(self, stored: Groups) -> Parts:
+        """Return count, origin, sum and squares of the values of all aggregates of a key.
+
+        Source: Chan, Golub and LeVeque's formula for two samples, over all aggregates of a key at once.
+        """
+        count, origin, total, squares = (
+            numbers(whole(stored.batch.rows[part])) for part in ("count", "origin", "sum", "squares")
+        )
+        some = np.flatnonzero(count > 0)
+        owners = stored.key_of_row[some]
+        firsts = np.flatnonzero(np.diff(owners, prepend=-1))
+        new_origin = np.zeros(stored.keys)
+        new_origin[owners[firsts]] = origin[some[firsts]]
+        sums, new_squares, counts = np.zeros(stored.keys), np.zeros(stored.keys), _counts_of(stored)
+        with np.errstate(all="ignore"):
+            moved = total[some] + count[some] * (origin[some] - new_origin[owners])
+            np.add.at(sums, owners, moved)
+            between = moved / count[some] - (sums / np.maximum(counts, 1))[owners]
+            np.add.at(new_squares, owners, squares[some] + count[some] * between**2)
+        doubles = {"origin": new_origin, "sum": sums, "squares": new_squares}
+        state = {part: array_of(_nan_as_one(values), pa.float64()) for part, values in doubles.items()}
+        return {"count": array_of(counts, pa.int64()), **state}
+
     def _of_variance(self, variance: Doubles) -> Doubles:
         return variance
 
@@ -621,6 +714,10 @@ class _Extreme(_OfColumn, ABC):
         else:
             new = self._by_numpy(column, before)
         return {self._part: new}, new
+
+    def merge(self, stored: Groups) -> Parts:
+        nothing = pa.nulls(stored.keys, stored.column(self._part).array.type)
+        return type(self)(self._part).step(stored, {self._part: nothing})[0]
 
     def _by_numpy(self, column: _Column, before: pa.Array) -> pa.Array:
         fold, present = self._fold(before.type), column.present
@@ -730,7 +827,19 @@ class First(_OfColumn):
         places = np.arange(groups.keys)
         places[keys] = np.where(seen[keys], places[keys], groups.keys + np.arange(len(rows)))
         new = _picked(before, column.array, rows, places)
-        return {"first": new, "seen": pa.array(np.ones(groups.keys, np.bool_))}, new
+        state = {"first": new, "seen": pa.array(np.ones(groups.keys, np.bool_))}
+        return {**state, **_arrivals_of(groups, old, keys, rows, ~seen[keys])}, new
+
+    def parts_to_merge(self, of: Any) -> dict[str, DataType]:
+        """Return the fields of `parts`, and the arrival of the value's row: `interval_ms` and `number`."""
+        return {**self.parts(of), **_ARRIVAL}
+
+    def merge(self, stored: Groups) -> Parts:
+        """Return the value whose row came first."""
+        rows = stored.batch.rows
+        seen = valid_rows(whole(rows["first"])) if self.ignore_nulls else numbers(whole(rows["seen"])).astype(np.bool_)
+        chosen = np.lexsort((*_arrived(rows), ~seen, stored.key_of_row))[stored.starts]
+        return _taken(rows, chosen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -776,7 +885,18 @@ class Last(_OfColumn):
         places = np.arange(groups.keys)
         places[keys] = groups.keys + np.arange(len(rows))
         new = _picked(old["last"], column.array, rows, places)
-        return {"last": new}, new
+        return {"last": new, **_arrivals_of(groups, old, keys, rows, np.ones(len(rows), np.bool_))}, new
+
+    def parts_to_merge(self, of: Any) -> dict[str, DataType]:
+        """Return the fields of `parts`, and the arrival of the value's row: `interval_ms` and `number`."""
+        return {**self.parts(of), **_ARRIVAL}
+
+    def merge(self, stored: Groups) -> Parts:
+        """Return the value whose row came last."""
+        rows = stored.batch.rows
+        counts = valid_rows(whole(rows["last"])) if self.ignore_nulls else np.ones(rows.num_rows, np.bool_)
+        chosen = np.lexsort((*_arrived(rows), counts, stored.key_of_row))[stored.starts + stored.lengths - 1]
+        return _taken(rows, chosen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -824,6 +944,11 @@ class ApproxDistinct(_OfColumn):
         sketches = before.add(column.owners, hash_values(column.array.drop_null()))
         estimates = np.rint(sketches.estimate()).astype(np.int64)
         return {"sketch": sketches.encode()}, array_of(estimates, pa.int64())
+
+    def merge(self, stored: Groups) -> Parts:
+        """Return the sketches of the unions."""
+        sketches = Sketches.decode(whole(stored.batch.rows["sketch"]), precision_for(self.relative_error))
+        return {"sketch": sketches.united(stored.key_of_row, stored.keys).encode()}
 
 
 # --- types they take --------------------------------------------------------------------------------------------------
@@ -973,6 +1098,39 @@ def _nan_as_one(values: Array) -> Array:
     CPUs of different makers compute NaNs with different bits, and equal states must have equal bytes and digests.
     """
     return np.where(np.isnan(values), values.dtype.type(np.nan), values)
+
+
+def _counts_of(stored: Groups) -> Int64s:
+    counts: Int64s = np.add.reduceat(numbers(whole(stored.batch.rows["count"])), stored.starts)
+    return counts
+
+
+def _arrivals_of(groups: Groups, old: Parts, keys: Any, rows: Int64s, replaced: Bools) -> Parts:
+    """Return the arrival of each key's value; nothing if the state does not have these fields.
+
+    Args:
+        groups: The rows of the batch.
+        old: The stored fields.
+        keys: Indexes of the keys that have a row.
+        rows: For each of these keys, the row of its value in the batch.
+        replaced: For each of these keys, True if its value now comes from this row.
+    """
+    if groups.arrivals is None:
+        return {part: old[part] for part in _ARRIVAL if part in old}
+    interval_ms, number = (numbers(old[part]).copy() for part in _ARRIVAL)
+    at = np.arange(groups.keys)[keys][replaced]
+    interval_ms[at] = groups.arrivals.interval_ms
+    number[at] = groups.arrivals.numbers[rows[replaced]]
+    return {"interval_ms": array_of(interval_ms, pa.int64()), "number": array_of(number, pa.int64())}
+
+
+def _arrived(rows: pa.Table) -> tuple[Int64s, Int64s]:
+    return numbers(whole(rows["number"])), numbers(whole(rows["interval_ms"]))
+
+
+def _taken(rows: pa.Table, chosen: Int64s) -> Parts:
+    taken = rows.take(pa.array(chosen))
+    return {name: whole(taken[name]) for name in taken.column_names}
 
 
 def _picked(before: pa.Array, array: pa.Array, rows: Int64s, places: Int64s) -> pa.Array:

@@ -18,7 +18,7 @@ from state_backend.values.key_groups import check_parallelism
 from state_backend.values.records import Record
 from state_backend.values.retention import RetentionPolicy, check_retention, default_retention
 from state_backend.values.schedule import Cron, Every, Schedule, are_same, schedule_of
-from state_backend.values.zones import zone_of
+from state_backend.values.zones import name_of, zone_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, GroupedData, SparkSession
@@ -64,6 +64,8 @@ class Pipeline:
         on_type_mismatch: Treatment of a value that does not fit its state's schema, in the row and pandas interfaces.
             "error" stops the interval and names state and field. "null" stores NULL as Spark does, and logs a count for
             each field.
+        stateful_source: "warn": a source whose plan compares rows with each other, such as `dropDuplicates`, logs a
+            warning, because the source sees the rows of one interval only. "allow" logs none.
         time_zone: Zone in which the processor runs on every host. None takes the zone of the Spark session (UTC through
             Airflow), which must be the zone that the base recorded. A zone that is named here may change at any interval.
         order_by: Columns that order the rows of one key. All other columns break ties. Default: the event time.
@@ -114,6 +116,7 @@ class Pipeline:
     watermark_delay: timedelta | None = None
     watermark: Literal["observed", "interval"] = "observed"
     on_type_mismatch: Literal["error", "null"] = "error"
+    stateful_source: Literal["warn", "allow"] = "warn"
     time_zone: str | None = None
     order_by: Sequence[str] = ()
     initial_state: Callable[[SparkSession], DataFrame | GroupedData] | None = None
@@ -152,6 +155,7 @@ class Pipeline:
             ("time_mode", self.time_mode, ("none", "processing", "event")),
             ("watermark", self.watermark, ("observed", "interval")),
             ("on_type_mismatch", self.on_type_mismatch, ("error", "null")),
+            ("stateful_source", self.stateful_source, ("warn", "allow")),
         ):
             if value not in known:
                 raise UsageError(f"pipeline {self.name!r}: {name}={value!r} is not one of {', '.join(known)}")
@@ -176,10 +180,8 @@ class Pipeline:
     def _check_schedule(self) -> None:
         if self.schedule is None:
             return
-        # A datetime's zone is a region only if it has a name, as `ZoneInfo` and pendulum have. An offset names no region.
-        zone = getattr(self.start.tzinfo, "key", None) or str(self.start.tzinfo)
         try:
-            object.__setattr__(self, "schedule", schedule_of(self.schedule, zone))
+            object.__setattr__(self, "schedule", schedule_of(self.schedule, name_of(self.start.tzinfo)))
         except UsageError as error:
             raise UsageError(f"pipeline {self.name!r}: schedule: {error}") from None
 

@@ -35,23 +35,33 @@ from cairn.operations.checks import Check, FailingRows
 from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.evaluate_expectations import try_expectations
 from cairn.operations.expectation_suites import OVER_TIME
-from cairn.operations.plan_interval import Attempt
+from cairn.operations.plan_interval import Attempt, Read
 from cairn.operations.process_interval import process_interval
 from cairn.pipeline import Interval, Pipeline
+from cairn.replay.key_input import plan_read_key
+from cairn.replay.literal_state import State, entries_from, time_of, values_of
+from cairn.replay.local_session import LocalSession, PlanningSession
+from cairn.replay.replay_key import replay_key
+from cairn.replay.run_key import InProcess, KeyRun, run_key
+from cairn.rows.column_names import ColumnNames
 from cairn.rows.local_rows import LocalRows, route_locally, sorted_rows
-from cairn.rows.routing import Inputs
+from cairn.rows.routing import Inputs, key_schema_of
 from cairn.runners.output_schema import struct_of
 from cairn.shard_jobs.interval import IntervalJob
-from cairn.shipping.ship_processor import processor_on_driver
 from cairn.spark.ddl import parse_ddl_locally
 from state_backend.adapters.memory_storage import forget_memory
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
+from state_backend.checkpoint.coordinator import Begun
 from state_backend.checkpoint.prepare_content import ShardAck
+from state_backend.formats.json_keys import parse_key
+from state_backend.formats.types import StructType as KeySchema
+from state_backend.formats.types import parse_struct
+from state_backend.inspection.key_entries import SearchedKey
 from state_backend.inspection.state_table import StateSource, read_table
 from state_backend.state.layout import TIMERS_NAME
 from state_backend.values.errors import StateUnusable, UsageError
-from state_backend.values.intervals import from_ms
+from state_backend.values.intervals import from_ms, to_ms
 from state_backend.values.records import NO_PERMISSIONS, Permissions, Record, RunRef
 from state_backend.values.schedule import interval_from, no_boundary
 from state_backend.values.zones import zone_of
@@ -60,7 +70,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
-__all__ = ["Clock", "Finding", "PipelineTester", "TestedInterval"]
+__all__ = ["Clock", "Finding", "PipelineTester", "ReplayedKey", "TestedInterval"]
 
 _numbers = itertools.count()
 
@@ -154,6 +164,43 @@ class Finding:
         return Check(table=table, **told, success=False, failing=failing).finding
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayedKey:
+    """One interval of one key, as `PipelineTester.replay` ran it.
+
+    Attributes:
+        output: Output rows as dicts. Instants are datetimes in UTC.
+        late: Late rows, in the same form.
+        state: The key's entries after the interval, by the state's name. An entry is a dict with the columns of the
+            value, the columns of a map's user key as `user_key_<name>`, and `expires_at` if it expires. States without
+            entries are left out.
+        timers: The times of the key's timers, ascending.
+        handlers: The names of the processor's methods that were called, in order.
+        same: True if the result equals the committed one; None without a committed result.
+        reasons: Possible reasons of a difference.
+    """
+
+    output: list[dict[str, Any]]
+    late: list[dict[str, Any]]
+    state: dict[str, list[dict[str, Any]]]
+    timers: list[datetime | int]
+    handlers: list[str]
+    same: bool | None
+    reasons: list[str]
+
+    @classmethod
+    def _of(cls, run: KeyRun, same: bool | None, reasons: Sequence[str]) -> ReplayedKey:
+        return cls(
+            output=run.output.to_pylist(),
+            late=run.late.to_pylist(),
+            state=values_of(run.entries),
+            timers=[time_of(ms) for ms in run.entries.timers()],
+            handlers=[call.handler for call in run.calls],
+            same=same,
+            reasons=[*reasons],
+        )
+
+
 class PipelineTester:
     """Runner that processes intervals of a pipeline in this process.
 
@@ -195,6 +242,9 @@ class PipelineTester:
         self._schema = _schema(input_schema, "input_schema")
         self._where = f"PipelineTester({pipeline.name!r})"
         LocalRows([], self._schema, self._zone, f"{self._where}: the input")
+        self._names = ColumnNames(
+            names=tuple(self._schema.names), case_sensitive=False, what=f"{self._where}: the input"
+        )
         self._initial = self._initial_rows(pipeline, initial_state, initial_schema)
         self._alone = root is None
         self._ended: datetime | None = None
@@ -255,7 +305,7 @@ class PipelineTester:
         )
         pipeline = self._as_run(rows, position)
         coordinator = coordinator_of(pipeline, self.root)
-        session: Any = _Session(self._session_zone)
+        session: Any = PlanningSession(self._session_zone)
         here = partial(_on_shards, pipeline.processor)
         prepared = process_interval(session, pipeline, self.root, attempt, coordinator=coordinator, on_shards=here)
         content, record = prepared.content, None
@@ -277,6 +327,87 @@ class PipelineTester:
             input_rows=content.totals.input_rows,
             record=record,
         )
+
+    def replay(
+        self,
+        key: Mapping[str, Any] | tuple[Any, ...] | str,
+        interval: Interval,
+        rows: Any = None,
+        *,
+        state: State | None = None,
+        timers: Sequence[datetime | int] = (),
+        watermark: datetime | None = None,
+        late_until: datetime | None = None,
+    ) -> ReplayedKey:
+        """Run one interval for one key, and commit nothing.
+
+        With `state`, the interval starts from the given entries, and no root is read. Without `state`, the interval must
+        be committed below the tester's root. It starts from its recorded base, and the result is compared with the
+        committed one, as by `cairn replay`.
+
+        Args:
+            key: The key: its values by column, a tuple of its values, or the text that a person writes.
+            interval: The interval.
+            rows: The input rows, in any order. Rows of other keys are left out. None: without `state`, the rows that the
+                pipeline's source returns without Spark; with `state`, no rows.
+            state: The key's entries before the interval, in the form of `ReplayedKey.state`.
+            timers: The key's timers before the interval: datetimes, or milliseconds since the epoch.
+            watermark: The watermark before the interval, with `state` and `time_mode="event"`.
+            late_until: Rows with this event time or an earlier one are late, with `state` and `time_mode="event"`.
+
+        Raises:
+            CairnError: The same errors as in `run`.
+            UsageError: The key or an entry does not fit, or the source needs Spark.
+            StateUnusable: The checkpoint or its base is dropped.
+        """
+        given = self._given_rows(rows, interval)
+        if state is not None:
+            clock = (watermark, late_until)
+            return self._replay_from(key, interval, given or self._given_rows((), interval), state, timers, clock)
+        record = next((r for r in reversed(self.checkpoints) if r.interval == interval), None)
+        pipeline = self.pipeline
+        if given is not None:
+            pipeline = self._as_run(given, record.content.source_position if record is not None else None)
+        schema = parse_struct(record.content.key_schema) if record is not None else None
+        wanted: Any = key if schema is None or isinstance(key, str) else _key_values(key, schema)
+        found = replay_key(pipeline, wanted, interval, self.root)
+        return ReplayedKey._of(found.run, found.same, found.reasons)
+
+    def _given_rows(self, rows: Any, interval: Interval) -> LocalRows | None:
+        if rows is None or isinstance(rows, LocalRows):
+            return rows
+        return LocalRows(rows, self._schema, self._zone, f"{self._where}: {interval}")
+
+    def _replay_from(
+        self,
+        key: Any,
+        interval: Interval,
+        rows: Any,
+        state: State,
+        timers: Sequence[datetime | int],
+        clock: tuple[datetime | None, datetime | None],
+    ) -> ReplayedKey:
+        pipeline = self._as_run(rows, None)
+        if self._initial is None or interval.start != pipeline.start:
+            pipeline = replace(pipeline, initial_state=None)
+        key_schema = parse_struct(key_schema_of(self._schema, self._names.find_key(pipeline.key)).jsonValue())
+        values = parse_key(key, key_schema) if isinstance(key, str) else _key_values(key, key_schema)
+        searched = SearchedKey.of(values, key_schema, pipeline.max_parallelism)
+        attempt = Attempt(id="replay", interval=interval, run=RunRef(run_id="replay", clear_number=0, try_number=1))
+        begun = Begun(attempt=attempt.id, h0=0, base=None)
+        session = LocalSession(self._session_zone)
+        read = Read(rows=rows, position={})
+        planned = plan_read_key(session, pipeline, self.root, attempt, begun, searched, read)
+        job = planned.plan.job
+        if job.event_time is not None:
+            watermark_ms, late_ms = (None if at is None else to_ms(at) for at in clock)
+            event_time = replace(job.event_time, base_ms=watermark_ms, late_ms=late_ms)
+            job = replace(job, event_time=event_time, time=replace(job.time, watermark_ms=watermark_ms))
+        with work_folder("tester") as work:
+            base = entries_from(job, searched, state, timers, work / "base")
+            (work / "run").mkdir()
+            run = run_key(job, pipeline.processor, planned.batches, base, searched, work / "run")
+        return ReplayedKey._of(run, None, ())
 
     def rescale(self, parallelism: int) -> None:
         """Change the number of shards from the next interval on.
@@ -486,38 +617,6 @@ class _Given:
         raise TypeError("rows of a test have no lasting value")
 
 
-class _Session:
-    """The part of a Spark session that planning an interval uses."""
-
-    is_stopped = False
-
-    def __init__(self, zone: str) -> None:
-        self.conf = _Conf({"spark.sql.session.timeZone": zone})
-
-    def _parse_ddl(self, ddl: str) -> StructType:
-        return parse_ddl_locally(ddl)
-
-
-class _Conf(dict[str, str]):
-    def set(self, name: str, value: str) -> None:
-        self[name] = value
-
-
-@dataclass(frozen=True, slots=True)
-class _InProcess:
-    """Factory of processors for shards that run in this process.
-
-    A Spark worker would import the processor's modules again. This factory uses the modules that the test has imported,
-    with all patches of the test.
-    """
-
-    processor: Any
-    pipeline: str
-
-    def __call__(self) -> Any:
-        return processor_on_driver(self.processor, self.pipeline)
-
-
 def _on_shards(processor: Any, session: Any, job: IntervalJob, inputs: Inputs) -> list[ShardAck]:
     rows: Any = inputs.rows
     initial: Any = inputs.initial
@@ -530,7 +629,7 @@ def _on_shards(processor: Any, session: Any, job: IntervalJob, inputs: Inputs) -
         parallelism=job.parallelism,
         max_parallelism=job.max_parallelism,
     )
-    here: Any = _InProcess(processor, job.pipeline)
+    here: Any = InProcess(processor, job.pipeline)
     job = replace(job, processor=here)
     return [
         job.with_refs(job.refs_of(shard)).run_shard(iter(batches), shard, shard) for shard, batches in enumerate(shards)
@@ -544,6 +643,14 @@ def _schema(schema: str | StructType, what: str) -> StructType:
         return parse_ddl_locally(schema)
     except UsageError as error:
         raise UsageError(f"PipelineTester: {what} is {error}") from None
+
+
+def _key_values(key: Any, schema: KeySchema) -> tuple[Any, ...]:
+    if not isinstance(key, Mapping):
+        return tuple(key)
+    if key.keys() != {*schema.names}:
+        raise UsageError(f"the key {dict(key)!r} must have exactly the columns {', '.join(schema.names)}")
+    return tuple(key[name] for name in schema.names)
 
 
 def _clock(time: Any) -> Clock:

@@ -1,9 +1,86 @@
-"""Read the schedule of a DAG from its timetable."""
+"""The schedule of a DAG: choose the timetable of a new DAG, and read the schedule from a timetable."""
 
 from __future__ import annotations
 
-from datetime import timedelta
-from typing import Any
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pendulum
+from airflow.sdk import CronDataIntervalTimetable, DeltaDataIntervalTimetable
+
+from cairn_operators.pipeline_source import declared_schedule
+
+if TYPE_CHECKING:
+    from state_backend.values.schedule import Schedule
+
+_NOT_CRON = ("@once", "@continuous")
+
+
+def with_data_intervals(schedule: Any, start_date: datetime) -> Any:
+    """Return a timetable whose data intervals extend from each scheduled time to the next.
+
+    Args:
+        schedule: The DAG's schedule. A cron text or a timedelta is converted; any other schedule is returned unchanged.
+        start_date: Start of the first interval. Its time zone is also the time zone of a cron text.
+    """
+    if isinstance(schedule, str) and schedule not in _NOT_CRON:
+        return CronDataIntervalTimetable(schedule, timezone=pendulum.instance(start_date).timezone)
+    return DeltaDataIntervalTimetable(schedule) if isinstance(schedule, timedelta) else schedule
+
+
+def timetable_of_pipeline(dag_id: str, pipeline: str) -> Any:
+    """Return the timetable of the schedule that a `Pipeline` declares.
+
+    Args:
+        dag_id: Id of the DAG, for the error message.
+        pipeline: The `Pipeline`, as `module:NAME`.
+
+    Raises:
+        ValueError: The pipeline declares no schedule, or the source of its module does not show the schedule.
+    """
+    from state_backend.values.errors import UsageError
+    from state_backend.values.schedule import Cron
+
+    try:
+        declared = declared_schedule(pipeline)
+    except (ValueError, UsageError) as error:
+        raise ValueError(f"DAG {dag_id} has no schedule: {error}. Give stateful_pipeline(…, schedule=…)") from None
+    if declared is None:
+        raise ValueError(
+            f'DAG {dag_id} has no schedule: {pipeline} declares none. Give stateful_pipeline(…, schedule="@daily"), '
+            'or declare Pipeline(…, schedule="@daily")'
+        )
+    if isinstance(declared, Cron):
+        return CronDataIntervalTimetable(declared.expression, timezone=declared.zone)
+    return DeltaDataIntervalTimetable(declared.length)
+
+
+def check_same_schedule(dag: Any, pipeline: str) -> None:
+    """Raise `ValueError` if a DAG has another schedule than its `Pipeline` declares.
+
+    The check is skipped if the source of the pipeline's module does not show a schedule. The task `process` repeats the
+    check with the imported pipeline.
+
+    Args:
+        dag: The DAG.
+        pipeline: The `Pipeline`, as `module:NAME`.
+    """
+    from state_backend.values.errors import UsageError
+    from state_backend.values.schedule import are_same, decode
+
+    own = schedule_of_dag(dag)
+    try:
+        declared = declared_schedule(pipeline) if own is not None else None
+    except (ValueError, UsageError):
+        return
+    if own is None or declared is None:
+        return
+    schedule: Schedule = decode(own)
+    if not are_same(schedule, declared):
+        raise ValueError(
+            f"DAG {dag.dag_id} has the schedule {schedule}, but {pipeline} declares {declared}. "
+            "Leave out schedule= in stateful_pipeline, or make both the same"
+        )
 
 
 def schedule_of_dag(dag: Any) -> dict[str, Any] | None:

@@ -19,7 +19,7 @@ from cairn_operators.data_interval import data_interval
 from cairn_operators.driver_operator import DriverOperator
 from cairn_operators.failures import failure, failure_of
 from cairn_operators.google_connection import as_google_identity
-from cairn_operators.pipeline_name import pipeline_name_of
+from cairn_operators.pipeline_source import pipeline_name_of
 from cairn_operators.task_order import THEN_PROCESSES
 from cairn_operators.task_outputs import push_outputs
 from state_backend.adapters.schemes import is_over_network

@@ -3,39 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
-import pendulum
-from airflow.sdk import DAG, CronDataIntervalTimetable, DeltaDataIntervalTimetable, Param
+from airflow.sdk import DAG, Param
 
 from cairn_operators.check_dag_arguments import check_pipeline_and_root
 from cairn_operators.checkpoint_operator import CheckpointOperator
+from cairn_operators.dag_schedule import check_same_schedule, timetable_of_pipeline, with_data_intervals
 from cairn_operators.micro_batch import StatefulMicroBatchOperator
-from cairn_operators.pipeline_name import pipeline_name_of
+from cairn_operators.pipeline_source import pipeline_name_of
 from cairn_operators.retries import retry_arguments
 from cairn_operators.savepoint import SavepointOperator
 from cairn_operators.sweep_state import SweepStateOperator
 from cairn_operators.validate_state import ValidateStateOperator
 
-_NOT_CRON = ("@once", "@continuous")
 _PERMISSIONS = {
-    "allow_gap": "Start from the latest checkpoint before a gap",
+    "allow_gap": "Start from the latest usable checkpoint before a gap or a quarantined checkpoint",
     "allow_stale_base": "Start from a checkpoint that a re-run made stale",
     "replace_overlapping": "Replace the output of intervals that overlap this interval and have other boundaries",
 }
-
-
-def with_data_intervals(schedule: Any, start_date: datetime) -> Any:
-    """Return a timetable whose data intervals extend from each scheduled time to the next.
-
-    Args:
-        schedule: The DAG's schedule. A cron text or a timedelta is converted; any other schedule is returned unchanged.
-        start_date: Start of the first interval. Its time zone is also the time zone of a cron text.
-    """
-    if isinstance(schedule, str) and schedule not in _NOT_CRON:
-        return CronDataIntervalTimetable(schedule, timezone=pendulum.instance(start_date).timezone)
-    return DeltaDataIntervalTimetable(schedule) if isinstance(schedule, timedelta) else schedule
 
 
 def stateful_pipeline(
@@ -43,7 +30,7 @@ def stateful_pipeline(
     pipeline: str,
     root: str,
     *,
-    schedule: Any,
+    schedule: Any = ...,
     start_date: datetime,
     pipeline_name: str | None = None,
     gate: bool = False,
@@ -66,7 +53,8 @@ def stateful_pipeline(
         dag_id: Id of the DAG.
         pipeline: The `Pipeline`, as `module:NAME`.
         root: URL of the folder that holds the pipelines.
-        schedule: A cron text in the time zone of `start_date`, a timedelta, or a timetable with data intervals.
+        schedule: A cron text in the time zone of `start_date`, a timedelta, or a timetable with data intervals. Left out:
+            the schedule that the `Pipeline` declares, read from the source of its module.
         start_date: Start of the first interval.
         pipeline_name: Name of the `Pipeline`; None: read from the source of its module, else `dag_id`.
         gate: Validate each attempt before its commit: `process >> validate >> checkpoint >> [savepoint, sweep]`.
@@ -87,8 +75,8 @@ def stateful_pipeline(
         for.
 
     Raises:
-        ValueError: `pipeline` is not `module:NAME`, `root` is no storage URL, `savepoint` has no `to`, or an operator
-            refuses its arguments.
+        ValueError: `pipeline` is not `module:NAME`, `root` is no storage URL, `savepoint` has no `to`, an operator refuses
+            its arguments, the `Pipeline` declares another schedule, or neither DAG nor `Pipeline` has a schedule.
     """
     spark = {"spark_conn_id": spark_conn_id, "gcp_conn_id": gcp_conn_id, "spark_conf": spark_conf}
     where: dict[str, Any] = {"pipeline": pipeline, "root": root, **spark}
@@ -101,7 +89,11 @@ def stateful_pipeline(
     name = pipeline_name or pipeline_name_of(pipeline, otherwise=dag_id)
     params = {p: Param(False, type="boolean", description=text) for p, text in _PERMISSIONS.items()}
     arguments = {"catchup": False, "max_active_runs": 1, "params": params, **dag_arguments}
-    with DAG(dag_id, schedule=with_data_intervals(schedule, start_date), start_date=start_date, **arguments) as dag:
+    if schedule is ...:
+        timetable = timetable_of_pipeline(dag_id, pipeline)
+    else:
+        timetable = with_data_intervals(schedule, start_date)
+    with DAG(dag_id, schedule=timetable, start_date=start_date, **arguments) as dag:
         # The `process` task itself waits for the checkpoint of the interval before. Airflow's `max_active_runs` does
         # not keep intervals in order, since a backfill has its own limit of active runs.
         batch = StatefulMicroBatchOperator(
@@ -126,6 +118,7 @@ def stateful_pipeline(
             commit >> SweepStateOperator(
                 task_id="sweep", pipeline_name=name, root=root, gcp_conn_id=gcp_conn_id, **retry_arguments(sweep)
             )
+    check_same_schedule(dag, pipeline)
     return dag
 
 

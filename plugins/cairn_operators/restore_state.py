@@ -16,7 +16,7 @@ from cairn_operators.check_dag_arguments import check_pipeline_and_root
 from cairn_operators.driver_operator import DriverOperator
 from cairn_operators.failures import failure_of
 from cairn_operators.google_connection import as_google_identity
-from cairn_operators.pipeline_name import pipeline_name_of
+from cairn_operators.pipeline_source import pipeline_name_of
 
 if TYPE_CHECKING:
     from state_backend.checkpoint.coordinator import Coordinator

@@ -15,7 +15,7 @@ from cairn_operators.backfill import day_or_instant, tell_asset
 from cairn_operators.check_dag_arguments import check_pipeline_and_root
 from cairn_operators.driver_operator import DriverOperator
 from cairn_operators.pipeline_asset import pipeline_asset
-from cairn_operators.pipeline_name import pipeline_name_of
+from cairn_operators.pipeline_source import pipeline_name_of
 from cairn_operators.retries import retry_arguments
 from cairn_operators.task_outputs import push_outputs
 

@@ -18,6 +18,7 @@ from cairn_ui import routes
 from cairn_ui.data_docs import page_at, pages_in
 from cairn_ui.error_pages import add_error_pages
 from cairn_ui.next_steps import without_docs
+from cairn_ui.page_rights import Asks
 from cairn_ui.render_template import HEADERS, render
 
 _SANDBOX = {
@@ -40,7 +41,7 @@ add_error_pages(app, _checkpoints)
 
 
 @app.get("/", response_model=None)
-def listing(request: Request, rights: routes.Asks) -> Response:
+def listing(request: Request, rights: Asks) -> Response:
     """Show the list of Data Docs by pipeline, newest first.
 
     Args:
@@ -63,7 +64,7 @@ def listing(request: Request, rights: routes.Asks) -> Response:
 
 
 @app.get("/{path:path}", response_model=None)
-def page(path: str, rights: routes.Asks) -> Response:
+def page(path: str, rights: Asks) -> Response:
     """Serve a file of the Data Docs. A folder stands for its `index.html`.
 
     Args:

@@ -43,6 +43,8 @@ _NEEDED_BY_TASKS = (
     "cairn_operators.airflow_runs",
     "cairn_operators.predecessor",
     "cairn_operators.previous_checkpoint_trigger",
+    "cairn.driver.driver_protocol",
+    "state_backend.adapters.die_with_parent",
     "state_backend.adapters.open_storage",
     "state_backend.checkpoint.coordinator",
     "state_backend.inspection.describe",
@@ -71,6 +73,7 @@ class Preload:
         if sys.argv[1:2] == ["scheduler"] and "LocalExecutor" in conf.get("core", "executor"):
             for module in _NEEDED_BY_TASKS:
                 import_module(module)
+            import_module("state_backend.formats.record_codec").build_adapters()
 
 
 def _view(destination: str, path: str) -> dict[str, str]:

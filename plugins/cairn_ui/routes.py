@@ -8,7 +8,7 @@ Each route checks the user's rights, reads logs, builds the page's values and re
     /task/<dag>/<task>/<run>       the same, as a tab of a task instance
     /p/<key>/…                     pages of the pipeline with this `PipelineRef.key`: overview, history, lineage,
                                    trends, compare, trials, trials/<name>, trials/<name>/rows, checkpoint/<id>,
-                                   docs/<path>
+                                   checkpoint/<id>/key, docs/<path>
     /static/<file>                 the style sheet and the script
 """
 
@@ -21,9 +21,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, TypeVar
 from urllib.parse import quote
 
-from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
-from airflow.api_fastapi.core_api.security import get_user, requires_access_view
-from fastapi import Depends, FastAPI, HTTPException, Query, Request
+from fastapi import FastAPI, HTTPException, Query, Request
 from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 
 from cairn_operators.data_docs import URL_PREFIX as DOCS_PREFIX
@@ -48,6 +46,8 @@ from cairn_ui.airflow_values import Run, Schedule
 from cairn_ui.checkpoint_detail import comparison_of, detail_of, manifests_of
 from cairn_ui.error_pages import NotInPipeline, add_error_pages
 from cairn_ui.find_pipelines import PipelineRef
+from cairn_ui.key_routes import add_look_up, shows_values
+from cairn_ui.page_rights import PAGE, Asks
 from cairn_ui.read_logs import NotAnswered, Reader
 from cairn_ui.render_template import CONTENT_TYPES, HEADERS, STATIC, render
 from cairn_ui.run_timeline import timeline_of
@@ -83,21 +83,6 @@ def _base(request: Request) -> str:
 add_error_pages(app, _base)
 
 
-def rights_of(user: Annotated[Any, Depends(get_user)]) -> Rights:
-    """Return the object that tells which DAGs and pipelines the logged-in user may read.
-
-    Without a user, `get_user` answers with status 401.
-    """
-    return Rights(user)
-
-
-Asks = Annotated[Rights, Depends(rights_of)]
-_PAGE: dict[str, Any] = {
-    "response_class": HTMLResponse,
-    "dependencies": [Depends(requires_access_view(AccessView.WEBSITE))],
-}
-
-
 @app.get("/static/{name}", response_model=None)
 def static(name: str) -> Response:
     """Serve a style sheet or a script."""
@@ -111,7 +96,7 @@ def static(name: str) -> Response:
 # --- pipelines -------------------------------------------------------------------------------------------------------------------
 
 
-@app.get("/", **_PAGE)
+@app.get("/", **PAGE)
 def pipelines(request: Request, rights: Asks) -> Response:
     """Show all pipelines that the user may read.
 
@@ -122,7 +107,7 @@ def pipelines(request: Request, rights: Asks) -> Response:
     return _list(request, rights.readable(dags.pipelines()), None)
 
 
-@app.get("/dag/{dag_id}", **_PAGE)
+@app.get("/dag/{dag_id}", **PAGE)
 def of_dag(request: Request, rights: Asks, dag_id: str) -> Response:
     """Show the pipelines that a DAG commits or restores. If there is only one, redirect to its overview.
 
@@ -178,7 +163,7 @@ def _row(
 # --- one pipeline ----------------------------------------------------------------------------------------------------------------
 
 
-@app.get("/p/{key}/", **_PAGE)
+@app.get("/p/{key}/", **PAGE)
 def of_overview(request: Request, rights: Asks, key: str) -> Response:
     """Show the problems of a pipeline, its latest checkpoints, and whether its next interval can start.
 
@@ -211,7 +196,7 @@ def of_overview(request: Request, rights: Asks, key: str) -> Response:
     return _of_pipeline(request, ref, look, "overview.html", view, schedule=schedule, stored=reader.stored(ref))
 
 
-@app.get("/p/{key}/history", **_PAGE)
+@app.get("/p/{key}/history", **PAGE)
 def of_history(request: Request, rights: Asks, key: str, before: Annotated[int | None, Query(ge=1)] = None) -> Response:
     """Show checkpoints, newest first.
 
@@ -237,7 +222,7 @@ def of_history(request: Request, rights: Asks, key: str, before: Annotated[int |
     return _of_pipeline(request, ref, look, "history.html", view)
 
 
-@app.get("/p/{key}/lineage", **_PAGE)
+@app.get("/p/{key}/lineage", **PAGE)
 def of_lineage(request: Request, rights: Asks, key: str, before: Annotated[int | None, Query(ge=1)] = None) -> Response:
     """Show checkpoints and their bases as a graph, newest first.
 
@@ -257,7 +242,7 @@ def of_lineage(request: Request, rights: Asks, key: str, before: Annotated[int |
     )
 
 
-@app.get("/p/{key}/trends", **_PAGE)
+@app.get("/p/{key}/trends", **PAGE)
 def of_trends(
     request: Request,
     rights: Asks,
@@ -286,7 +271,7 @@ def of_trends(
     )
 
 
-@app.get("/p/{key}/checkpoint/{number}", **_PAGE)
+@app.get("/p/{key}/checkpoint/{number}", **PAGE)
 def of_checkpoint(request: Request, rights: Asks, key: str, number: int) -> Response:
     """Show one checkpoint.
 
@@ -318,10 +303,10 @@ def of_checkpoint(request: Request, rights: Asks, key: str, number: int) -> Resp
 
         return _asked(ref, f"checkpoint {number}", read)
 
-    return _of_pipeline(request, ref, look, "checkpoint.html", view, number=number)
+    return _of_pipeline(request, ref, look, "checkpoint.html", view, number=number, shows_values=shows_values())
 
 
-@app.get("/p/{key}/compare", **_PAGE)
+@app.get("/p/{key}/compare", **PAGE)
 def compare(
     request: Request,
     rights: Asks,
@@ -363,7 +348,7 @@ def compare(
     return _of_pipeline(request, ref, look, "compare.html", view, kept=kept, chosen=chosen)
 
 
-@app.get("/p/{key}/trials", **_PAGE)
+@app.get("/p/{key}/trials", **PAGE)
 def of_trials(request: Request, rights: Asks, key: str) -> Response:
     """Show the list of the pipeline's trials.
 
@@ -382,7 +367,7 @@ def of_trials(request: Request, rights: Asks, key: str) -> Response:
     return _of_pipeline(request, ref, look, "trials.html", lambda _: _asked(ref, "trials", read), without_trial=step)
 
 
-@app.get("/p/{key}/trials/{name}", **_PAGE)
+@app.get("/p/{key}/trials/{name}", **PAGE)
 def of_trial(request: Request, rights: Asks, key: str, name: str) -> Response:
     """Show, for each interval of a trial, whether its result equals production's.
 
@@ -401,7 +386,7 @@ def of_trial(request: Request, rights: Asks, key: str, name: str) -> Response:
     return _of_pipeline(request, ref, look, "trial.html", view)
 
 
-@app.get("/p/{key}/trials/{name}/rows", **_PAGE)
+@app.get("/p/{key}/trials/{name}/rows", **PAGE)
 def of_trial_rows(
     request: Request,
     rights: Asks,
@@ -463,7 +448,7 @@ def _compare(ref: PipelineRef, asked: tuple[Any, ...], words: list[str]) -> tria
         return comparisons.compare(asked, words, environment)
 
 
-@app.get("/p/{key}/docs/{path:path}", **_PAGE)
+@app.get("/p/{key}/docs/{path:path}", **PAGE)
 def of_docs(request: Request, rights: Asks, key: str, path: str) -> Response:
     """Show a page of Data Docs below the heading and the tabs of its pipeline.
 
@@ -483,7 +468,7 @@ def of_docs(request: Request, rights: Asks, key: str, path: str) -> Response:
 # --- runs ------------------------------------------------------------------------------------------------------------------------
 
 
-@app.get("/run/{dag_id}/{run_id:path}", **_PAGE)
+@app.get("/run/{dag_id}/{run_id:path}", **PAGE)
 def of_run(request: Request, rights: Asks, dag_id: str, run_id: str) -> Response:
     """Show the checkpoints that a run of a DAG restored and committed.
 
@@ -496,7 +481,7 @@ def of_run(request: Request, rights: Asks, dag_id: str, run_id: str) -> Response
     return _run(request, rights, dag_id, run_id, None)
 
 
-@app.get("/task/{dag_id}/{task_id}/{run_id:path}", **_PAGE)
+@app.get("/task/{dag_id}/{task_id}/{run_id:path}", **PAGE)
 def of_task(request: Request, rights: Asks, dag_id: str, task_id: str, run_id: str) -> Response:
     """Show the checkpoints that the run of a task instance restored and committed, as a tab of the task instance.
 
@@ -716,3 +701,6 @@ def _with_runs(ref: PipelineRef, rows: Sequence[history.Row]) -> tuple[history.R
 
 def _airflow(request: Request) -> str:
     return airflow_side.airflow_url(str(request.base_url.replace(path="")))
+
+
+add_look_up(app, _look, _of_pipeline)

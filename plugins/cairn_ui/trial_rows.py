@@ -10,12 +10,6 @@ The comparison runs as a separate process, `cairn compare`, so the API server it
 from __future__ import annotations
 
 import json
-import os
-import resource
-import signal
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 from collections import OrderedDict
@@ -23,23 +17,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cairn_operators.driver_process import repo_root
 from cairn_ui.find_pipelines import PipelineRef
 from cairn_ui.human_units import count, size, span
-from state_backend.adapters.die_with_parent import die_with_parent
+from cairn_ui.limited_process import Ended, run_module
 from state_backend.inspection.compare_logs import IntervalDifference, Made
 from state_backend.values.intervals import format_instant
 
 # Number of rows and entries that a page shows for each kind of difference.
 EXAMPLES = 5
-_OUT_OF_MEMORY = (
-    "MemoryError",
-    "bad_alloc",
-    "malloc of size",
-    "Memory allocation",
-    "Cannot allocate",
-    "start new thread",
-)
 # Largest number of results that are kept.
 _KEPT = 64
 # Seconds for which a failure is kept, such as that of a storage that does not answer. After that the comparison may run
@@ -210,71 +195,34 @@ def run_limited(words: Sequence[str], environment: Mapping[str, str], limits: Li
         environment: Variables to add to the environment of the process.
         limits: The limits of the process: `seconds`, `memory_bytes` and `said_bytes`, the size of its output.
     """
-    root, began_s = repo_root(), time.monotonic()
-    path = os.pathsep.join(filter(None, [str(root / "jobs"), str(root), os.environ.get("PYTHONPATH")]))
-    # Each library gets one thread and uses the common heap. Otherwise memory that libraries reserve without using it
-    # would count against the memory limit.
-    slim = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"}
-    # The process writes its output to files, of which only `said_bytes` are read. With pipes, the API server would have
-    # to read all output, however large.
-    with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "cairn.command.cli", *words[1:], "--limit", str(EXAMPLES), "--json"],
-            cwd=root,
-            env={**os.environ, **slim, **environment, "PYTHONPATH": path},
-            stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=errors,
-            start_new_session=True,
-            preexec_fn=_limited(limits.memory_bytes),  # noqa: PLW1509  system calls only, loaded before the fork
-        )
-        try:
-            code = process.wait(limits.seconds)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            return Compared(
-                found=None, problem=f"the comparison took longer than {span(limits.seconds)}", too_much=True
-            )
-        texts = []
-        for file in (said, errors):
-            file.seek(0)
-            texts.append(file.read(limits.said_bytes + 1))
-    return answer_of(code, texts[0], texts[1].decode(errors="replace"), time.monotonic() - began_s, limits)
+    ended = run_module(
+        ["cairn.command.cli", *words[1:], "--limit", str(EXAMPLES), "--json"],
+        environment,
+        seconds=limits.seconds,
+        memory_bytes=limits.memory_bytes,
+        said_bytes=limits.said_bytes,
+    )
+    if ended.code is None:
+        return Compared(found=None, problem=f"the comparison took longer than {span(limits.seconds)}", too_much=True)
+    return answer_of(ended, limits)
 
 
-def answer_of(code: int, said: bytes, errors: str, took_s: float, limits: Limits) -> Compared:
+def answer_of(ended: Ended, limits: Limits) -> Compared:
     """Return the result of a `cairn compare` process that has ended.
 
     Args:
-        code: Exit code of the process; negative for the signal that killed it.
-        said: Beginning of the process's output: at most `said_bytes` of the limits and one byte more.
-        errors: Beginning of the process's error output.
-        took_s: Duration of the process in seconds.
+        ended: The process.
         limits: The limits under which the process ran. An output larger than `said_bytes` counts as a failure, and the
             message about a lack of memory names `memory_bytes`.
     """
-    if code == 0 and len(said) <= limits.said_bytes:
-        return Compared(found=json.loads(said), seconds=took_s)
-    if code == 0:
+    if ended.code == 0 and len(ended.said) <= limits.said_bytes:
+        return Compared(found=json.loads(ended.said), seconds=ended.seconds)
+    if ended.code == 0:
         problem = f"the examples take more than {size(limits.said_bytes)}"
         return Compared(found=None, problem=problem, too_much=True)
-    if code < 0 or any(words in errors for words in _OUT_OF_MEMORY):
-        # A signal is treated as lack of memory: native code ends the process if it gets no memory within the limit.
+    if ended.out_of_memory:
         return Compared(
             found=None, problem=f"the comparison needed more than {size(limits.memory_bytes)} of memory", too_much=True
         )
-    return Compared(found=None, problem=errors.strip()[-2000:] or f"the comparison ended with exit code {code}")
-
-
-def _limited(memory_bytes: int) -> Callable[[], None]:
-    dies = die_with_parent(signal.SIGKILL)
-
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        os.nice(5)
-        if dies is not None:
-            dies()
-
-    return limit
+    said = ended.errors.strip()[-2000:]
+    return Compared(found=None, problem=said or f"the comparison ended with exit code {ended.code}")

@@ -73,6 +73,7 @@ from state_backend.values.errors import (
 )
 from state_backend.values.intervals import Interval, format_instant, from_ms
 from state_backend.values.records import (
+    RELEASE,
     Content,
     Permissions,
     Prepared,
@@ -795,7 +796,7 @@ class Coordinator:
         released = Released(id=found.id, reason=found.reason, findings=found.findings)
         if not self._rewrite_mark(path, found, waiting):
             raise self._not_quarantined(checkpoint_id)
-        self._append_fence(f"release of checkpoint {checkpoint_id}")
+        self._append_fence(f"{RELEASE}{checkpoint_id}")
         try:
             self._check_release(self.log(), checkpoint_id)
         except UsageError:

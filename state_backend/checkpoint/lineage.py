@@ -85,7 +85,7 @@ def choose_base(
         return None
     completed = [c for c in log.kept if not is_superseded(log, c)]
     candidates = [c for c in completed if c.interval.end == interval.start]
-    if not candidates and permissions.allow_gap:
+    if permissions.allow_gap and all(log.quarantine_above(c.id) is not None for c in candidates):
         candidates = [c for c in completed if c.interval.end <= interval.start]
         if not candidates:
             raise StateGapError(

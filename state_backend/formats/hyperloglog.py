@@ -200,6 +200,21 @@ class Sketches:
         both = replace(self, dense_owners=owners, dense=dense)
         return both._with_entries(np.concatenate([self.entries, other.entries]))
 
+    def united(self, groups: I64, count: int) -> Sketches:
+        """Return one sketch for each group of rows: the sketch of the union of the rows' sets of values.
+
+        Args:
+            groups: The group of each row, ascending.
+            count: The number of groups.
+        """
+        owners = groups[(self.entries >> _OWNER_SHIFT).astype(np.int64)].astype(np.uint64)
+        entries = (owners << _OWNER_SHIFT) | (self.entries & np.uint64(0xFFFFFFFF))
+        dense_groups = groups[self.dense_owners]
+        starts = np.flatnonzero(np.diff(dense_groups, prepend=-1))
+        dense = np.maximum.reduceat(self.dense, starts, axis=0) if len(starts) else self.dense
+        both = replace(self, count=count, dense_owners=dense_groups[starts], dense=dense)
+        return both._with_entries(entries)
+
     def estimate(self) -> F64:
         """Return the estimated number of distinct values of each row's sketch; 0.0 for a row without a sketch."""
         m, q = 1 << self.precision, 64 - self.precision

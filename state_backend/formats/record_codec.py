@@ -354,6 +354,12 @@ def _adapter(cls: Any) -> TypeAdapter[Any]:
     return TypeAdapter(cls)
 
 
+def build_adapters() -> None:
+    """Build the pydantic adapters of all types. Before it forks, a process calls this once for all its children."""
+    for cls in _TYPES.values():
+        _adapter(cls)
+
+
 def _be_strict(hint: Any) -> None:
     """Set pydantic's strict configuration on every dataclass that a type hint contains.
 

@@ -56,8 +56,9 @@ def code_name(content: Content) -> str:
 
 def _row(log: Log, entry: Entry, age_s: int | None) -> dict[str, Any]:
     if isinstance(entry, SweepRecord):
-        state = f"abandons {len(entry.abandoned)}"
-        return _columns(entry.id, None, "sweep", None, state, age_s)
+        if entry.released is not None:
+            return _columns(entry.id, None, "release", None, f"of checkpoint {entry.released}", age_s)
+        return _columns(entry.id, None, "sweep", None, f"abandons {len(entry.abandoned)}", age_s)
     row = _columns(entry.id, interval_of(entry), kind_of(entry), base_of(entry), state_of(log, entry), age_s)
     if isinstance(entry, Tombstone):
         return row

@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import RocksStore
@@ -124,7 +124,9 @@ def diff_states(
             "Take a canonical savepoint of one of them and compare that"
         )
     with ExitStack() as stack:
-        sides = [_Side(source, fixed[0], work / name, stack) for source, name in ((first, "first"), (second, "second"))]
+        sides = [
+            _ShardSide(source, fixed[0], work / name, stack) for source, name in ((first, "first"), (second, "second"))
+        ]
         groups = plan_groups(sides[0].groups, sides[1].groups, fixed[0])
         cache = work / "cache"
         for group in groups:
@@ -135,7 +137,7 @@ def diff_states(
                 shutil.rmtree(cache, ignore_errors=True)
             for side in sides:
                 side.open(group, groups, FileCache(cache, _ALL_BYTES))
-            yield from _group_changes(sides[0], sides[1], group, states)
+            yield from changes_of_group(sides[0], sides[1], group, states)
 
 
 def _same_state(content: Content) -> tuple[int, int]:
@@ -143,7 +145,26 @@ def _same_state(content: Content) -> tuple[int, int]:
     return content.digest, content.totals.entries
 
 
-class _Side:
+class Side(Protocol):
+    """One of the two compared states, or a part of it."""
+
+    @property
+    def keys(self) -> KeyCodec:
+        """The codec of the key."""
+
+    @property
+    def states(self) -> Mapping[str, StateDescriptor]:
+        """The descriptors of the states, by name."""
+
+    def scan(self, group: int, state_id: int | None) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the stored entries of one state in a key group, ascending.
+
+        An entry is a pair: the stored key without key group and state id, and the stored value. Without a state id, the
+        method yields nothing.
+        """
+
+
+class _ShardSide:
     """One of the two compared states. One shard is open at a time: the shard that holds the compared key group."""
 
     def __init__(self, source: StateSource, max_parallelism: int, work: Path, stack: ExitStack) -> None:
@@ -152,7 +173,7 @@ class _Side:
         self.parallelism = min(source.content.parallelism, max_parallelism)
         self.storage = open_storage(source.url)
         self.keys = KeyCodec(parse_struct(source.content.key_schema))
-        self.states = {d.name: d for d in source.content.states}
+        self.states: Mapping[str, StateDescriptor] = {d.name: d for d in source.content.states}
         self._store: RocksStore | None = None
         self._open: ExitStack = stack.enter_context(ExitStack())
         self._range: KeyGroupRange | None = None
@@ -203,10 +224,7 @@ class _Side:
         shutil.rmtree(self.work, ignore_errors=True)
 
     def scan(self, group: int, state_id: int | None) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the stored entries of one state in a key group, ascending.
-
-        An entry is a pair: the stored key without key group and state id, and the stored value.
-        """
+        """Yield the stored entries of one state in a key group of the open shard. `Side.scan` describes them."""
         if state_id is None or self._store is None:
             return
         start = layout.prefix(group, state_id)
@@ -244,7 +262,17 @@ def describe_change(change: EntryChange) -> dict[str, Any]:
 # --- entries -----------------------------------------------------------------------------------------------------------------
 
 
-def _group_changes(first: _Side, second: _Side, group: int, states: Collection[str] | None) -> Iterator[EntryChange]:
+def changes_of_group(
+    first: Side, second: Side, group: int, states: Collection[str] | None = None
+) -> Iterator[EntryChange]:
+    """Yield the changes that turn the first side's entries of a key group into the second side's, state by state.
+
+    Args:
+        first: The first side.
+        second: The second side.
+        group: The key group.
+        states: The names of the states to compare; None: all, timers included.
+    """
     for name in dict.fromkeys([*first.states, *second.states]):
         if states is None or name in states:
             yield from _state_changes(first, second, group, name)
@@ -252,7 +280,7 @@ def _group_changes(first: _Side, second: _Side, group: int, states: Collection[s
         yield from _timer_changes(first, second, group)
 
 
-def _state_changes(first: _Side, second: _Side, group: int, name: str) -> Iterator[EntryChange]:
+def _state_changes(first: Side, second: Side, group: int, name: str) -> Iterator[EntryChange]:
     a, b = first.states.get(name), second.states.get(name)
     if a is not None and b is not None and _shape(a) != _shape(b):
         # The state was dropped and declared again with another kind or user key. So no entry can be compared.
@@ -268,7 +296,7 @@ def _shape(descriptor: StateDescriptor) -> tuple[Any, ...]:
 
 
 def _compare(
-    first: _Side, second: _Side, group: int, a: StateDescriptor | None, b: StateDescriptor | None
+    first: Side, second: Side, group: int, a: StateDescriptor | None, b: StateDescriptor | None
 ) -> Iterator[EntryChange]:
     described = b or a
     assert described is not None
@@ -310,7 +338,7 @@ def _same(before: Entry, after: Entry) -> bool:
 class _Reader:
     """Decoder of the stored entries of one state variable, with the schemas of one of the two compared checkpoints."""
 
-    def __init__(self, side: _Side, descriptor: StateDescriptor) -> None:
+    def __init__(self, side: Side, descriptor: StateDescriptor) -> None:
         version = descriptor.versions[-1]
         self._descriptor, self._keys = descriptor, side.keys
         self._user_keys = KeyCodec(parse_struct(version.user_key)) if version.user_key is not None else None
@@ -340,7 +368,7 @@ class _Reader:
         return place, Entry(value=value, expiry_ms=found.expiry_ms)
 
 
-def _timer_changes(first: _Side, second: _Side, group: int) -> Iterator[EntryChange]:
+def _timer_changes(first: Side, second: Side, group: int) -> Iterator[EntryChange]:
     for timer, held in merged(_timers(first, group), _timers(second, group)):
         if held[0] == held[1]:
             continue
@@ -357,7 +385,7 @@ def _timer_changes(first: _Side, second: _Side, group: int) -> Iterator[EntryCha
         )
 
 
-def _timers(side: _Side, group: int) -> Iterator[tuple[bytes, bytes]]:
+def _timers(side: Side, group: int) -> Iterator[tuple[bytes, bytes]]:
     """Yield each timer as a pair: encoded key with packed time, and an empty value. Pairs ascend.
 
     Timers are stored in two layouts, an older and a newer one. Both are read.

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from state_backend.formats.arrow_columns import concatenate
 from state_backend.formats.key_columns import KeyColumns
 from state_backend.formats.types import parse_struct
+from state_backend.state.entry_columns import Groups
 from state_backend.state.shard_state import ShardState
 from state_backend.state.state_columns import Mask, Places, StateColumns, offsets_of
 from state_backend.values.records import StateDescriptor
@@ -36,6 +37,22 @@ class MapColumns(StateColumns):
         assert user_key is not None
         self._user_keys = KeyColumns(parse_struct(user_key), what=f"user key of state {descriptor.name!r}")
         self.user_key_names = self._user_keys.schema.names
+        self._whole: tuple[pa.Array, pa.Array] | None = None
+
+    def begin(self, key_groups: Groups, keys: pa.Array) -> None:
+        """Begin a batch. The next calls act on its keys, and name a key by its index in the batch.
+
+        Args:
+            key_groups: The key group of each key.
+            keys: The encoded keys, unique, ascending by key group and key.
+        """
+        super().begin(key_groups, keys)
+        self._whole = None
+
+    def end(self) -> None:
+        """End the batch."""
+        super().end()
+        self._whole = None
 
     def get(self, owners: Places, user_keys: Sequence[pa.Array]) -> tuple[pa.Table, Mask]:
         """Read the values of user keys.
@@ -96,6 +113,8 @@ class MapColumns(StateColumns):
             `offsets[i + 1] - 1`, in the order of encoded user keys.
         """
         owners, encoded, found = self._read_below(wanted)
+        # The maps of all keys: later changes of the batch need not read the entries that they replace.
+        self._whole = (self._rests(owners, encoded), found) if len(wanted) == self.keys else None
         rows = self._visible(found)
         if rows.null_count:
             there = rows.is_valid()
@@ -133,6 +152,7 @@ class MapColumns(StateColumns):
         """
         owners, encoded, old = self._read_below(wanted)
         if len(owners):
+            self._whole = None
             rests = self._rests(owners, encoded)
             self._replace(owners, rests, old, pa.nulls(len(old), pa.binary()), self._located(owners, rests))
 
@@ -150,7 +170,23 @@ class MapColumns(StateColumns):
             owners, encoded, new = owners[last], encoded.filter(kept), new.filter(kept)
         rests = self._rests(owners, encoded)
         located = self._located(owners, rests)
-        self._replace(owners, rests, self._read(owners, located), new, located)
+        old = self._read(owners, located) if self._whole is None else _found(rests, *self._whole)
+        self._replace(owners, rests, old, new, located)
+        if self._whole is not None:
+            # Of equal keys, `_found` takes the first one.
+            known, entries = self._whole
+            self._whole = pa.concat_arrays([rests, known]), pa.concat_arrays([new, entries])
+
+
+def _found(rests: pa.Array, known: pa.Array, entries: pa.Array) -> pa.Array:
+    """Return the entry of each stored key; null for a key that is not among the known ones.
+
+    Args:
+        rests: The stored keys without key group and state id.
+        known: All keys that the store holds, in the same form.
+        entries: The entry of each known key. Null means that the key was removed.
+    """
+    return entries.take(pc.index_in(rests, value_set=known))
 
 
 def _in_order(owners: Places, encoded: pa.Array) -> Places | None:

@@ -33,6 +33,11 @@ def last_instant(name: str, text: str, zone: tzinfo = UTC) -> datetime:
     return following.replace(tzinfo=zone).astimezone(UTC) - timedelta(milliseconds=1)
 
 
+def needs_zone(text: str) -> bool:
+    """Return True if a day or an instant has no time zone of its own."""
+    return _parse("the date", text).tzinfo is None
+
+
 def _parse(name: str, text: str) -> datetime:
     try:
         return datetime.fromisoformat(text.strip())

@@ -282,7 +282,8 @@ class Permissions:
     """The permissions with which an attempt began. The record keeps them, since they explain the state.
 
     Attributes:
-        allow_gap: Start from the newest earlier checkpoint if no checkpoint ends where the interval starts.
+        allow_gap: Start from the newest earlier usable checkpoint if no checkpoint ends where the interval starts, or
+            all that end there are quarantined.
         allow_stale_base: Start from a stale checkpoint.
         allow_quarantined: For rewinds and forks: use a quarantined checkpoint. Quarantine marks on the used checkpoint
             and its bases do not apply to the new checkpoint.
@@ -704,6 +705,10 @@ class Record:
         return self.content.interval
 
 
+# Begin of `SweepRecord.sweep` in the record that a release of a quarantined checkpoint adds; the checkpoint's id follows.
+RELEASE = "release of checkpoint "
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepRecord:
     """The record of a sweep in the log. The attempts that it names can't be committed afterwards.
@@ -723,6 +728,11 @@ class SweepRecord:
     sweep: str
     abandoned: tuple[str, ...]
     summary: Summary = field(default_factory=Summary)
+
+    @property
+    def released(self) -> str | None:
+        """The id of the checkpoint whose release added the record; None for a sweep's record."""
+        return self.sweep.removeprefix(RELEASE) if self.sweep.startswith(RELEASE) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

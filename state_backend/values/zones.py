@@ -101,6 +101,11 @@ def zone_of(name: str) -> Zone:
         ) from None
 
 
+def name_of(rules: tzinfo | None) -> str:
+    """Return the name of a datetime's zone: a region, if the zone has a key as `ZoneInfo` and pendulum have, else an offset."""
+    return getattr(rules, "key", None) or str(rules or UTC)
+
+
 @contextmanager
 def local_zone(zone: Zone) -> Iterator[None]:
     """Run the block with the process's local time in the zone, and restore TZ afterwards.

@@ -22,7 +22,7 @@ from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.log import Log, read_log
 from state_backend.values.intervals import format_instant
 from tests.support.airflow_on_postgres import airflow_on_postgres
-from tests.support.calendars import CASES, DAGS, Case, change, changes_of, fresh_digest, totals_of
+from tests.support.calendars import CASES, DAGS, INDIA, Case, change, changes_of, fresh_digest, totals_of
 from tests.support.layout import REPOSITORY
 from tests.support.printed_commands import run_printed
 from tests.support.reading import read_state
@@ -172,6 +172,24 @@ def play(pipe: Pipe, root: Path) -> None:
     pipe.assert_as_the_oracle(every, root / "repaired")
     code, said = pipe.status()
     assert code == 0, said
+    if pipe.case.name == "kolkata":
+        play_days(pipe)
+
+
+def play_days(pipe: Pipe) -> None:
+    """A day in a command is one in India: the UTC day of the same name has the next interval."""
+    wanted = pipe.case.intervals[2]
+    day = wanted.start.astimezone(INDIA).date()
+    before = pipe.log().head_id
+    said = pipe.type(f"cairn backfill --dag {pipe.name} --from {day} --to {day} --root {pipe.root}")
+    assert f"1 runs from {day} to {day} (Asia/Kolkata)" in said
+    wait_until(lambda: pipe.log().head_id == before + 1, 300, f"the interval of {day}")
+    newest = pipe.log().newest
+    assert newest is not None and newest.content.interval == wanted
+    last = pipe.case.intervals[-1].start.astimezone(INDIA).date()
+    assert pipe.ended(pipe.case.intervals) == {"success"}
+    said = pipe.type(f"cairn heal --root {pipe.root} --pipeline {pipe.name} --to {last} --dry-run")
+    assert f"healthy up to {last}" in said
 
 
 def pipe_of(name: str, airflow: AirflowServer, folder: Path) -> Pipe:

@@ -188,7 +188,7 @@ def test_an_edited_processor_counts_from_the_next_interval_on(
 
 
 def test_validation_runs_in_other_processes_than_the_writer(server: SparkConnectServer, tmp_path: Path) -> None:
-    """Each driver has its own session, and Spark gives each session Python workers of its own."""
+    """A small state is restored in the driver of the validation itself, which is not the process that wrote the state."""
     write_pipeline(tmp_path, "one", "hello")
     process(tmp_path, server.url, 1, "attempt-1")
     record = Coordinator(open_storage(str(tmp_path / "root" / "greeting")), "greeting").commit("attempt-1").record
@@ -198,6 +198,15 @@ def test_validation_runs_in_other_processes_than_the_writer(server: SparkConnect
     assert result["ok"]["entries"] == 2
     assert result["ok"]["pids"]
     assert not set(result["ok"]["pids"]) & set(record.content.worker_pids)
+
+
+def test_the_log_names_operations_that_see_one_interval_only(server: SparkConnectServer, tmp_path: Path) -> None:
+    write_pipeline(tmp_path, "one", "hello")
+    module = tmp_path / "pipeline_of_it.py"
+    module.write_text(module.read_text().replace('amount long")\n', 'amount long").dropDuplicates(["user"])\n'))
+    driver = start(tmp_path, server.url, "process", *interval_of(1, "attempt-1"))
+    output, _ = driver.communicate()
+    assert "'greeting': the source has dropDuplicates or distinct (use cairn.processors.Deduplicate)" in output
 
 
 @pytest.mark.long("a quarter of a minute")

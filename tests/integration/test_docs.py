@@ -19,7 +19,8 @@ import pytest
 from typer.testing import CliRunner
 
 from cairn.command.cli import app
-from tests.support.layout import REPOSITORY, copy_layout, run_there
+from tests.support.layout import REPOSITORY, copy_layout, environment_of, run_there
+from tests.support.terminal import Terminal
 
 PAGES = [
     "docs/first-pipeline.md",
@@ -28,6 +29,7 @@ PAGES = [
     "docs/operating.md",
     "docs/upgrade.md",
     "docs/trying.md",
+    "docs/wrong-balance.md",
     "docs/from-structured-streaming.md",
     "docs/from-flink.md",
     "docs/settings.md",
@@ -69,6 +71,7 @@ export_state(find_state(root="file:///data/state", pipeline="aircraft"), "/tmp/t
 """
     },
 }
+PROMPT = "(Pdb) "
 _BLOCK = re.compile(
     r"^(?:<!-- not run: (?P<reason>[^\n]+) -->\n)?```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
@@ -100,7 +103,7 @@ def blocks_of(page: str) -> list[Block]:
     ]
 
 
-SLOW = ("docs/operating.md", "docs/trying.md", "docs/upgrade.md")
+SLOW = ("docs/operating.md", "docs/trying.md", "docs/upgrade.md", "docs/wrong-balance.md")
 
 
 @pytest.fixture(scope="module")
@@ -176,6 +179,9 @@ def run_block(layout: Path, block: Block, environment: dict[str, str]) -> None:
             _run(layout, block, environment, [sys.executable, "-W", "ignore", "-c", block.text])
         case "console":
             for command, expected in commands_in(block.text):
+                if "--pdb" in command:
+                    talk(layout, block, environment, command, expected)
+                    continue
                 said = _run(layout, block, environment, ["bash", "-c", command])
                 assert quoted_in(expected, said), f"{block}: {command}\nsaid\n{said}\nnot\n{expected}"
         case "" | "text":
@@ -188,6 +194,25 @@ def _run(layout: Path, block: Block, environment: dict[str, str], command: list[
     done = run_there(layout, command, **environment)
     assert done.returncode == 0, f"{block}: {command[-1]}\n{done.stdout}"
     return done.stdout
+
+
+def talk(layout: Path, block: Block, environment: dict[str, str], command: str, lines: list[str]) -> None:
+    """Run a command in a pseudo-terminal, and type what stands behind each prompt of pdb."""
+    terminal = Terminal(["bash", "-c", command], environment_of(layout, **environment), layout)
+    try:
+        said, expected = terminal.wait_for(PROMPT), []
+        for line in [*lines, None]:
+            if line is None or line.startswith(PROMPT):
+                assert quoted_in(expected, said), f"{block}: {command}\nsaid\n{said}\nnot\n{expected}"
+                expected = []
+                if line is not None:
+                    terminal.type(line.removeprefix(PROMPT))
+                    said = terminal.wait_for(PROMPT) if line != f"{PROMPT}continue" else terminal.rest()
+            else:
+                expected.append(line)
+        assert terminal.end() == 0
+    finally:
+        terminal.close()
 
 
 def commands_in(text: str) -> list[tuple[str, list[str]]]:

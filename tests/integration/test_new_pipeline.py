@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cairn.command.cli import app
+from cairn.command.new_pipeline import ReadyMadeName
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.coordinator import Coordinator
 from tests.support.layout import copy_layout, run_there
@@ -37,6 +38,19 @@ def printed(layout: Path) -> dict[str, str]:
         assert result.exit_code == 0, result.output
         said[name] = result.output
     return said
+
+
+@pytest.fixture(scope="module")
+def ready_made(layout: Path) -> list[str]:
+    """The names of pipelines of all templates; the schedules take turns."""
+    names = []
+    for name, template in enumerate(ReadyMadeName):
+        schedule = ("hourly", "daily")[name % 2]
+        names.append(f"ready_{template.value}")
+        options = ["--template", template.value, "--schedule", schedule, "--yes", "--into", str(layout)]
+        result = CliRunner().invoke(app, ["new", names[-1], *options])
+        assert result.exit_code == 0, result.output
+    return names
 
 
 def run(layout: Path, command: list[str], **more: str) -> str:
@@ -65,12 +79,45 @@ def test_it_is_as_the_linters_have_it(layout: Path, printed: dict[str, str]) -> 
     run(layout, [f"{bin_}/mypy", "--config-file", "pyproject.toml", *files[::3]])
 
 
+@pytest.mark.long("half a minute", runs_in="ci")
+def test_the_tests_of_each_template_pass_and_are_as_the_linters_have_them(layout: Path, ready_made: list[str]) -> None:
+    tests = [f"tests/pipelines/test_{name}.py" for name in ready_made]
+    said = run(layout, [".venv/bin/python", "-m", "pytest", *tests, "-q"])
+    assert re.search(r"^\d+ passed", said, re.MULTILINE), said
+    files = [f"{folder}/{name}.py" for name in ready_made for folder in ("jobs/pipelines", "dags")] + tests
+    bin_ = Path(sys.prefix) / "bin"
+    run(layout, [f"{bin_}/ruff", "check", *files])
+    run(layout, [f"{bin_}/ruff", "format", "--check", *files])
+
+
+@pytest.mark.spark
+@pytest.mark.long("half a minute", runs_in="ci")
+def test_a_pipeline_of_each_template_runs(layout: Path, ready_made: list[str]) -> None:
+    """All in one process, which starts Spark once."""
+    code = (
+        "import sys\nfrom typer.testing import CliRunner\nfrom cairn.command.cli import app\n"
+        "for n, name in enumerate(sys.argv[1:]):\n"
+        "    every = ('1h', '1d')[n % 2]\n"
+        "    code = f'pipelines.{name}:{name.upper()}'\n"
+        f"    options = ['--every', every, '--count', '2', '--root', 'file://{layout}/data/ready']\n"
+        "    result = CliRunner().invoke(app, ['run', code, *options])\n"
+        "    print(name, result.exit_code, result.output)\n"
+        "    assert result.exit_code == 0, result.exception\n"
+    )
+    said = run(layout, [sys.executable, "-c", code, *ready_made])
+    # The daily sample data has no rows on its second day.
+    rows = re.findall(r"\[2024\S+ \S+ checkpoint (\d), ([\d,]+) rows in", said)
+    assert [number for number, _ in rows] == ["1", "2"] * len(ready_made), said
+    assert "0" not in [count for number, count in rows if number == "1"], said
+    assert "stateful_source" not in said
+
+
 @pytest.mark.airflow
-def test_airflow_reads_its_dags(layout: Path, printed: dict[str, str], tmp_path: Path) -> None:
-    names = ", ".join(printed)
+def test_airflow_reads_its_dags(layout: Path, printed: dict[str, str], ready_made: list[str], tmp_path: Path) -> None:
+    names = ", ".join([*printed, *ready_made])
     loads = f"import sys; sys.path.insert(0, 'dags'); import {names}; print([m.dag.dag_id for m in ({names})])"
     found = run(layout, [sys.executable, "-W", "ignore", "-c", loads], AIRFLOW_HOME=str(tmp_path))
-    assert found.splitlines()[-1] == str(list(printed))
+    assert found.splitlines()[-1] == str([*printed, *ready_made])
 
 
 @pytest.mark.spark
@@ -135,6 +182,12 @@ def test_nothing_is_overwritten(layout: Path, printed: dict[str, str]) -> None:
         (["class"], "name 'class' can't be used"),
         (["events", "--key", "at"], "--key 'at' is the name of another column of the sample data"),
         ([], "a name is needed"),
+        (["events", "--template", "topn", "--key", "player"], "--key 'player' is the name of another column"),
+        (["events", "--template", "join", "--key", "kind"], "--key 'kind' is the name of another column"),
+        (
+            ["events", "--template", "latest", "--api", "row"],
+            "--template latest has the interface arrow; leave out --api",
+        ),
     ],
 )
 def test_what_can_not_be_is_refused(layout: Path, arguments: list[str], why: str) -> None:

@@ -23,7 +23,7 @@ from cairn.aggregates import Count, First, Last, Max, RunningAggregate, Sum
 from cairn.operations.run_interval import run_interval
 from cairn.pipeline import Interval, Pipeline
 from cairn.processors import Deduplicate, History, Latest, TopN, TumblingWindow
-from cairn.spark.ddl import parse_ddl, parse_ddl_locally
+from cairn.spark.ddl import parse_ddl, parse_ddl_by_spark, parse_ddl_locally
 from cairn.testing import PipelineTester
 from state_backend.values.errors import UsageError
 from state_backend.values.records import Record
@@ -251,15 +251,16 @@ def test_a_tested_interval_is_the_interval_that_spark_runs(spark: SparkSession, 
     ],
 )
 def test_ddl_is_read_as_spark_reads_it(spark: SparkSession, ddl: str) -> None:
-    assert parse_ddl_locally(ddl) == parse_ddl(spark, ddl)
+    assert parse_ddl_locally(ddl) == parse_ddl_by_spark(spark, ddl) == parse_ddl(spark, ddl)
 
 
 @pytest.mark.parametrize(
     "ddl", ["a", "a nothing", "a int b int", "a array<int", "a decimal(x)", "a int,", "a int;", "1"]
 )
 def test_what_spark_refuses_is_refused(spark: SparkSession, ddl: str) -> None:
-    with pytest.raises(UsageError):
-        parse_ddl(spark, ddl)
+    for parse in (parse_ddl, parse_ddl_by_spark):
+        with pytest.raises(UsageError):
+            parse(spark, ddl)
     with pytest.raises(UsageError, match="not a schema"):
         parse_ddl_locally(ddl)
 
@@ -267,6 +268,6 @@ def test_what_spark_refuses_is_refused(spark: SparkSession, ddl: str) -> None:
 def test_names_of_types_are_sparks(spark: SparkSession) -> None:
     """Spark's own parser writes what this one reads."""
     schema: StructType = parse_ddl_locally(SCHEMA)
-    assert parse_ddl_locally(", ".join(f"{f.name} {f.dataType.simpleString()}" for f in schema)) == parse_ddl(
+    assert parse_ddl_locally(", ".join(f"{f.name} {f.dataType.simpleString()}" for f in schema)) == parse_ddl_by_spark(
         spark, SCHEMA
     )

@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import SparkSession, Window, functions
 
 from cairn import Interval, Pipeline, run_interval
 from cairn.errors import SourceError
+from cairn.operations.stateful_source import stateful_operations
+from cairn.processors import Deduplicate
 from cairn.testing import PipelineTester
 from tests.integration.test_docs import block_with
+from tests.support.stateful_plans import stateful_frames
 
 PAGE = "docs/sources.md"
 START = datetime(2024, 1, 1, tzinfo=UTC)
@@ -108,6 +111,34 @@ def test_a_table_as_of_the_interval(
     rates.write_text(json.dumps({"currency": "USD", "rate": 0.6}))
     _, corrected = read(spark, Interval(START, START + DAY))
     assert position["orders"] == corrected["orders"] and position["rates"] != corrected["rates"]
+
+
+@pytest.mark.spark
+def test_a_source_that_compares_rows_logs_a_warning(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    events = spark.createDataFrame([("ann", 1, at())], "user string, n int, at timestamp")
+    events.createOrReplaceTempView("events")
+    others = events.withColumnsRenamed({"user": "customer", "n": "m", "at": "then"})
+    frames = stateful_frames(events, others, functions, Window, spark.sql)
+    assert {name: stateful_operations(rows) for name, (rows, _) in frames.items()} == {
+        name: expected for name, (_, expected) in frames.items()
+    }
+    pipeline = Pipeline(
+        name="warns",
+        start=START,
+        source=lambda spark, interval: events.dropDuplicates(["user"]),
+        key=["user"],
+        processor=type("Once", (Deduplicate,), {"horizon": None}),
+        api="arrow",
+    )
+    for hour in range(2):
+        run_interval(
+            spark, pipeline, Interval(START + hour * HOUR, START + (hour + 1) * HOUR), f"file://{tmp_path}/state"
+        )
+    assert [text.partition(" (")[0] for text in caplog.messages if "stateful_source" in text] == [
+        "pipeline 'warns': the source has dropDuplicates or distinct"
+    ]
 
 
 @pytest.mark.spark

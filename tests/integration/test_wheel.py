@@ -11,10 +11,11 @@ import os
 import shutil
 import sqlite3
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.wheel import UV, build_wheel
 
 ROOT = Path(__file__).resolve().parents[2]
 VERSIONS = ("3.11", "3.12", "3.13")
@@ -75,28 +76,11 @@ def ran(*command: str | Path, cwd: Path, env: dict[str, str] | None = None) -> s
 @pytest.mark.spark
 @pytest.mark.parametrize("python", pythons())
 def test_three_days_of_the_wheel_in_a_blank_airflow(tmp_path: Path, python: str) -> None:
-    venv, home, sources = tmp_path / "a venv", tmp_path / "a home", tmp_path / "sources"
-    # A build writes `_version.py` beside the sources. In this folder, that would change Cairn's code while other tests run it.
-    for name in ran("git", "ls-files", cwd=ROOT).splitlines():
-        (sources / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, sources / name)
-    uv = str(Path(sys.executable).with_name("uv"))
-    ran(
-        uv,
-        "build",
-        "--wheel",
-        "--no-build-isolation",
-        "--python",
-        sys.executable,
-        "-o",
-        tmp_path,
-        sources,
-        cwd=tmp_path,
-    )
-    (wheel,) = tmp_path.glob("cairn_state-*.whl")
+    venv, home = tmp_path / "a venv", tmp_path / "a home"
+    wheel = build_wheel(tmp_path)
     ran(python, "-m", "venv", "--without-pip", venv, cwd=tmp_path)
     wanted = f"cairn-state[airflow,spark] @ {wheel.as_uri()}"
-    ran(uv, "pip", "install", "-q", "--python", venv / "bin/python", wanted, cwd=tmp_path)
+    ran(UV, "pip", "install", "-q", "--python", venv / "bin/python", wanted, cwd=tmp_path)
 
     (home / "dags").mkdir(parents=True)
     (home / "dags/sums_pipeline.py").write_text(PIPELINE)

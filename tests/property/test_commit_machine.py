@@ -224,7 +224,7 @@ class Model:
             return None
         there = [id for id in self.kept if not self.replaced(id)]
         fitting = [id for id in there if self.entry(id).made.interval.end == interval.start]
-        if not fitting and gap:
+        if gap and not any(self.good(id) for id in fitting):
             fitting = [id for id in there if self.entry(id).made.interval.end <= interval.start]
         if not fitting:
             return "StateGapError"

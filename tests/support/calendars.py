@@ -149,7 +149,7 @@ def totals_of(name: str, intervals: Sequence[Interval], bumps: dict[str, int]) -
 def _read(spark: Any, interval: Interval, name: str) -> Any:
     bump = changes_of(name).get("bumps", {}).get(format_instant(interval.start), 0)
     rows = rows_of(name, interval, bump)
-    if not isinstance(spark, testing._Session):
+    if not isinstance(spark, testing.PlanningSession):
         return spark.createDataFrame(rows, INPUT_SCHEMA), {"rows": repr(rows)}
     return LocalRows(rows, parse_ddl_locally(INPUT_SCHEMA), zone_of("UTC"), "the input"), {"rows": repr(rows)}
 
@@ -171,7 +171,7 @@ def fresh_digest(name: str, intervals: Sequence[Interval], root: Path) -> int:
     """The digest of the state after these intervals, without Airflow."""
     on_shards = partial(testing._on_shards, Counting)
     piped = replace(pipeline_of(name), schedule=None, start=intervals[0].start)
-    session: Any = testing._Session("UTC")
+    session: Any = testing.PlanningSession("UTC")
     run_intervals(session, piped, intervals, str(root), on_shards=on_shards)
     newest = read_log(open_storage(f"{root}/{name}")).newest
     assert newest is not None

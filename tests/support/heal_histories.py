@@ -86,7 +86,7 @@ class History:
         if fails:
             self.days.fails_once(n)
         self.days.clear(n)
-        wait_until(lambda: self.has_ended_or_waits(n), 120, f"day {n} has ended, or waits")
+        wait_until(lambda: self.has_ended_or_waits(n), 600, f"day {n} has ended, or waits")
 
     def has_ended_or_waits(self, n: int) -> bool:
         """It waits behind a stale day."""
@@ -156,7 +156,7 @@ class History:
         env = {**os.environ, **self.env}
         with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as healing:
             try:
-                said, _ = healing.communicate(timeout=kill_after_s or 600)
+                said, _ = healing.communicate(timeout=kill_after_s or 1800)
             except subprocess.TimeoutExpired:
                 healing.kill()
                 said, _ = healing.communicate()

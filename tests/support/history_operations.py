@@ -57,7 +57,7 @@ from tests.support.history_oracle import Difference, Oracle, note_origin, read_s
 from tests.support.history_pipeline import pipeline_of, shown
 from tests.support.in_process import run_here
 
-SESSION: Any = testing._Session("UTC")
+SESSION: Any = testing.PlanningSession("UTC")
 MAIN, FORKS = "main", ("fork1", "fork2")
 DAYS = 9
 # No file of a history is so old, whatever the clocks of its processes say.

@@ -24,9 +24,14 @@ def copy_layout(folder: Path) -> Path:
     return folder
 
 
+def environment_of(folder: Path, **more: str) -> dict[str, str]:
+    """The environment of a command in the copy, whose modules come before the repository's own."""
+    return {**os.environ, **more, "PYTHONPATH": f"{folder}/jobs:{folder}/plugins:{folder}"}
+
+
 def run_there(folder: Path, command: list[str], **more: str) -> subprocess.CompletedProcess[str]:
-    """A command in the copy, whose modules come before the repository's own; its output as text, errors among it."""
-    environment = {**os.environ, **more, "PYTHONPATH": f"{folder}/jobs:{folder}/plugins:{folder}"}
+    """A command in the copy; its output as text, errors among it."""
+    environment = environment_of(folder, **more)
     return subprocess.run(
         command,
         cwd=folder,

@@ -32,7 +32,7 @@ def read(spark: Any, interval: Interval) -> Any:
     chosen = random.Random(str(interval))
     rows = [(f"u{chosen.randrange(40)}", f"i{chosen.randrange(9)}", chosen.randrange(100)) for _ in range(60)]
     position = {"rows": repr(rows)}
-    if not isinstance(spark, testing._Session):
+    if not isinstance(spark, testing.PlanningSession):
         return spark.createDataFrame(rows, INPUT_SCHEMA), position
     return LocalRows(rows, parse_ddl_locally(INPUT_SCHEMA), zone_of("UTC"), "the input"), position
 
@@ -50,7 +50,7 @@ def pipeline() -> Pipeline:
 def run_days(root: str, days: int, number: int, where: str | None = None) -> None:
     """All days as one run, in its try of this number. ``where``: a Spark, as `connect` takes it."""
     piped = pipeline()
-    spark: Any = testing._Session("UTC") if where is None else connect(where, "a range that is killed")
+    spark: Any = testing.PlanningSession("UTC") if where is None else connect(where, "a range that is killed")
     run_intervals(
         spark,
         piped,

@@ -90,7 +90,7 @@ def one_interval(storage: Storage, pipeline: Pipeline, n: int, seen: Callable[[]
             stack.enter_context(mock.patch.object(module, "open_storage", opens))
         phase("begin")
         running.process_interval(
-            testing._Session("UTC"),  # type: ignore[arg-type]
+            testing.PlanningSession("UTC"),  # type: ignore[arg-type]
             pipeline,
             "memory://counted",
             Attempt(id=attempt, interval=day(n), run=run),

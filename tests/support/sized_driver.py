@@ -33,7 +33,7 @@ from state_backend.values.zones import zone_of
 from tests.support.counting import DAY, START, day
 
 KEYS, TOUCHED = 200_000, 500
-SESSION: Any = testing._Session("UTC")
+SESSION: Any = testing.PlanningSession("UTC")
 
 
 class Sums(StatefulProcessor):

@@ -94,7 +94,7 @@ class Tally:
 
     def wait(self, days: Iterable[int]) -> set[str]:
         runs = self.runs()
-        return set(self.client.wait_for_runs(self.name, [runs[n]["dag_run_id"] for n in days], timeout_s=120).values())
+        return set(self.client.wait_for_runs(self.name, [runs[n]["dag_run_id"] for n in days], timeout_s=600).values())
 
     def tries(self, n: int) -> int:
         return len(self.client.tries(self.name, self.run_of(n), "process"))
@@ -118,7 +118,7 @@ class Tally:
             shutil.copytree(self.folder / "input", folder / self.name / "input")
             attempts = [str(uuid.uuid4()) for _ in range(last)]
             command = [sys.executable, "-c", _UNDISTURBED, f"file://{folder}/state", self.name, *attempts]
-            subprocess.run(command, check=True, env={**os.environ, "CAIRN_TALLY": text}, timeout=60)
+            subprocess.run(command, check=True, env={**os.environ, "CAIRN_TALLY": text}, timeout=600)
             return _results(folder / "state" / self.name, last)
 
     def assert_one_at_a_time(self) -> None:

@@ -29,7 +29,7 @@ class Shouting(Counting):
 def try_days(root: str, days: int) -> None:
     piped = replace(pipeline(), processor=Shouting)
     try_code(
-        testing._Session("UTC"),  # type: ignore[arg-type]
+        testing.PlanningSession("UTC"),  # type: ignore[arg-type]
         piped,
         [day(n) for n in range(1, days)],
         root,

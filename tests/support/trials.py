@@ -18,7 +18,7 @@ from cairn.trials.try_code import Tried, try_code
 from state_backend.values.zones import zone_of
 from tests.support.counting import DAYS, INPUT_SCHEMA, Counting, counting, day
 
-SESSION: Any = testing._Session("UTC")
+SESSION: Any = testing.PlanningSession("UTC")
 CODE = "tests.support.trials:CHANGED"
 
 

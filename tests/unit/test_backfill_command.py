@@ -12,6 +12,10 @@ from typer.testing import CliRunner
 from cairn.command import airflow_rest
 from cairn.command.airflow_rest import AirflowRest, RestError
 from cairn.command.cli import app
+from state_backend.adapters.open_storage import open_storage
+from state_backend.checkpoint.log import read_log
+from state_backend.values.schedule import Cron, Every, Schedule
+from tests.support.checkpoints import Folder, day
 
 DATES = [f"2024-01-0{n}T00:00:00+00:00" for n in (1, 2, 3)]
 
@@ -100,12 +104,35 @@ def test_it_is_created_until_it_is_whole(server: Callable[..., FakeAirflow], ans
     assert airflow.paused[-1] is False
 
 
-def test_a_day_is_a_day_in_the_zone_of_the_dag(server: Callable[..., FakeAirflow]) -> None:
+def test_a_day_is_a_day_in_the_zone_of_the_schedule(server: Callable[..., FakeAirflow]) -> None:
+    """The newest checkpoint names the zone; without a checkpoint, Airflow's default zone counts."""
     airflow = server("ok")
     airflow.zone = "Europe/Berlin"
-    assert backfill().exit_code == 0
-    (made,) = airflow.backfills
-    assert (made["from_date"], made["to_date"]) == ("2023-12-31T23:00:00+00:00", "2024-01-03T22:59:59.999000+00:00")
+    scheduled("kolkata", Cron("@daily", "Asia/Kolkata"))
+    scheduled("hours", Every(3_600_000))
+    berlin = ("2023-12-31T23:00:00+00:00", "2024-01-03T22:59:59.999000+00:00")
+    kolkata = ("2023-12-31T18:30:00+00:00", "2024-01-03T18:29:59.999000+00:00")
+    for more, dates, zone in [
+        ([], berlin, "Europe/Berlin"),
+        (["--root", "memory://backfill"], berlin, "Europe/Berlin"),  # no pipeline has the DAG's id
+        (["--root", "memory://backfill", "--pipeline", "kolkata"], kolkata, "Asia/Kolkata"),
+        (["--root", "memory://backfill", "--pipeline", "hours"], berlin, "Europe/Berlin"),
+    ]:
+        airflow.backfills.clear()
+        result = backfill(*more)
+        assert f"from 2024-01-01 to 2024-01-03 ({zone})" in result.stdout, result.output
+        (made,) = airflow.backfills
+        assert (made["from_date"], made["to_date"]) == dates
+    airflow.backfills.clear()
+    instants = ["--from", "2024-01-01T06:00Z", "--to", "2024-01-03T06:00+00:00"]
+    assert backfill(*instants).stdout.splitlines()[0].endswith("from 2024-01-01T06:00Z to 2024-01-03T06:00+00:00")
+
+
+def scheduled(pipeline: str, schedule: Schedule) -> None:
+    """A pipeline with one checkpoint of this schedule."""
+    storage = open_storage(f"memory://backfill/{pipeline}")
+    if read_log(storage).newest is None:
+        Folder(storage).run(day(1), "a", schedule=schedule)
 
 
 def test_a_half_one_of_an_earlier_call_is_cancelled_and_made_again(server: Callable[..., FakeAirflow]) -> None:

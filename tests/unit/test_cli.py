@@ -127,6 +127,8 @@ def test_a_person_refuses_a_checkpoint_and_accepts_it_again(root: Path) -> None:
         assert (released.exit_code, released.stdout) == (0, "checkpoint 7 is released: completed\n")
         verified = cairn(root, "verify", "--fast")
         assert verified.exit_code == 0, verified.stdout
+    rows = answer(root, "list", "--all")
+    assert [(r["id"], r["state"]) for r in rows if r["kind"] == "release"] == [(n, "of checkpoint 7") for n in (9, 8)]
     assert cairn(root, "quarantine", "7").exit_code == 0
     dropped = cairn(root, "quarantine", "7", "--drop")
     assert (dropped.exit_code, RealPipeline(root).coordinator.log().quarantined[7].dropped) == (0, True), dropped.output

@@ -18,6 +18,7 @@ from cairn.command.airflow_rest import AirflowRest, RestError
 from cairn.command.cli import app
 from state_backend.adapters.open_storage import open_storage
 from state_backend.values.airflow_commands import heal_command
+from state_backend.values.schedule import Cron, Every, Schedule
 from tests.support.checkpoints import PIPELINE, START, Folder, day, run
 
 ROOT = "memory://heal"
@@ -33,6 +34,7 @@ class FakeAirflow:
         self.fails: set[int] = set()
         self.paused = False
         self.changes: list[str] = []
+        self.last = ""  # of the last dry run
 
     def ended(self, n: int, state: str) -> None:
         at = f"2024-02-01T00:{len(self.changes):02}:{n:02}+00:00"
@@ -49,9 +51,15 @@ class FakeAirflow:
         path, _, query = path.partition("?")
         asked = urllib.parse.parse_qs(query)
         if path.endswith("/details"):
-            return {"is_paused": self.paused, "start_date": START.isoformat(), "end_date": None}
+            return {
+                "is_paused": self.paused,
+                "start_date": START.isoformat(),
+                "end_date": None,
+                "timezone": "Europe/Berlin",
+            }
         if path.endswith("/dry_run"):
             first, last = (body or {})["from_date"], (body or {})["to_date"]
+            self.last = last
             at_work = {n for n, run in self.runs.items() if run["state"] in ("queued", "running")}
             days = [day(n).start.isoformat() for n in range(1, 5) if n not in at_work]
             return {"backfills": [{"logical_date": at} for at in days if first <= at <= last]}
@@ -121,6 +129,31 @@ def test_it_runs_what_is_stale_and_missing_and_then_has_nothing_to_do(airflow: F
     assert json.loads(again.stdout) | {"verdict": ""} == {
         "healthy": True, "ran": 0, "verdict": "", "command": None, "to_run": [], "steps": []
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("schedule", "to", "last"),
+    [
+        (Cron("@daily", "Asia/Kolkata"), "2024-01-04", "2024-01-04T18:29:59.999000+00:00"),
+        (Cron("@daily", "Asia/Kolkata"), "2024-01-04T06:00", "2024-01-04T00:30:00+00:00"),
+        (Cron("@daily", "Asia/Kolkata"), "2024-01-04T06:00Z", "2024-01-04T06:00:00+00:00"),
+        (Every(3_600_000), "2024-01-04", "2024-01-04T22:59:59.999000+00:00"),
+        (None, "2024-01-04", "2024-01-04T22:59:59.999000+00:00"),
+    ],
+)
+def test_a_day_is_a_day_in_the_zone_of_the_schedule_else_of_airflow(
+    folder: Folder, airflow: FakeAirflow, schedule: Schedule | None, to: str, last: str
+) -> None:
+    folder.run(day(2), "scheduled", schedule=schedule)
+    type_heal("--dry-run", "--to", to)
+    assert airflow.last == last
+
+
+def test_without_airflow_a_day_is_one_in_the_zone_of_the_pipelines_schedule() -> None:
+    place = ("berlin_spring", "memory://heal", open_storage("memory://heal/berlin_spring"), "2024-03-29")
+    for every, last in ((None, "2024-03-29T22:59:59.999000+00:00"), ("1d", "2024-03-29T23:59:59.999000+00:00")):
+        here = heal._Here("tests.support.calendars:BERLIN_SPRING", *place, every=every, spark="")
+        assert here.last.isoformat() == last
 
 
 def test_it_stops_at_a_run_that_fails_and_the_printed_command_goes_on(airflow: FakeAirflow) -> None:

@@ -151,6 +151,22 @@ def test_allow_gap_takes_the_latest_end_then_the_highest_id() -> None:
         base_id(log_of(record(1, day(5))), day(3), GAP)
 
 
+def test_allow_gap_passes_over_a_quarantined_checkpoint() -> None:
+    log = log_of(*DAYS_1_TO_3, quarantined=(3,))
+    with pytest.raises(StateUnusable):
+        base_id(log, day(4))
+    assert base_id(log, day(4), GAP) == 2
+    assert base_id(log_of(*DAYS_1_TO_3, record(4, day(3), 2), quarantined=(4,)), day(4), GAP) == 3
+    # Checkpoint 3 descends from the quarantined one.
+    assert base_id(log_of(*DAYS_1_TO_3, quarantined=(2,)), day(4), GAP) == 1
+    with pytest.raises(StateUnusable):
+        base_id(log_of(*DAYS_1_TO_3, quarantined=(1,)), day(4), GAP)
+    # A stale checkpoint is no gap.
+    stale = log_of(*DAYS_1_TO_3, record(4, day(2), 1, {1: None, 2: 4, 3: 4, 4: None}))
+    with pytest.raises(StaleStateError):
+        base_id(stale, day(4), GAP)
+
+
 def test_a_dropped_base_is_a_gap() -> None:
     head = record(3, day(3), 2, {2: None, 3: None})
     log = log_of(record(1, day(1)), record(2, day(2), 1), head, dropped=(1,))

@@ -58,7 +58,7 @@ from cairn_operators.driver_process import DriverProcess
 from cairn_operators.failures import exit_failure, failure
 from cairn_operators.google_connection import google_credentials
 from cairn_operators.hidden_settings import hide_secrets
-from cairn_operators.pipeline_name import pipeline_name_of
+from cairn_operators.pipeline_source import pipeline_name_of
 from cairn_operators.spark_location import _texts, spark_location, spark_url
 from cairn_provider import get_provider_info
 from state_backend.values import errors
@@ -1232,6 +1232,70 @@ def test_the_name_of_a_pipeline_is_read_without_an_import(
     else:
         assert restore_pipeline("r", "lonely:P", "file:///r").get_task("restore").pipeline_name == name
     assert "lonely" not in sys.modules
+
+
+BERLIN = CronDataIntervalTimetable("0 6 * * 1-5", timezone="Europe/Berlin")
+HOURS = DeltaDataIntervalTimetable(timedelta(hours=1))
+
+
+@pytest.mark.parametrize(
+    ("source", "intervals"),
+    [
+        ("P = Pipeline(name='p', schedule=Cron('0 6 * * 1-5', 'Europe/Berlin'))", BERLIN),
+        ("P = cairn.Pipeline(schedule=cairn.Cron('0 6 * * 1-5', zone='Europe/Berlin'))", BERLIN),
+        ("P = Pipeline(schedule=datetime.timedelta(hours=1))", HOURS),
+        ("HOUR = timedelta(minutes=60)\nP = Pipeline(schedule=HOUR)", HOURS),
+        ("P = Pipeline(schedule='0 6 * * 1-5', start=datetime(2024, 1, 1, tzinfo=ZoneInfo('Europe/Berlin')))", BERLIN),
+        (
+            "S = datetime(2024, 1, 1, tzinfo=timezone.utc)\nP = Pipeline(schedule='@daily', start=S)",
+            CronDataIntervalTimetable("0 0 * * *", timezone="UTC"),
+        ),
+    ],
+)
+def test_a_dag_takes_the_schedule_of_its_pipeline(
+    source: str, intervals: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "scheduled.py").write_text(source)
+    made = stateful_pipeline("d", "scheduled:P", "file:///r", start_date=START)
+    assert same(made.timetable) == same(intervals)
+    assert made.start_date == START and "scheduled" not in sys.modules
+    # The same schedule in the DAG file is fine, another schedule is a mistake, and an asset has no intervals to compare.
+    stateful_pipeline("d", "scheduled:P", "file:///r", schedule=intervals, start_date=START)
+    stateful_pipeline("d", "scheduled:P", "file:///r", schedule=None, start_date=START)
+    with pytest.raises(
+        ValueError, match=r"DAG d has the schedule cron '5 4 \* .* Leave out schedule= in stateful_pipeline"
+    ):
+        stateful_pipeline("d", "scheduled:P", "file:///r", schedule="5 4 * * *", start_date=START)
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("P = Pipeline(name='p')", "scheduled:P declares none"),
+        ("P = Pipeline(name='p', schedule=None)", "scheduled:P declares none"),
+        ("P = make(name='p')", "the source of 'scheduled' has no P = Pipeline"),
+        ("P = Pipeline(**MORE)", "the source of 'scheduled' has no P = Pipeline"),
+        ("Q = Pipeline()", "the source of 'scheduled' has no P = Pipeline"),
+        ("P = Pipeline(schedule=daily())", r"schedule=daily\(\) can't be read without an import"),
+        ("P = Pipeline(schedule='@daily', start=START)", "start=START can't be read without an import"),
+        ("P = Pipeline(schedule=P)\n", "schedule=P can't be read"),
+        ("P = Pipeline(schedule='six o clock', start=datetime(2024, 1, 1, tzinfo=UTC))", "no cron expression"),
+        ("P = Pipeline(", "the source of 'scheduled' can't be read"),
+        (None, "there is no source of a module 'scheduled'"),
+    ],
+)
+def test_a_dag_without_a_schedule_is_refused(
+    source: str | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "scheduled.py").write_text(source) if source is not None else None
+    with pytest.raises(
+        ValueError, match=rf"(?s)DAG d has no schedule: .*{said}.* Give stateful_pipeline\(…, schedule="
+    ):
+        stateful_pipeline("d", "scheduled:P", "file:///r", start_date=START)
+    # What can't be read is no reason to refuse a schedule that the DAG has.
+    stateful_pipeline("d", "scheduled:P", "file:///r", schedule="@daily", start_date=START)
 
 
 @pytest.mark.parametrize(

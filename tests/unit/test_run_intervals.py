@@ -41,7 +41,7 @@ from tests.support.ranges import files, made, ran
 
 ASKED: list[Interval] = []
 BROKEN: set[Interval] = set()
-SESSION: Any = testing._Session("UTC")
+SESSION: Any = testing.PlanningSession("UTC")
 WEEK = [day(n) for n in range(5)]
 
 

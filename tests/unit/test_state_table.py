@@ -155,6 +155,32 @@ def test_a_checkpoint_that_retention_drops_while_it_is_read(tmp_path: Path) -> N
         rows(source, state, tmp_path)
 
 
+def test_a_small_state_is_validated_without_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its restored entries are compared with the record in this process; the session of a larger state is opened."""
+    pipeline = RealPipeline(tmp_path / "root")
+    pipeline.run(1, "a1", {"a": 1, "b": 1})
+    record = pipeline.coordinator.record(1)
+
+    def no_spark() -> Any:
+        raise UsageError("a session is opened")
+
+    def validate(of: Any) -> Any:
+        return validate_checkpoint(no_spark, COUNTING, str(pipeline.root), of, quarantine=False)
+
+    found = validate(record)
+    assert found.success and found.entries == record.content.totals.entries > 0
+    assert found.pids == (os.getpid(),)
+    with monkeypatch.context() as patch:
+        patch.setattr("cairn.shard_jobs.validate.verify_shard", lambda *_: (2, ["an entry is in another key group"]))
+        assert validate(record).findings[0] == "an entry is in another key group"
+    totals = record.content.totals
+    limits = {"_SMALL_STATE_BYTES": totals.state_bytes, "_SMALL_STATE_ENTRIES": totals.entries, "_FEW_SHARDS": 1}
+    for name, value in limits.items():
+        with monkeypatch.context() as patch, pytest.raises(UsageError, match="a session is opened"):
+            patch.setattr(f"cairn.operations.validate.{name}", value - 1)
+            validate(record)
+
+
 def test_a_struct_without_fields_is_a_value(tmp_path: Path) -> None:
     """Which Parquet can't hold, but a table can."""
     empty = {"name": "e", "type": struct(), "nullable": True, "metadata": {}}

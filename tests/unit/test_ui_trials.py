@@ -20,6 +20,7 @@ from cairn.command.cli import app as cli
 from cairn.operations.coordinator_of import coordinator_of
 from cairn_ui import trial_rows
 from cairn_ui.find_pipelines import PipelineRef
+from cairn_ui.limited_process import Ended
 from cairn_ui.trial_rows import Busy, Compared, Comparisons, Limits, answer_of, run_limited, too_much
 from cairn_ui.trials import headline, interval_row, notes_of, parts_of
 from state_backend.adapters.local_storage import LocalStorage
@@ -210,7 +211,7 @@ def test_what_is_too_much_is_said_with_the_command(shown: Any, monkeypatch: pyte
     ],
 )
 def test_how_a_comparison_ends(code: int, said: bytes, errors: str, problem: str | None, too_much: bool) -> None:
-    found = answer_of(code, said, errors, 1.0, Limits())
+    found = answer_of(Ended(code=code, said=said, errors=errors, seconds=1.0), Limits())
     assert (found.problem, found.too_much, found.found is None) == (problem, too_much, problem is not None)
 
 

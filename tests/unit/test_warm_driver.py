@@ -17,9 +17,12 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowException
 
+from cairn.driver import driver_host
+from cairn.shipping import ship_processor
 from cairn_operators.driver_process import DriverProcess, repo_root
 from cairn_operators.warm_driver import WarmDriver, _ask, start_host_if_it_pays, start_warm
 from local_stack.owned_process import command_line
+from state_backend.formats import record_codec
 from tests.support.waiting import wait_until
 from tests.unit.test_operators import FAKE_DRIVER, alive, gone, pids
 
@@ -342,3 +345,33 @@ def test_no_host_is_started_whose_socket_could_not_be_bound(tmp_path: Path, monk
     for _ in range(2):
         start_host_if_it_pays(cwd=tmp_path, environment={})
     assert not list(long.glob("cairn-warm-*/*"))
+
+
+ENDS = """
+import atexit, sys, threading, time
+from cairn.driver.driver import end_quickly
+atexit.register(print, "atexit")
+threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
+sys.stdout.write("last words")
+end_quickly(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize(("code", "says"), [(0, {"thread", "atexit", "last words"}), (3, {"last words"})])
+def test_a_driver_ends_quickly_and_leaves_nothing_undone(code: int, says: set[str]) -> None:
+    """After a success, threads of the user and functions of `atexit` end as in any Python. After an error, they do not delay."""
+    done = subprocess.run([sys.executable, "-c", ENDS, str(code)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (code, "")
+    assert {word for word in ("thread", "atexit", "last words") if word in done.stdout} == says
+
+
+def test_a_host_computes_once_what_all_drivers_need() -> None:
+    driver_host._compute_once()
+    for compute in (record_codec.build_adapters, ship_processor.runtime_version):
+        compute()
+    assert record_codec._adapter.cache_info().currsize >= len(record_codec._TYPES)
+    assert ship_processor.runtime_version.cache_info().currsize == 1
+    # The version depends on all sources, so the host also watches those that it has not imported.
+    watched = driver_host.watched_files()
+    assert {str(file) for file in Path(driver_host.__file__).parents[1].rglob("*.py")} <= watched.keys()
+    assert None not in watched.values()

@@ -24,13 +24,14 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime, tzinfo
+from datetime import datetime
 from typing import Any
 
 from cairn.spark.local_server_secret import LOOPBACK, find_secret
 from state_backend.values.errors import StorageUnavailable, UsageError
 from state_backend.values.intervals import format_instant
-from state_backend.values.zones import zone_of
+from state_backend.values.schedule import Cron, Schedule
+from state_backend.values.zones import Zone, zone_of
 
 TOKEN_VARIABLE = "CAIRN_AIRFLOW_TOKEN"
 ADMIN = "admin"
@@ -141,16 +142,24 @@ class AirflowRest:
         self._token = str(answer["access_token"])
         return self._token
 
-    def zone_of(self, dag_id: str) -> tzinfo:
-        """Return the time zone of a DAG's start date.
+    def zone_of_days(self, dag_id: str, recorded: Schedule | None) -> Zone:
+        """Return the time zone in which a day of a DAG begins.
+
+        Args:
+            dag_id: Id of the DAG.
+            recorded: Schedule of the pipeline's newest checkpoint. A cron schedule has a zone of its own. Otherwise the
+                zone is Airflow's default time zone, since Airflow's API tells no other: the field `timezone` of a DAG
+                is the setting `[core] default_timezone` (seen with Airflow 3.3.2).
 
         Raises:
             UsageError: Airflow has no such DAG, or refuses permission.
             StorageUnavailable: Airflow does not answer.
         """
+        if isinstance(recorded, Cron):
+            return zone_of(recorded.zone)
         with explained(self.url, dag_id):
             zone = self.call("GET", f"/api/v2/dags/{dag_id}/details")["timezone"]
-        return zone_of(zone or "UTC").rules
+        return zone_of(zone or "UTC")
 
     # --- backfills ----------------------------------------------------------------------------------------------------
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from datetime import UTC
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
 from cairn.command.airflow_rest import AirflowRest
+from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.checkpoint.log import read_log
 from state_backend.inspection.checkpoint_names import parse_duration
 from state_backend.values.airflow_commands import DEFAULT_AIRFLOW
-from state_backend.values.day_or_instant import first_instant, last_instant
+from state_backend.values.day_or_instant import first_instant, last_instant, needs_zone
 from state_backend.values.errors import UsageError
 
 
@@ -27,7 +30,7 @@ class Reprocess(StrEnum):
 def backfill(
     dag: Annotated[str, typer.Option(help="Id of the DAG to run.")],
     from_: Annotated[
-        str, typer.Option("--from", help="A day in the DAG's time zone, or the start of the first interval.")
+        str, typer.Option("--from", help="A day, or the start of the first interval. --root says in which zone.")
     ],
     to: Annotated[str, typer.Option("--to", help="A day, or the start of the last interval; included.")],
     reprocess: Annotated[
@@ -39,6 +42,17 @@ def backfill(
         typer.Option("--replace-overlapping", help="Replace output of overlapping intervals with other boundaries."),
     ] = False,
     timeout: Annotated[str, typer.Option(help="How long to wait until an earlier backfill ends: 90s, 30m.")] = "2m",
+    root: Annotated[
+        str | None,
+        typer.Option(
+            envvar="CAIRN_ROOT",
+            help="URL of the folder that holds all pipelines. A day is then in the zone of the pipeline's cron schedule, "
+            "else in Airflow's default zone.",
+        ),
+    ] = None,
+    pipeline: Annotated[
+        str | None, typer.Option(help="With --root: name of the pipeline; left out: the id of the DAG.")
+    ] = None,
     airflow: Annotated[
         str, typer.Option(envvar="CAIRN_AIRFLOW", help="Address of Airflow. CAIRN_AIRFLOW_TOKEN may hold a token.")
     ] = DEFAULT_AIRFLOW,
@@ -48,8 +62,12 @@ def backfill(
     rest = AirflowRest(airflow)
     for option, text in (("--from", from_), ("--to", to)):
         first_instant(option, text)  # A wrong text is told before Airflow is asked.
-    zone = rest.zone_of(dag)
-    first, last = first_instant("--from", from_, zone), last_instant("--to", to, zone)
+    zone = None
+    if needs_zone(from_) or needs_zone(to):
+        recorded = None if root is None else read_log(open_storage(join_url(root, pipeline or dag))).schedule
+        zone = rest.zone_of_days(dag, recorded)
+    rules = UTC if zone is None else zone.rules
+    first, last = first_instant("--from", from_, rules), last_instant("--to", to, rules)
     if last < first:
         raise UsageError(
             f"--from {from_} is after --to {to}; --from is the start of the first interval, --to of the last one"
@@ -64,6 +82,7 @@ def backfill(
         timeout_s=parse_duration(timeout).total_seconds(),
         say=lambda text: typer.echo(text, err=True),
     )
-    text = f"backfill {made.id} of DAG {dag}: {made.runs} runs from {from_} to {to}\n{airflow.rstrip('/')}/dags/{dag}"
+    days = "" if zone is None else f" ({zone.name})"
+    text = f"backfill {made.id} of DAG {dag}: {made.runs} runs from {from_} to {to}{days}\n{airflow.rstrip('/')}/dags/{dag}"
     typer.echo(json.dumps(asdict(made), indent=2) if as_json else text)
     return 0

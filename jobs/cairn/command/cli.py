@@ -16,7 +16,7 @@ from cairn.command.progress import CHANGED_NOTHING, REMOVE_FIRST
 HELP = """
 Show and check the state of a pipeline, run intervals, and take, restore and fork state.
 
-Most commands need neither Spark nor Airflow. Only run, try, deploy, validate and savepoints need Spark. Only backfill and stopping a DAG need Airflow.
+Most commands need neither Spark nor Airflow. Only run, try, deploy, validate and savepoints need Spark. Only backfill, heal and stopping a DAG need Airflow.
 
 Exit codes: 0 success, 1 the command found a problem or can't use the state, the input or the pipeline's code, 2 the call is wrong, 3 the storage failed or refused.
 """
@@ -41,6 +41,20 @@ COMMANDS = (
     Row("list", "list_checkpoints:list_", LOOK, "List the checkpoints, newest first.", CHANGED_NOTHING),
     Row("show", "show:show", LOOK, "Show everything that Cairn has recorded about one checkpoint.", CHANGED_NOTHING),
     Row("get", "get:get", LOOK, "Show all states and timers of one key.", CHANGED_NOTHING),
+    Row(
+        "history",
+        "history:history",
+        LOOK,
+        "Show the retained checkpoints that changed one key, with each change.",
+        CHANGED_NOTHING,
+    ),
+    Row(
+        "replay",
+        "replay:replay",
+        LOOK,
+        "Run one key of one committed interval again in this process, and compare the result with the committed one.",
+        CHANGED_NOTHING,
+    ),
     Row(
         "diff",
         "diff:diff",

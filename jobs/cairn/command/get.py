@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Annotated, Any
 
 import typer
@@ -70,13 +71,16 @@ def get(
     return 0 if entries else FINDINGS
 
 
-def look_up(source: StateSource, keys: Sequence[Key], states: Sequence[str] | None = None) -> dict[str, Entries]:
+def look_up(
+    source: StateSource, keys: Sequence[Key], states: Sequence[str] | None = None, *, hold: bool = True
+) -> dict[str, Entries]:
     """Return the entries of some keys, by key (as `_name` writes it) and by state.
 
     Args:
         source: The checkpoint or savepoint.
         keys: The keys, as `parse_key` returns them.
         states: Names of the states, `$timers` for the timers; None for all.
+        hold: Hold a lease on the checkpoint meanwhile, which writes a file below the root.
 
     Raises:
         UsageError: The checkpoint has no state of this name.
@@ -85,7 +89,8 @@ def look_up(source: StateSource, keys: Sequence[Key], states: Sequence[str] | No
     names = list(states or [*(d.name for d in source.content.states), TIMERS_NAME])
     plan = plan_read(source.content, keys=keys)
     found: dict[str, Entries] = {}
-    with work_folder("get") as work, source.held("a look-up of a key"):
+    held = source.held("a look-up of a key") if hold else nullcontext()
+    with work_folder("get") as work, held:
         storage = open_storage(source.url)
         for shard in plan.shards:
             (folder := work / str(shard)).mkdir()

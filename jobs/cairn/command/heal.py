@@ -26,15 +26,16 @@ from cairn.operations.plan_heal import (
     plan_heal,
 )
 from state_backend.adapters.open_storage import join_url, open_storage
-from state_backend.checkpoint.log import read_log
+from state_backend.checkpoint.log import Log, read_log
 from state_backend.checkpoint.trials import check_no_trial
 from state_backend.ports.storage import Storage
 from state_backend.values.airflow_commands import DEFAULT_AIRFLOW, backfill_command, heal_command
-from state_backend.values.day_or_instant import last_instant
+from state_backend.values.day_or_instant import last_instant, needs_zone
 from state_backend.values.errors import CairnError, Rerun, UsageError
 from state_backend.values.intervals import Interval, format_instant
 from state_backend.values.records import Permissions
 from state_backend.values.schedule import Schedule, first_interval, schedule_of
+from state_backend.values.zones import zone_of
 
 _POLL_S = 3.0
 _QUIET_S = 60.0
@@ -44,6 +45,7 @@ class _Place(Protocol):
     """Where intervals run: in Airflow, or in this process."""
 
     own_backfills: set[int]
+    last: datetime
 
     def plan(self, now: datetime, *, fresh: bool) -> tuple[HealPlan, Health]:
         """Return the next steps, and the state of the results that they follow from."""
@@ -60,7 +62,9 @@ def heal(
     pipeline: Annotated[str, typer.Option(envvar="CAIRN_PIPELINE", help="Name of the pipeline.")],
     to: Annotated[
         str,
-        typer.Option(help="Start of the last interval, included. A date alone: all intervals that start on it (UTC)."),
+        typer.Option(
+            help="Start of the last interval, included. A date alone: all intervals that start on it, in the schedule's zone."
+        ),
     ],
     dag: Annotated[str | None, typer.Option(help="Id of the pipeline's DAG; left out: the pipeline's name.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; change nothing.")] = False,
@@ -89,9 +93,10 @@ def heal(
     same command does not continue.
     """
     check_no_trial(root, "heal")
-    last = last_instant("--to", to)
+    last_instant("--to", to)  # A wrong text is told before storage and Airflow are asked.
     storage = open_storage(join_url(root, pipeline))
-    local = local or (dag is None and _ran_here(storage))
+    log = read_log(storage)
+    local = local or (dag is None and _ran_here(log))
     if local and code is None:
         raise UsageError(
             f"the newest checkpoint of {pipeline} was made without Airflow; add --code module:NAME to run the intervals "
@@ -99,13 +104,15 @@ def heal(
         )
     lines = _Lines(quiet=as_json)
     if local and code is not None:
-        place: _Place = _Here(code, pipeline, root, storage, last, every=every, spark=spark)
+        place: _Place = _Here(code, pipeline, root, storage, to, every=every, spark=spark)
         words = ["cairn", "heal", "--local", "--code", code, "--root", root, "--pipeline", pipeline]
         words += ["--to", to, *(["--every", every] if every is not None else [])]
         words += ["--spark", spark] if spark != LOCAL_SPARK else []
         command = shlex.join(words)
     else:
-        place = InAirflow(AirflowRest(airflow), dag or pipeline, storage, last, lines.say)
+        rest = AirflowRest(airflow)
+        zone = rest.zone_of_days(dag or pipeline, log.schedule) if needs_zone(to) else zone_of("UTC")
+        place = InAirflow(rest, dag or pipeline, storage, last_instant("--to", to, zone.rules), lines.say)
         command = heal_command(root, pipeline, to, dag, airflow)
     return _Healing(place, pipeline, to, command, lines, as_json).run(dry_run=dry_run)
 
@@ -141,7 +148,6 @@ class _Healing:
         self.place = place
         self.pipeline = pipeline
         self.to = to
-        self.last = last_instant("--to", to)
         self.command = command
         self.lines = lines
         self.as_json = as_json
@@ -233,7 +239,7 @@ class _Healing:
         """Print whether the pipeline is healthy and, if it is not, the command to type next. Return the exit code."""
         verdict, command = f"{self.pipeline} is healthy up to {self.to}; {what}", None
         given_up = next((step for step in plan.steps if isinstance(step, GiveUp)), None)
-        later = [start for start in health.spoilt if start > self.last]
+        later = [start for start in health.spoilt if start > self.place.last]
         if given_up is not None and isinstance(self.place, InAirflow):
             page = self.place.page_of(given_up.run)
             verdict = f"{given_up}; {what}\nIts log says why: {page}\nRepair the cause, then go on with:"
@@ -275,13 +281,13 @@ class _Here:
         name: Expected name of the pipeline.
         root: URL of the folder that holds the pipelines.
         storage: Storage of the pipeline's folder.
-        last: Latest start of an interval to heal.
+        to: Value of `--to`. A day is in the zone of the schedule, or in UTC.
         every: Value of `--every`.
         spark: URL of Spark.
     """
 
     def __init__(
-        self, code: str, name: str, root: str, storage: Storage, last: datetime, *, every: str | None, spark: str
+        self, code: str, name: str, root: str, storage: Storage, to: str, *, every: str | None, spark: str
     ) -> None:
         from cairn.driver.load_pipeline import load_pipeline
 
@@ -291,16 +297,17 @@ class _Here:
         self.own_backfills: set[int] = set()
         self.root = root
         self.storage = storage
-        self.last = last
         self.every = every
         self.spark = spark
+        declared = self._schedule(read_log(storage))
+        self.last = last_instant("--to", to, UTC if declared is None else declared.rules)
 
     def plan(self, now: datetime, *, fresh: bool) -> tuple[HealPlan, Health]:
         """Read the log, and return the next steps."""
         log = read_log(self.storage)
         health = health_of(log)
         newest = max((kept.interval for kept in log.kept), key=lambda i: i.end, default=None)
-        schedule = None if self.every is not None else self.pipeline.declared_schedule or log.schedule
+        schedule = self._schedule(log)
         if schedule is None:
             schedule = schedule_of(interval_length(self.pipeline.name, newest, self.every), "UTC")
         begin = self.pipeline.start if health.good_until is None else health.base_before(health.good_until)
@@ -312,6 +319,9 @@ class _Here:
             calendar.append(following)
             begin = following.end
         return plan_heal(health, calendar, None), health
+
+    def _schedule(self, log: Log) -> Schedule | None:
+        return None if self.every is not None else self.pipeline.declared_schedule or log.schedule
 
     def carry_out(self, step: Step) -> None:
         """Run the intervals of a `RunIntervals`."""
@@ -334,9 +344,8 @@ def following_interval(health: Health, start: datetime, schedule: Schedule) -> I
     return health.results.get(start) or first_interval(schedule, start)
 
 
-def _ran_here(storage: Storage) -> bool:
-    newest = read_log(storage).newest
-    return newest is not None and newest.content.run.run_id.startswith("direct__")
+def _ran_here(log: Log) -> bool:
+    return log.newest is not None and log.newest.content.run.run_id.startswith("direct__")
 
 
 def _count(intervals: int) -> str:

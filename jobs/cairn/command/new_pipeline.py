@@ -3,7 +3,7 @@
 jobs/pipelines/<name>.py          source, processor, expectations, and the Pipeline
 dags/<name>.py                    the DAG, without other code
 tests/pipelines/test_<name>.py    tests that need no Spark
-data/<name>/*.json                made-up events of three days, one file per interval
+data/<name>/*.json                made-up rows of three days, one file per interval and input
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Annotated, Any
 import typer
 
 from cairn.command.new_pipeline_templates import PARTS, TEMPLATES
+from cairn.command.ready_made_templates import READY_MADE, ReadyMadeTemplate
 from state_backend.values.errors import UsageError
 
 FIRST = datetime(2024, 1, 1, tzinfo=UTC)
@@ -37,6 +38,18 @@ class Schedule(StrEnum):
 
     hourly = "hourly"
     daily = "daily"
+
+
+class ReadyMadeName(StrEnum):
+    """Values of `--template`: the ready-made processor of the pipeline."""
+
+    dedupe = "dedupe"
+    windows = "windows"
+    latest = "latest"
+    history = "history"
+    topn = "topn"
+    join = "join"  # type: ignore[assignment]  # a method of str has this name
+    lookup = "lookup"
 
 
 class Api(StrEnum):
@@ -56,6 +69,7 @@ class NewPipeline:
         schedule: How often the pipeline runs.
         key: Name of the key column.
         api: Interface of the processor.
+        template: The ready-made processor; None for a processor of the user's own.
 
     Raises:
         UsageError: The name or the key is not a valid Python name, or the key is another column of the sample data.
@@ -65,6 +79,7 @@ class NewPipeline:
     schedule: Schedule
     key: str
     api: Api
+    template: ReadyMadeName | None = None
 
     def __post_init__(self) -> None:
         if "," in self.key:
@@ -75,10 +90,30 @@ class NewPipeline:
                     f"{what} {value!r} can't be used, because it becomes part of Python and file names\nUse small letters, digits and _, "
                     "and begin with a letter, as in clicks"
                 )
-        if self.key in ("at", "page"):
+        if self.key in ("at", *self._columns()):
             raise UsageError(
-                f"--key {self.key!r} is the name of another column of the sample data; choose another name, as in user"
+                f"--key {self.key!r} is the name of another column of the sample data; choose another name, as in {self._ready_made().key if self.template else 'user'}"
             )
+
+    @staticmethod
+    def usual_key(template: ReadyMadeName | None) -> str:
+        """Return the key column, unless the user names another.
+
+        Args:
+            template: The ready-made processor; None for a processor of the user's own.
+        """
+        return "user" if template is None else READY_MADE[template].key
+
+    def _ready_made(self) -> ReadyMadeTemplate:
+        return READY_MADE[self.template or ""]
+
+    def _columns(self) -> list[str]:
+        """Return the columns of the sample data besides the key and the event time."""
+        if self.template is None:
+            return ["page"]
+        rows = self._ready_made().rows
+        made = [name for kind, make in rows.items() for name in (kind, *make(random.Random(0)))]
+        return [*made, *(["kind"] if len(rows) > 1 else [])]
 
     @property
     def every(self) -> timedelta:
@@ -103,38 +138,53 @@ class NewPipeline:
             else "In the last hour of the first day.",
             "last": "2024, 1, 3, 23" if self.schedule == "hourly" else "2024, 1, 3",
         }
+        parts = PARTS[self.api.value] if self.template is None else self._ready_made().parts
         made = {}
         for path, text in TEMPLATES.items():
-            whole = Template(text).substitute(PARTS[self.api.value])
+            whole = Template(text).substitute(parts)
             made[Template(path).substitute(words)] = Template(whole).substitute(words)
         return made | self.sample_data()
 
     def sample_data(self) -> dict[str, str]:
-        """Return three days of made-up events as JSON lines, by path in the repository.
+        """Return three days of made-up rows as JSON lines, by path in the repository.
 
-        One interval has no rows. About 3 % of the events arrive one interval late, and about 1 % three intervals late.
+        One interval has no rows. About 3 % of the rows arrive one interval late, and about 1 % three intervals late.
         """
-        chance = random.Random(self.name)
-        wanted: dict[datetime, list[dict[str, Any]]] = {}
+        inputs: dict[str, Any] = {"": None} if self.template is None else dict(self._ready_made().rows)
+        form = "%Y-%m-%dT%H" if self.schedule == "hourly" else "%Y-%m-%d"
+        made = {}
+        for kind, make in inputs.items():
+            chance = random.Random(f"{self.name}{kind}")
+            for start, rows in self._sample_rows(chance, make).items():
+                path = f"data/{self.name}/{kind}{'-' if kind else ''}{start:{form}}.json"
+                made[path] = "".join(f"{json.dumps(row)}\n" for row in rows)
+        return made
+
+    def _sample_rows(self, chance: random.Random, make: Any) -> dict[datetime, list[dict[str, Any]]]:
+        """Return the rows of one input by the start of the interval in which they arrive."""
+        landed_in: dict[datetime, list[dict[str, Any]]] = {}
         count = timedelta(days=SAMPLE_DAYS) // self.every
         for n in range(count):
-            wanted.setdefault(FIRST + n * self.every, [])
+            landed_in.setdefault(FIRST + n * self.every, [])
         empty = FIRST + count // 2 * self.every
         seconds = int(self.every.total_seconds())
+        keys, repeats = (40, 0.0) if self.template is None else (self._ready_made().keys, self._ready_made().repeats)
         for n in range(count):
             start = FIRST + n * self.every
             for _ in range(60 if self.schedule == "hourly" else 600):
                 at = start + timedelta(seconds=chance.randrange(seconds))
                 delay = chance.choices((0, 1, 3), (96, 3, 1))[0]
                 landed = start + delay * self.every
-                if landed in wanted and landed != empty:
-                    row = {self.key: f"{self.key}{chance.randrange(40)}", "page": chance.choice("abcdef")}
-                    wanted[landed].append({**row, "at": at.strftime("%Y-%m-%dT%H:%M:%SZ")})
-        form = "%Y-%m-%dT%H" if self.schedule == "hourly" else "%Y-%m-%d"
-        return {
-            f"data/{self.name}/{start:{form}}.json": "".join(f"{json.dumps(row)}\n" for row in rows)
-            for start, rows in wanted.items()
-        }
+                if landed not in landed_in or landed == empty:
+                    continue
+                row = {self.key: f"{self.key}{chance.randrange(keys)}"}
+                row |= {"page": chance.choice("abcdef")} if make is None else make(chance)
+                row["at"] = at.strftime("%Y-%m-%dT%H:%M:%SZ")
+                landed_in[landed].append(row)
+                again = landed + self.every
+                if repeats and chance.random() < repeats and again in landed_in and again != empty:
+                    landed_in[again].append(row)
+        return landed_in
 
 
 def write_files(into: Path, files: dict[str, str]) -> None:
@@ -161,6 +211,9 @@ def new(
     schedule: Annotated[str | None, typer.Option(help="How often the pipeline runs: hourly or daily.")] = None,
     key: Annotated[list[str] | None, typer.Option(help="Key column: rows with equal values share state.")] = None,
     api: Annotated[Api | None, typer.Option(help="Interface of the processor: see docs/processors.md.")] = None,
+    template: Annotated[
+        ReadyMadeName | None, typer.Option(help="Ready-made processor: see docs/ready-made.md.")
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing; defaults: hourly, key user, api row.")] = False,
     into: Annotated[Path | None, typer.Option(help="Folder of the repository; left out: the current folder.")] = None,
 ) -> int:
@@ -180,8 +233,11 @@ def new(
             f"1. Use --schedule hourly.\n2. In dags/{name}.py change schedule=, as in CronDataIntervalTimetable('*/15 * * * *', timezone='UTC').\n"
             f"3. In jobs/pipelines/{name}.py change the file name that the source computes from the interval."
         )
+    if template is not None and api not in (None, Api.arrow):
+        raise UsageError(f"--template {template.value} has the interface arrow; leave out --api {api.value}")
     if len(key or ()) > 1:
         raise UsageError(_SEVERAL_KEYS)
+    usual_key = NewPipeline.usual_key(template)
     made = NewPipeline(
         name=name,
         schedule=Schedule(schedule)
@@ -189,8 +245,9 @@ def new(
         else _ask("How often does the pipeline run", Schedule, Schedule.hourly, yes),
         key=key[0]
         if key
-        else ("user" if yes else typer.prompt("Key column: rows with equal values share state", default="user")),
-        api=api or _ask("Interface of the processor", Api, Api.row, yes),
+        else (usual_key if yes else typer.prompt("Key column: rows with equal values share state", default=usual_key)),
+        api=api or (Api.arrow if template else _ask("Interface of the processor", Api, Api.row, yes)),
+        template=template,
     )
     files = made.files()
     write_files(into, files)

@@ -8,7 +8,7 @@ from __future__ import annotations
 _PIPELINE = '''"""The pipeline ``$$name``: $about
 
 Its input lies in the folder that CAIRN_$$constant names (an absolute path; default: ``data/$$name`` in the repository). The
-folder has one file of JSON lines for each $$interval.
+folder has $files of JSON lines for each $$interval.
 """
 
 from __future__ import annotations
@@ -19,21 +19,10 @@ $imports
 $imports_more
 from cairn import Interval, Pipeline
 ${imports_own}from cairn.errors import SourceError
-
-INPUT_SCHEMA = "$$key string, page string, at timestamp"
+$imports_after
+$schemas
 $constants
-def read_$$name(spark: SparkSession, interval: Interval) -> tuple[DataFrame, dict[str, Any]]:
-    """Return the events that arrived in ``[start, end)``, whenever they happened, and the file that they were read from."""
-    default = Path(__file__).resolve().parents[2] / "data" / "$$name"
-    path = Path(os.environ.get("CAIRN_$$constant") or default) / f"{interval.start:$$file_format}.json"
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise SourceError(f"the events of the $$interval {interval} are missing: {error}; put them into {path}") from None
-    rows = spark.read.schema(INPUT_SCHEMA).option("mode", "FAILFAST").json(f"file://{path}")
-    return rows, {"files": [{"path": path.name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}]}
-
-
+$source
 $processor
 def expectations() -> dict[str, list[Any]]:
     """Return what must be true of the state after every $$interval. The DAG validates it."""
@@ -54,8 +43,7 @@ $$constant = Pipeline(
     key=["$$key"],
     processor=$class,
     api="$$api",
-    output_schema="$output_schema",
-$time    time_zone="UTC",
+$output$time    time_zone="UTC",
     parallelism=2,
     max_parallelism=128,
     expectations=expectations,
@@ -118,6 +106,25 @@ def at(minute: int) -> datetime:
 $tests
 '''
 
+SOURCE = '''def read_$name(spark: SparkSession, interval: Interval) -> tuple[DataFrame, dict[str, Any]]:
+    """Return the ROWS that arrived in ``[start, end)``, whenever they happened, and the file that they were read from."""
+    default = Path(__file__).resolve().parents[2] / "data" / "$name"
+    path = Path(os.environ.get("CAIRN_$constant") or default) / f"{interval.start:$file_format}.json"
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise SourceError(f"the ROWS of the $interval {interval} are missing: {error}; put them into {path}") from None
+    rows = spark.read.schema(INPUT_SCHEMA).option("mode", "FAILFAST").json(f"file://{path}")
+    return rows, {"files": [{"path": path.name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}]}
+
+'''
+EVENTS = {
+    "schemas": 'INPUT_SCHEMA = "$key string, page string, at timestamp"',
+    "source": SOURCE.replace("ROWS", "events"),
+    "imports_after": "",
+    "files": "one file",
+}
+
 TEMPLATES = {
     "jobs/pipelines/$name.py": _PIPELINE,
     "dags/$name.py": _DAG,
@@ -154,6 +161,7 @@ _TIMES = """                started_at=datetime.fromtimestamp(started_ms / 1000,
                 ended_at=datetime.fromtimestamp(last_ms / 1000, UTC),
 """
 _SESSION_PARTS = {
+    **EVENTS,
     "about": "sessions of events. A session ends when its $key has had no event for half an hour.",
     "constants": """GAP_MS = 30 * 60 * 1000
 
@@ -163,7 +171,8 @@ _SESSION_PARTS = {
     "state": "open",
     "expectations": """            gxe.ExpectColumnValuesToBeBetween(column="events", min_value=1),
             gxe.ExpectColumnPairValuesAToBeGreaterThanB(column_A="last_ms", column_B="started_ms", or_equal=True),""",
-    "output_schema": "$key string, started_at timestamp, ended_at timestamp, events bigint",
+    "output": """    output_schema="$key string, started_at timestamp, ended_at timestamp, events bigint",
+""",
     "time": """    time_mode="event",
     event_time="at",
     # The watermark is the end of the interval minus this delay. A session is output when the watermark passes its end. An
@@ -281,6 +290,7 @@ _PANDAS = {
 ''',
 }
 _ARROW = {
+    **EVENTS,
     "about": "how many events each $key has had, and when the last one was.",
     "imports": """from datetime import UTC, datetime
 from pathlib import Path
@@ -300,7 +310,8 @@ from typing import Any
     "class": "Totals",
     "state": "aggregates",
     "expectations": """            gxe.ExpectColumnValuesToBeUnique(column="key_$key"),""",
-    "output_schema": "$key string, events bigint, pages bigint, last_at timestamp",
+    "output": """    output_schema="$key string, events bigint, pages bigint, last_at timestamp",
+""",
     "time": """    time_mode="none",
 """,
     "tests": """def test_events_are_counted_over_intervals(tester: PipelineTester) -> None:

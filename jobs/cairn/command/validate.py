@@ -1,10 +1,12 @@
 """The commands of `cairn` that judge a checkpoint: `validate` and `quarantine`.
 
-`validate` runs Spark where `--spark` says; with `--fast` it needs no Spark. `quarantine` needs no Spark.
+`validate` runs Spark where `--spark` says, if the state is large or the pipeline has expectations. With `--fast` it
+needs no Spark. `quarantine` needs no Spark.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -56,9 +58,9 @@ def validate(
     storage = open_storage(join_url(root, owner.name))
     coordinator = Coordinator(storage, owner.name)
     record = coordinator.record(parse_checkpoint(checkpoint))
-    session = None if fast else connect(spark, f"cairn {owner.name} validate", shared_as=f"{owner.name}/validate")
+    opens = partial(connect, spark, f"cairn {owner.name} validate", shared_as=f"{owner.name}/validate")
     found = validate_checkpoint(
-        session,
+        None if fast else opens,
         owner,
         root,
         record,

@@ -94,9 +94,21 @@ def main() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     for module in _NEEDED:
         importlib.import_module(module)
+    _compute_once()
     request = _Host(sys.argv[1], int(sys.argv[2]), libc).serve()
     if request is not None:
         _become(request, libc)
+
+
+def _compute_once() -> None:
+    """Compute values that every driver would compute again: the codecs' adapters, and the version of Cairn's sources."""
+    from cairn.shipping.ship_processor import runtime_version
+    from cairn.shipping.user_modules import is_runtime
+    from state_backend.formats.record_codec import build_adapters
+
+    build_adapters()
+    runtime_version()
+    is_runtime(__file__)
 
 
 class _Host:
@@ -105,7 +117,7 @@ class _Host:
     def __init__(self, path: str, worker: int, libc: Any) -> None:
         self._libc = libc
         self._path = Path(path)
-        self._files = imported_files()
+        self._files = watched_files()
         self._selector = selectors.DefaultSelector()
         self._drivers: dict[int, tuple[int, socket.socket]] = {}  # Pid and connection, by pidfd.
         self._ended: dict[int, socket.socket] = {}  # Connections of ended drivers that are not reaped yet, by pid.
@@ -266,12 +278,16 @@ class _Host:
         self._selector.close()
 
 
-def imported_files() -> dict[str, tuple[int, int] | None]:
-    """Return the files of all imported modules, each with its modification time (ns) and size (bytes).
+def watched_files() -> dict[str, tuple[int, int] | None]:
+    """Return the files of all imported modules and of Cairn, each with its modification time (ns) and size (bytes).
 
     A file that no longer exists, or that this process can't access, has None.
     """
+    from cairn.shipping.user_modules import runtime_sources
+
     files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    # The host has computed the version of Cairn from all its sources, imported or not.
+    files |= {file for _, file, _ in runtime_sources()}
     return {file: _stamp(file) for file in files if isinstance(file, str)}
 
 

@@ -170,7 +170,10 @@ class Suites:
         if type(rows) not in self._sources:
             self._sources[type(rows)] = rows.source(context)
         batch = self._sources[type(rows)].add_dataframe_asset(name).add_batch_definition_whole_dataframe("all")
-        suite = gx.ExpectationSuite(name=f"{self._pipeline.name}.{name}", expectations=[*table.expectations])
+        # A suite gives each of its expectations an id, and refuses an expectation that has one. The copies let a caller
+        # evaluate the same expectations again.
+        own = [expectation.copy(update={"id": None}) for expectation in table.expectations]
+        suite = gx.ExpectationSuite(name=f"{self._pipeline.name}.{name}", expectations=own)
         definition = gx.ValidationDefinition(name=name, data=batch, suite=context.suites.add(suite))
         checkpoint = context.checkpoints.add(
             gx.Checkpoint(

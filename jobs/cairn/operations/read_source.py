@@ -5,6 +5,7 @@ Errors of the source become a `SourceError` that names the pipeline, the interva
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import re
@@ -15,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import CalendarIntervalType, DataType, StructType, YearMonthIntervalType
 
+from cairn.operations.stateful_source import warn_of_stateful_source
 from cairn.pipeline import Interval, Pipeline
+from cairn.rows.connect_frames import is_streaming
 from cairn.rows.local_rows import LocalRows
 from cairn.runners.user_code import user_traceback
 from cairn.spark.session import is_lost
@@ -67,11 +70,12 @@ def read_source(spark: SparkSession, pipeline: Pipeline, interval: Interval) -> 
         raised.add_note(textwrap.indent(without_java(user_traceback(error)), "  "))
         log.debug("what the source raised", exc_info=error)
         raise raised from None
-    if rows.isStreaming:
+    if is_streaming(rows):
         raise SourceError(
             f"{where}: the source returned a streaming DataFrame, which has no end; read the interval's rows with spark.read"
         )
     check_types(schema, f"{where}: the input")
+    warn_of_stateful_source(pipeline, rows)
     try:
         if not isinstance(position, dict):
             raise TypeError(f"it is {_described(position)}, not a dict")
@@ -182,9 +186,11 @@ def _told(error: Exception) -> str:
 
 def _is_frame(value: Any) -> bool:
     # Classic DataFrames and those of Spark Connect both have these attributes. `isinstance` would need an import of
-    # Spark Connect.
+    # Spark Connect, and `hasattr` would ask the server: `schema` and `isStreaming` are properties.
+    missing = object()
     return isinstance(value, LocalRows) or all(
-        hasattr(value, name) for name in ("schema", "isStreaming", "select", "unionByName")
+        inspect.getattr_static(value, name, missing) is not missing
+        for name in ("schema", "isStreaming", "select", "unionByName")
     )
 
 

@@ -37,12 +37,14 @@ class ReadyMade(ArrowProcessor, ABC):
             UsageError: A setting is unknown, missing, or has a value that is not allowed.
         """
         super().__init_subclass__(**arguments)
+        if cls.__module__.startswith("cairn.processors."):
+            return
         own = {name: value for name, value in vars(cls).items() if not name.startswith("_")}
         for name, value in own.items():
             if not cls.is_setting(name, value):
                 cls._refuse_unknown(name)
         # A class without settings may get them later: cloudpickle makes the class first. `init` checks them again.
-        if any(name in cls.settings for name in own) and not cls.__module__.startswith("cairn.processors."):
+        if any(name in cls.settings for name in own):
             cls.check_settings()
 
     @classmethod
@@ -59,7 +61,7 @@ class ReadyMade(ArrowProcessor, ABC):
     def _refuse_unknown(cls, name: str) -> None:
         near = get_close_matches(name, cls.settings, 1)
         hint = f"did you mean {near[0]}?" if near else f"its settings are {', '.join(cls.settings)}"
-        raise UsageError(f"{cls.__name__}.{name} is no setting of {_ready_made(cls).__name__}; {hint}")
+        raise UsageError(f"{cls.__name__}.{name} is no setting of {ready_made(cls).__name__}; {hint}")
 
     @classmethod
     @abstractmethod
@@ -71,7 +73,8 @@ class ReadyMade(ArrowProcessor, ABC):
         """
 
 
-def _ready_made(cls: type) -> type:
+def ready_made(cls: type) -> type:
+    """Return the ready-made class that a class is or inherits from."""
     return next(base for base in cls.__mro__ if base.__module__.startswith("cairn.processors."))
 
 
@@ -116,6 +119,18 @@ def check_span(cls: type, name: str, forever: str) -> None:
     value = getattr(cls, name)
     if value is not None and (not isinstance(value, timedelta) or value <= timedelta(0)):
         raise UsageError(f"{cls.__name__}.{name} is {value!r}; {advice}")
+
+
+def check_length(cls: type, name: str) -> None:
+    """Check a setting that is a length of time.
+
+    Raises:
+        UsageError: The setting is missing, no timedelta, or not positive.
+    """
+    value = getattr(cls, name, None)
+    if not isinstance(value, timedelta) or value <= timedelta(0):
+        found = f"is {value!r}" if hasattr(cls, name) else "is missing"
+        raise UsageError(f"{cls.__name__}.{name} {found}; write {name} = timedelta(hours=1)")
 
 
 def check_choice(cls: type, name: str, choices: Collection[Any]) -> None:
@@ -184,11 +199,20 @@ def check_times(owner: str, batch: KeyedBatch, column: str) -> None:
     times = whole(batch.rows[column])
     if times.null_count:
         row = int(np.argmin(valid_rows(times)))
-        key = batch.keys.slice(int(batch.key_of_row[row]), 1).to_pylist()[0]
-        of_key = ", ".join(f"{name}={value!r}" for name, value in key.items())
         raise ProcessorError(
-            f"{owner}: a row of key {of_key} has no event time: its {column!r} is null; filter or fill such rows in the source"
+            f"{owner}: a row of key {key_of_row_text(batch, row)} has no event time: its {column!r} is null; filter or fill such rows in the source"
         )
+
+
+def key_of_row_text(batch: KeyedBatch, row: int) -> str:
+    """Return the key of a row for an error message.
+
+    Args:
+        batch: The rows.
+        row: Position of the row.
+    """
+    key = batch.keys.slice(int(batch.key_of_row[row]), 1).to_pylist()[0]
+    return ", ".join(f"{name}={value!r}" for name, value in key.items())
 
 
 def ceil_ms(times_us: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

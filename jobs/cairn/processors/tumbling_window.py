@@ -1,37 +1,27 @@
-"""A ready-made processor that aggregates rows in windows of event time."""
+"""A ready-made processor that aggregates rows in windows of event time that do not overlap."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import BooleanType, LongType, StructField, StructType
+from pyspark.sql.types import LongType, StructField, StructType
 
-from cairn.aggregates import Aggregate, Groups, aggregate_fields, declared_in, nullable, plan_fields
+from cairn.aggregates import Groups
 from cairn.arrow_processor import BatchResult, KeyedBatch
 from cairn.numpy_columns import Int64s, array_of, numbers, whole
-from cairn.processors.ready_made import (
-    MICROSECOND,
-    ReadyMade,
-    ceil_ms,
-    check_choice,
-    check_free,
-    check_times,
-    type_of_event_time,
-)
-from state_backend.values.errors import UsageError
+from cairn.processors.ready_made import MICROSECOND, ceil_ms, check_length, check_times
+from cairn.processors.windows import VERSION, Windows, check_offset, joined, rows_by_window, versions_of
 
 __all__ = ["TumblingWindow"]
 
 STATE = "windows"
-START, END, VERSION, FINAL = "window_start", "window_end", "version", "is_final"
+START = Windows.bounds[0]
 
 
-class TumblingWindow(ReadyMade):
+class TumblingWindow(Windows):
     """Processor that puts out aggregates per key and window of event time.
 
     Windows follow each other without gap and overlap. A row belongs to the window of its event time: from `window_start`
@@ -42,13 +32,15 @@ class TumblingWindow(ReadyMade):
     `watermark_delay`.
 
     The state `windows` is a map from `window_start` to the aggregates of each open window. A timer puts the window out
-    and removes it.
+    and removes it. A window that opens and closes in the same interval never enters the state.
 
     Attributes:
         size: Length of the windows.
         offset: Shift of the windows. Windows begin at 1970-01-01 00:00 UTC plus `offset` plus a multiple of `size`.
-        early: True puts out a window in each interval with new rows too. The output then has two more columns: `version`,
-            which numbers the rows of a window from 1, and `is_final`.
+        early: True puts out a window in each interval with new rows too: one row per interval. The output then has two
+            more columns: `version`, which numbers the rows of a window from 1, and `is_final`.
+        allowed_lateness: Part of the watermark delay. A window is put out so long before the watermark passes its end.
+            Late rows then put out a corrected row of the window. The output has the column `version`.
 
     Example:
         class Hourly(TumblingWindow):
@@ -57,51 +49,20 @@ class TumblingWindow(ReadyMade):
             highest = Max("celsius")
     """
 
-    settings: ClassVar[tuple[str, ...]] = ("size", "offset", "early")
+    settings: ClassVar[tuple[str, ...]] = ("size", "offset", "early", "allowed_lateness")
     size: timedelta
     offset: timedelta = timedelta(0)
-    early: bool = False
-    # In the order of declaration, as in `RunningAggregate`.
-    declared_aggregates: Mapping[str, Aggregate] = {}
-
-    def __init_subclass__(cls, **arguments: Any) -> None:
-        """Collect the aggregates that the new class declares or inherits, and check its settings.
-
-        Raises:
-            UsageError: A setting is wrong, or an aggregate has the name of a member of `TumblingWindow`.
-        """
-        for name, value in vars(cls).items():
-            if isinstance(value, Aggregate) and hasattr(TumblingWindow, name):
-                raise UsageError(
-                    f"{cls.__name__}.{name} = {value}: every processor already has an attribute {name!r}; choose another name"
-                )
-        cls.declared_aggregates = declared_in(cls)
-        super().__init_subclass__(**arguments)
-
-    @classmethod
-    def is_setting(cls, name: str, value: Any) -> bool:
-        """Return True for settings and aggregates.
-
-        Args:
-            name: Name of a class attribute.
-            value: Value of this attribute.
-        """
-        return isinstance(value, Aggregate) or name == "declared_aggregates" or super().is_setting(name, value)
 
     @classmethod
     def check_settings(cls) -> None:
         """Check the class attributes.
 
         Raises:
-            UsageError: A setting is missing, or has a wrong value.
+            UsageError: A setting is missing, has a wrong value, or contradicts another.
         """
-        size = getattr(cls, "size", None)
-        if not isinstance(size, timedelta) or size <= timedelta(0):
-            found = f"is {size!r}" if hasattr(cls, "size") else "is missing"
-            raise UsageError(f"{cls.__name__}.size {found}; write size = timedelta(hours=1)")
-        if not isinstance(cls.offset, timedelta):
-            raise UsageError(f"{cls.__name__}.offset is {cls.offset!r}; write offset = timedelta(minutes=15)")
-        check_choice(cls, "early", (True, False))
+        check_length(cls, "size")
+        check_offset(cls)
+        super().check_settings()
 
     def init(self, handle: Any) -> None:
         """Declare the map state `windows` with a field for each part of each aggregate.
@@ -112,46 +73,12 @@ class TumblingWindow(ReadyMade):
         Raises:
             UsageError: The pipeline has no event time, or an aggregate does not fit the input's columns.
         """
-        self.check_settings()
-        self.deriveOutputSchema(handle)
-        owner = type(self).__name__
-        of = type_of_event_time(owner, "TumblingWindow", handle)
-        fields = plan_fields(owner, self.declared_aggregates, handle.input_schema, handle.key_schema)
-        self._parts = {name: [part for part, _ in parts] for name, parts in fields.items()}
-        self._handle = handle
-        schema = to_arrow_schema(handle.input_schema, timezone="UTC", prefers_large_types=False)
-        self._no_rows: pa.Table = schema.empty_table()
+        values = self._declare(handle)
         self._size, self._offset = self.size // MICROSECOND, self.offset // MICROSECOND
         self._carried: Int64s = np.zeros(0, np.int64)
-        values = [StructField(f"{name}_{part}", type_) for name in fields for part, type_ in fields[name]]
         # No part of an aggregate has this name: all of them contain the aggregate's name.
-        values += [StructField(VERSION, LongType())] if self.early else []
-        self._windows = handle.getMapState(STATE, StructType([StructField(START, of)]), StructType(values))
-
-    def deriveOutputSchema(self, handle: Any) -> StructType:
-        """Return the schema of the output: key columns, `window_start`, `window_end` and aggregates.
-
-        Args:
-            handle: The handle that Cairn passes to each processor.
-
-        Raises:
-            UsageError: The pipeline has no event time, or two columns of the output have one name.
-        """
-        owner = type(self).__name__
-        of = type_of_event_time(owner, "TumblingWindow", handle)
-        plan_fields(owner, self.declared_aggregates, handle.input_schema, handle.key_schema)
-        added = [(START, of), (END, of), *([(VERSION, LongType()), (FINAL, BooleanType())] if self.early else [])]
-        for name, _ in added:
-            check_free(
-                owner,
-                name,
-                [*handle.key_schema.names, *self.declared_aggregates],
-                "TumblingWindow",
-                "a key column or an aggregate is named",
-            )
-        window, more = ([StructField(name, of) for name, of in part] for part in (added[:2], added[2:]))
-        aggregates = aggregate_fields(self.declared_aggregates, handle)
-        return StructType([*nullable(handle.key_schema), *window, *aggregates, *more])
+        values += [StructField(VERSION, LongType())] if self._versioned else []
+        self._windows = handle.getMapState(STATE, StructType([StructField(START, self._of_time)]), StructType(values))
 
     def handleBatch(self, batch: KeyedBatch) -> BatchResult:
         """Add the rows of a batch to the aggregates of their windows.
@@ -160,91 +87,93 @@ class TumblingWindow(ReadyMade):
             batch: The rows of many keys.
 
         Returns:
-            Without `early` no rows; with it the windows that changed.
+            The changed windows that close in this interval. With `early` all changed windows, and with
+            `allowed_lateness` those that have been put out or that are due.
 
         Raises:
             ProcessorError: A row has no event time, or an aggregate does not fit its type.
         """
         check_times(type(self).__name__, batch, self._handle.event_time)
-        column = whole(batch.rows[self._handle.event_time])
-        times, owners = numbers(column), batch.key_of_row
-        starts = times - (times - self._offset) % self._size
-        order = np.lexsort((starts, owners))
-        of_key, of_window = owners[order], starts[order]
-        begins = np.flatnonzero((np.diff(of_key, prepend=-1) != 0) | (np.diff(of_window, prepend=0) != 0))
-        of_key, of_window = of_key[begins], of_window[begins]
-        rows = batch.rows.take(pa.array(order)) if (np.diff(order) != 1).any() else batch.rows
-        windows = self._keyed(batch, of_key, of_window, rows, np.append(begins, len(order)))
-        entries = pa.table({START: array_of(of_window, column.type)})
-        old, exists = self._windows.getValue(of_key, entries)
-        new, _ = self._step(windows, old)
-        if self.early:
-            new[VERSION] = array_of(numbers(whole(old[VERSION])), pa.int64())
-        self._windows.updateValue(of_key, entries, pa.table(new))
-        self._handle.registerTimer(of_key[~exists], ceil_ms(of_window[~exists] + self._size))
-        return BatchResult(output=self._early_rows(batch, of_key, of_window, column.type) if self.early else None)
+        times = numbers(whole(batch.rows[self._handle.event_time]))
+        cut = rows_by_window(batch.key_of_row, times - (times - self._offset) % self._size)
+        owners, begins = cut.owners, cut.begins
+        old, exists = self._windows.getValue(owners, self._user_keys(begins))
+        parts, values = self._step(Groups(self._windows_of(batch, owners, begins, cut.take(batch.rows), cut.at)), old)
+        versions = versions_of(old)
+        carried = np.setdiff1d(self._carried, begins[owners == 0])
+        if len(carried):
+            # Windows of the first key that an earlier batch of this interval has changed.
+            of_first = np.zeros(len(carried), np.int64)
+            stored, there = self._windows.getValue(of_first, self._user_keys(carried))
+            more = self._values(batch, of_first, carried, stored)
+            values = {name: pa.concat_arrays([values[name], more[name]]) for name in values}
+            parts = joined([parts, stored.select(parts.column_names).cast(parts.schema)])
+            owners, begins = np.concatenate([owners, of_first]), np.concatenate([begins, carried])
+            exists, versions = np.concatenate([exists, there]), np.concatenate([versions, versions_of(stored)])
+        waits = owners == batch.keys.num_rows - 1 if batch.last_key_continues else np.zeros(len(owners), np.bool_)
+        self._carried = begins[waits]
+        ends, due_ms = begins + self._size, self._handle.due_ms
+        closes = ~waits & (ceil_ms(ends) <= due_ms)
+        put_out = ~waits & (self.early | (ceil_ms(ends - self._lateness) <= due_ms))
+        changed = versions + put_out
+        keep = np.flatnonzero(~closes)
+        kept = parts if len(keep) == len(owners) else parts.take(pa.array(keep))
+        if self._versioned:
+            kept = kept.append_column(VERSION, array_of(changed[keep], pa.int64()))
+        self._windows.updateValue(owners[keep], self._user_keys(begins[keep]), kept)
+        new = np.flatnonzero(~closes & ~exists)
+        self._handle.registerTimer(owners[new], self._due_after(ends[new], changed[new]))
+        gone = np.flatnonzero(closes & exists)
+        if len(gone):
+            self._windows.removeKey(owners[gone], self._user_keys(begins[gone]))
+            # Two windows of a key may share a timer if windows are shorter than a millisecond, or if one of them waits for
+            # its first row. Such a timer stays, and fires for nothing.
+            if self._size >= 1000 and not self._lateness:
+                self._handle.deleteTimer(owners[gone], ceil_ms(ends[gone]))
+        if not put_out.any():
+            return BatchResult()
+        at = np.flatnonzero(put_out)
+        if len(at) < len(owners):
+            values = {name: column.take(pa.array(at)) for name, column in values.items()}
+        return BatchResult(
+            output=self._output(batch, owners[at], (begins[at], ends[at]), values, changed[at], closes[at])
+        )
 
     def handleExpiredTimers(self, batch: KeyedBatch) -> BatchResult:
-        """Put out the windows that the watermark has passed, and remove them.
+        """Put out the windows that are due, and remove those that the watermark has passed.
 
         Args:
             batch: The keys that have such windows.
 
         Returns:
-            A row for each window.
+            A row for each window. With `allowed_lateness`, only for windows that were not put out before.
         """
         entries = self._windows.iterator()
-        owners, starts = entries.key_of_row, numbers(whole(entries.keys[START]))
-        ended = ceil_ms(starts + self._size) <= batch.time.getCurrentWatermarkInMs()
-        chosen = pa.array(ended)
-        values = entries.values.filter(chosen)
-        output = self._rows(batch, owners[ended], starts[ended], values, whole(entries.keys[START]).type, final=True)
-        self._windows.removeKey(owners[ended], entries.keys.filter(chosen))
-        # The class had another size when the timers of these windows were set.
-        self._handle.registerTimer(owners[~ended], ceil_ms(starts[~ended] + self._size))
+        owners, begins = entries.key_of_row, numbers(whole(entries.keys[START]))
+        ends, versions, due_ms = begins + self._size, versions_of(entries.values), batch.time.getCurrentWatermarkInMs()
+        ended = ceil_ms(ends) <= due_ms
+        put_out = ended if not self._lateness else (ceil_ms(ends - self._lateness) <= due_ms) & (versions == 0)
+        chosen = pa.array(np.flatnonzero(put_out))
+        values = self._values(batch, owners[put_out], begins[put_out], entries.values.take(chosen))
+        output = self._output(
+            batch,
+            owners[put_out],
+            (begins[put_out], ends[put_out]),
+            values,
+            versions[put_out] + 1,
+            ended[put_out],
+        )
+        self._windows.removeKey(owners[ended], entries.keys.filter(pa.array(ended)))
+        versions = versions + put_out
+        first = np.flatnonzero(put_out & ~ended)
+        if len(first):
+            at = pa.array(first)
+            parts = entries.values.take(at).select(self._part_names())
+            parts = parts.append_column(VERSION, array_of(versions[first], pa.int64()))
+            self._windows.updateValue(owners[first], entries.keys.take(at), parts)
+        # The timer of an open window fired because its window was put out, or because the class had another size.
+        self._handle.registerTimer(owners[~ended], self._due_after(ends[~ended], versions[~ended]))
         return BatchResult(output=output)
 
-    def _step(self, windows: KeyedBatch, old: pa.Table) -> tuple[dict[str, pa.Array], dict[str, pa.Array]]:
-        """Return the new parts of all aggregates, and their values: one element for each window."""
-        groups = Groups(windows)
-        new: dict[str, pa.Array] = {}
-        values: dict[str, pa.Array] = {}
-        for name, aggregate in self.declared_aggregates.items():
-            parts = {part: whole(old[f"{name}_{part}"]) for part in self._parts[name]}
-            changed, values[name] = aggregate.step(groups, parts)
-            new.update((f"{name}_{part}", changed[part]) for part in parts)
-        return new, values
-
-    @staticmethod
-    def _keyed(batch: KeyedBatch, owners: Int64s, starts: Int64s, rows: pa.Table, offsets: Int64s) -> KeyedBatch:
-        """Return a batch whose keys are windows of the keys of `batch`."""
-        keys = batch.keys.take(pa.array(owners)).append_column(START, array_of(starts, pa.timestamp("us", "UTC")))
-        return KeyedBatch(keys=keys, rows=rows, row_offsets=offsets, states={}, exists={}, time=batch.time)
-
-    def _rows(
-        self, batch: KeyedBatch, owners: Int64s, starts: Int64s, parts: pa.Table, of: pa.DataType, *, final: bool
-    ) -> pa.Table:
-        """Return the output rows of some windows."""
-        empty = self._keyed(batch, owners, starts, self._no_rows, np.zeros(len(owners) + 1, np.int64))
-        _, values = self._step(empty, parts)
-        output = {name: empty.keys[name] for name in batch.keys.column_names}
-        output |= {START: array_of(starts, of), END: array_of(starts + self._size, of), **values}
-        if self.early:
-            output[VERSION] = array_of(numbers(whole(parts[VERSION])) + 1, pa.int64())
-            output[FINAL] = pa.array(np.full(len(owners), final))
-        return pa.table(output)
-
-    def _early_rows(self, batch: KeyedBatch, owners: Int64s, starts: Int64s, of: pa.DataType) -> pa.Table:
-        """Return the rows of the windows that changed. A key whose rows continue in the next batch is put out there."""
-        carried = np.setdiff1d(self._carried, starts[owners == 0])
-        owners = np.concatenate([np.zeros(len(carried), np.int64), owners])
-        starts = np.concatenate([carried, starts])
-        waits = owners == batch.keys.num_rows - 1 if batch.last_key_continues else np.zeros(len(owners), np.bool_)
-        self._carried = starts[waits]
-        owners, starts = owners[~waits], starts[~waits]
-        entries = pa.table({START: array_of(starts, of)})
-        parts, _ = self._windows.getValue(owners, entries)
-        output = self._rows(batch, owners, starts, parts, of, final=False)
-        counted = parts.set_column(parts.column_names.index(VERSION), VERSION, output[VERSION])
-        self._windows.updateValue(owners, entries, counted)
-        return output
+    def _user_keys(self, begins: Int64s) -> pa.Table:
+        return pa.table({START: self._times(begins)})

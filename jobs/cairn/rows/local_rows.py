@@ -57,6 +57,20 @@ class LocalRows:
         self.zone = zone
         self.table = _table(rows, schema, zone, what)
 
+    @classmethod
+    def of_table(cls, table: pa.Table, schema: t.StructType, zone: Zone) -> LocalRows:
+        """Return the rows of an Arrow table, without a conversion to Python values.
+
+        Args:
+            table: The rows, with one column for each field of the schema.
+            schema: The Spark schema of the rows. It has only types that this module can order.
+            zone: The time zone of naive datetimes in TIMESTAMP columns.
+        """
+        made = cls.__new__(cls)
+        made.schema, made.zone = schema, zone
+        made.table = table.cast(to_arrow_schema(schema, timezone=zone.name, prefers_large_types=False))
+        return made
+
 
 def route_locally(
     rows: LocalRows,

@@ -32,6 +32,13 @@ class LocalParquet:
         self._writer.write(rows)
         self.rows += rows.num_rows
 
+    def read(self) -> pa.Table:
+        """Close the file, and return its rows as a reader of the file gets them."""
+        if self._writer is None:
+            return self.schema.empty_table()
+        self._writer.close()
+        return pq.read_table(self._local)
+
     def finish(self, storage: Storage, path: str, *, late: bool = False) -> OutputFile | None:
         """Close the file and upload it to `path`. Return None if `write` was never called.
 

@@ -54,6 +54,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from cairn.rows.connect_frames import with_schema
 from cairn.rows.row_order import bytes_of, needs_bytes, normalised, spark_order, tie_breaks
 from state_backend.formats.key_codec import check_key_schema
 from state_backend.formats.types import parse_struct
@@ -132,9 +133,13 @@ def route(spark: SparkSession, inputs: Inputs, *, parts: Sequence[bytes], max_pa
     """
     check_order_by(inputs.order_by, inputs.rows.schema)
     flat = _tick_rows(spark, parts, max_parallelism, TICK)
+    columns = [*_TICK_OF_KIND]
     for kind, rows, key in inputs.by_kind():
         flat = flat.unionByName(_flat(rows, kind, key, max_parallelism), allowMissingColumns=True)
-    return flat.repartitionById(len(parts), _shard(len(parts), max_parallelism))
+        names = flat_columns(kind, len(rows.schema.names))
+        columns += [StructField(name, field.dataType) for name, field in zip(names, rows.schema, strict=True)]
+    placed = flat.repartitionById(len(parts), _shard(len(parts), max_parallelism))
+    return with_schema(placed, StructType(columns))
 
 
 def route_in_order(spark: SparkSession, inputs: Inputs, *, parts: Sequence[bytes], max_parallelism: int) -> DataFrame:
@@ -307,7 +312,7 @@ def ticks(spark: SparkSession, parts: Sequence[bytes], *, max_parallelism: int) 
         A DataFrame with one partition for each shard, which holds the shard's tick.
     """
     rows = _tick_rows(spark, parts, max_parallelism)
-    return rows.repartitionById(len(parts), _shard(len(parts), max_parallelism))
+    return with_schema(rows.repartitionById(len(parts), _shard(len(parts), max_parallelism)), _TICK)
 
 
 def place(

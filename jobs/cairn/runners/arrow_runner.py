@@ -102,7 +102,7 @@ class ArrowRunner:
         self._due_ms = due_ms
         with user_code.call("init"):
             self._processor = processor()
-            self._handle = ArrowHandle(state, time_mode, key_schema, input_schema, event_time)
+            self._handle = ArrowHandle(state, time_mode, key_schema, input_schema, event_time, due_ms)
             self._processor.init(self._handle)
             self._handle.initialized()
         self._states = self._handle.states

@@ -447,6 +447,7 @@ class ArrowHandle(ProcessorHandle):
         input_schema: The Spark schema of the table `KeyedBatch.rows`.
         event_time: The name of the event-time column; None in other time modes than "event".
         time_mode: The time mode of the pipeline.
+        due_ms: The time up to which timers fire in this interval, in milliseconds since the epoch.
         states: The declared value states, by name.
         timers: The timers of the shard, as columns.
     """
@@ -458,8 +459,10 @@ class ArrowHandle(ProcessorHandle):
         key_schema: StructType,
         input_schema: StructType,
         event_time: str | None,
+        due_ms: int,
     ) -> None:
         super().__init__(shard, time_mode)
+        self.due_ms = due_ms
         self.key_schema = key_schema
         self.input_schema = input_schema
         self.event_time = event_time

@@ -75,6 +75,23 @@ from state_backend.values.zones import local_zone, zone_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Computed:
+    """The result of the processor on one shard, besides the changed state.
+
+    Attributes:
+        inputs: The input, with the counts of its rows.
+        keys: The number of keys that had input.
+        output: The local file of output rows.
+        late: The local file of late rows.
+    """
+
+    inputs: InputBatches
+    keys: int
+    output: LocalParquet
+    late: LocalParquet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalJob:
     """Job that processes one interval. The driver sends it to the workers together with the processor.
 
@@ -228,7 +245,8 @@ class IntervalJob:
             return restored
         return rewrite_without(restored, owned, states, keys, work / "db-without", self.engine)[0]
 
-    def _state(self, restored: RestoredShard) -> ShardState:
+    def open_state(self, restored: RestoredShard) -> ShardState:
+        """Return the state of a restored shard, without the states that the processor's `init` deletes."""
         state = ShardState(
             restored.store,
             key_groups=restored.key_group_states,
@@ -255,30 +273,16 @@ class IntervalJob:
         clock: StopWatch,
     ) -> ShardAck:
         changelog = self._changelog(restored, shard, owned, work)
-        state = self._state(restored)
-        output = LocalParquet(arrow_schema(self.output_schema), work / "output.parquet")
-        late = LocalParquet(arrow_schema(self.input_schema), work / "late.parquet")
-        forgotten = [r.key for r in self.returning if r.rows]
-        key_schema = parse_struct(self.key_schema)
-        filter_ = ForgottenRows(forgotten, key_schema, self.max_parallelism) if forgotten else None
-        inputs = InputBatches(batches, owned, self.event_time, late, filter_)
-        with clock.phase("process"):
-            runner, keys = self._run_processor(inputs, state, output)
-        if inputs.ticks != 1:
-            raise InvariantViolated(
-                f"shard {shard} got {inputs.ticks} ticks instead of 1: Spark did not place each shard in a partition of its own"
-            )
-        with clock.phase("timers"):
-            runner.fire_timers()
-            runner.close()
-            expire(state)
+        state = self.open_state(restored)
+        computed = self.compute(batches, state, owned, work, clock)
+        inputs = computed.inputs
         same_layout = self.base_parallelism == self.parallelism
         snapshot: Snapshot | None = None
         with clock.phase("upload"):
             path = paths.output(self.interval, self.attempt, shard, task)
             late_path = paths.output(self.interval, self.attempt, shard, task, late=True)
-            output_file = output.finish(storage, path)
-            late_file = late.finish(storage, late_path, late=True)
+            output_file = computed.output.finish(storage, path)
+            late_file = computed.late.finish(storage, late_path, late=True)
             if state.changed_bytes or not same_layout or self.mode == "full" or restored.base is None:
                 snapshot = self._snapshot(restored, state, changelog, storage, work, shard, task, owned, clock)
         manifest = snapshot.manifest if snapshot else restored.base
@@ -293,7 +297,7 @@ class IntervalJob:
             outputs=tuple(file for file in (output_file, late_file) if file is not None),
             newest_event_us=inputs.newest_event_us,
             input_rows=inputs.input_rows,
-            keys_touched=keys,
+            keys_touched=computed.keys,
             changed_bytes=state.changed_bytes,
             mismatches=state.mismatches.as_mapping() if state.mismatches is not None else {},
             uploaded_bytes=snapshot.uploaded_bytes if snapshot else 0,
@@ -303,6 +307,39 @@ class IntervalJob:
             durations_us=clock.durations_us,
             pid=os.getpid(),
         )
+
+    def compute(
+        self, batches: Iterator[pa.RecordBatch], state: ShardState, owned: KeyGroupRange, work: Path, clock: StopWatch
+    ) -> Computed:
+        """Run the processor over all input, fire due timers, and delete expired entries. Write only local files.
+
+        Args:
+            batches: The shard's tick, and its rows of input and initial state, in order.
+            state: The state of the shard, which this call changes.
+            owned: The key groups of the shard.
+            work: A local folder for the files of output and late rows.
+            clock: Gets the durations of the phases.
+
+        Raises:
+            ProcessorError: The processor raised an exception or yielded an unfit row.
+        """
+        output = LocalParquet(arrow_schema(self.output_schema), work / "output.parquet")
+        late = LocalParquet(arrow_schema(self.input_schema), work / "late.parquet")
+        forgotten = [r.key for r in self.returning if r.rows]
+        key_schema = parse_struct(self.key_schema)
+        filter_ = ForgottenRows(forgotten, key_schema, self.max_parallelism) if forgotten else None
+        inputs = InputBatches(batches, owned, self.event_time, late, filter_)
+        with clock.phase("process"):
+            runner, keys = self._run_processor(inputs, state, output)
+        if inputs.ticks != 1:
+            raise InvariantViolated(
+                f"the shard of {owned} got {inputs.ticks} ticks instead of 1: Spark did not place each shard in a partition of its own"
+            )
+        with clock.phase("timers"):
+            runner.fire_timers()
+            runner.close()
+            expire(state)
+        return Computed(inputs=inputs, keys=keys, output=output, late=late)
 
     def _snapshot(
         self,

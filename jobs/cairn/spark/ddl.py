@@ -162,8 +162,29 @@ class _Parser:
         return UsageError(f"not a schema: {self._ddl!r}: {what}")
 
 
+# Types that both parsers read alike. The meaning of `timestamp` depends on the session's configuration.
+_PLAIN = re.compile(
+    r"(\s*[A-Za-z_]\w*\s+(boolean|tinyint|smallint|int|integer|bigint|long|float|double|date|timestamp_ntz|string|binary"
+    r"|array<(boolean|tinyint|smallint|int|integer|bigint|long|float|double|date|timestamp_ntz|string|binary)>)\s*(,|$))+",
+    re.ASCII | re.IGNORECASE,
+)
+
+
 def parse_ddl(spark: SparkSession, ddl: str) -> t.StructType:
-    """Parse the columns of a DDL schema with Spark's own parser.
+    """Parse the columns of a DDL schema as Spark's own parser does.
+
+    Columns of plain types and of arrays of these are parsed here. For any other text, Spark is asked.
+
+    Raises:
+        UsageError: Spark can't parse the text, or the text is not a list of columns.
+    """
+    if _PLAIN.fullmatch(ddl) and not ddl.rstrip().endswith(","):
+        return parse_ddl_locally(ddl)
+    return parse_ddl_by_spark(spark, ddl)
+
+
+def parse_ddl_by_spark(spark: SparkSession, ddl: str) -> t.StructType:
+    """Parse the columns of a DDL schema with Spark's own parser, which costs a request to the server.
 
     Raises:
         UsageError: Spark can't parse the text, or the text is not a list of columns.

@@ -319,7 +319,10 @@ def _remote_session(channel: ConnectChannel) -> SparkSession:
 
     # `SparkSession.builder.remote` sets this variable too. With it, `pyspark.sql.functions` makes columns for Connect.
     os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
-    return cast("SparkSession", RemoteSession.builder.channelBuilder(channel).getOrCreate())
+    session = RemoteSession.builder.channelBuilder(channel).getOrCreate()
+    # At its exit, the client would clear the session's cache of ML models. Other drivers share the session.
+    atexit.unregister(session.client._on_exit)
+    return cast("SparkSession", session)
 
 
 def _is_closed(error: Exception) -> bool:

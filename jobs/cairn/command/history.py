@@ -1,0 +1,108 @@
+"""The command `cairn history`: the retained checkpoints that changed one key."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from cairn.command.diff import line_of
+from cairn.command.exit_codes import FINDINGS
+from cairn.command.options import Json, Pipeline, Root, open_log
+from cairn.command.printing import print_json, print_text
+from state_backend.adapters.work_folders import work_folder
+from state_backend.formats.json_keys import parse_key
+from state_backend.formats.types import parse_struct
+from state_backend.inspection.describe import plain
+from state_backend.inspection.key_entries import SearchedKey
+from state_backend.inspection.key_history import describe_step, history_of_key
+from state_backend.values.errors import StateUnusable
+
+
+def history(
+    key: Annotated[
+        str, typer.Argument(help="The key: its value, column=value for each column, or a JSON object with all columns.")
+    ],
+    root: Root,
+    pipeline: Pipeline,
+    follow_output: Annotated[
+        bool,
+        typer.Option(
+            "--follow-output", help="Search all output and late rows for rows of the key, also of dropped checkpoints."
+        ),
+    ] = False,
+    as_json: Json = False,
+) -> int:
+    """Show the retained checkpoints that changed one key, with each change.
+
+    Exit code 1 says that no retained checkpoint changed the key. Checkpoints whose key group has the digest of the
+    checkpoint before are not read.
+    """
+    storage, log = open_log(root, pipeline)
+    newest = log.newest
+    if newest is None:
+        raise StateUnusable(f"pipeline {pipeline!r} has no checkpoint yet; run an interval first")
+    schema = parse_struct(newest.content.key_schema)
+    searched = SearchedKey.of(parse_key(key, schema), schema, newest.content.max_parallelism)
+    with work_folder("history") as work:
+        steps = history_of_key(log, storage.url, searched, storage, work, follow_output=follow_output)
+        described = [describe_step(step) for step in steps]
+    named = plain(searched.named)
+    found = {"pipeline": pipeline, "key": named, "retained": len(log.retained), "checkpoints": described}
+    if as_json:
+        print_json(found)
+    else:
+        _print(found, follow_output)
+    return 0 if described else FINDINGS
+
+
+def _print(found: dict[str, Any], follow_output: bool) -> None:
+    changed = [step for step in found["checkpoints"] if _changes(step)]
+    print_text(
+        f"key {json.dumps(found['key'], ensure_ascii=False)} of {found['pipeline']!r}: {len(changed)} of "
+        f"{found['retained']} retained checkpoints changed it"
+    )
+    for step in found["checkpoints"]:
+        for line in lines_of(step, rows=follow_output):
+            print_text(line)
+
+
+def _changes(step: dict[str, Any]) -> bool:
+    return any(step[name] for name in ("changes", "timers_set", "timers_fired", "timers_deleted"))
+
+
+def lines_of(step: dict[str, Any], *, rows: bool) -> list[str]:
+    """Return one checkpoint of a key's history as lines.
+
+    Args:
+        step: The checkpoint, as `describe_step` returns it.
+        rows: True lists the rows; False counts them.
+    """
+    run = step["run"]
+    code = f", code {step['code']}" if step["code"] is not None else ""
+    status = "" if step["status"] == "completed" else f", {step['status']}"
+    lines = [
+        f"checkpoint {step['checkpoint']} [{step['start']}, {step['end']}){status}{code}, attempt {step['attempt'][:8]}, "
+        f"run {run['run_id']} try {run['try_number']}"
+    ]
+    if step["unknown"] is not None:
+        whole = "; all of the key's state:" if step["changes"] else ""
+        lines.append(f"  the state before is unknown: {step['unknown']}{whole}")
+    elif step["dropped_between"]:
+        lines.append(
+            f"  changes since checkpoint {step['since']}, with those of {step['dropped_between']} dropped checkpoints:"
+        )
+    # All lines are about one key, so they leave it out.
+    for change in step["changes"]:
+        lines.append(f"  {line_of({name: value for name, value in change.items() if name != 'key'})}")
+    for name, what in (("timers_set", "set"), ("timers_fired", "fired"), ("timers_deleted", "deleted")):
+        lines += [f"  timer {what}: {at}" for at in step[name]]
+    for name, what, several in (("output", "row put out", "rows put out"), ("late", "late row", "late rows")):
+        found = step[name]
+        if found is None and name == "output" and step["status"] != "dropped":
+            lines.append("  the output has no key columns, so rows of the key can't be told apart")
+        elif found:
+            lines.append(f"  {len(found)} {what if len(found) == 1 else several}")
+            lines += [f"    {json.dumps(row, ensure_ascii=False)}" for row in found] if rows else []
+    return lines

@@ -1,0 +1,80 @@
+"""Program that looks up one key for the Checkpoints page: it reads a question from stdin, and prints an answer as JSON.
+
+    question   {"root": …, "pipeline": …, "checkpoint": id, "key": the key as a person writes it}
+    answer     {"key": …, "states": …, "history": [[line, …], …], "more": bool, "replay": id or null}
+
+The history is newest first. `more` is true if older checkpoints were not searched. `replay` is the checkpoint if its
+interval can be replayed. The program writes nothing, and prints no key or value but the answer.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+from cairn.command.get import look_up
+from cairn.command.history import lines_of
+from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.adapters.work_folders import work_folder
+from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.formats.json_keys import parse_key
+from state_backend.formats.types import parse_struct
+from state_backend.inspection.describe import plain
+from state_backend.inspection.key_entries import SearchedKey
+from state_backend.inspection.key_history import describe_step, history_of_key
+from state_backend.inspection.state_table import StateSource
+from state_backend.values.errors import CairnError
+
+MOST_STEPS, MOST_SECONDS = 20, 12.0
+
+
+def answer(asked: dict[str, Any]) -> dict[str, Any]:
+    """Return the answer to a question.
+
+    Raises:
+        CairnError: The key does not fit, or the state can't be read.
+    """
+    url = join_url(asked["root"], asked["pipeline"])
+    storage = open_storage(url)
+    coordinator = Coordinator(storage, asked["pipeline"])
+    record, log = coordinator.record(asked["checkpoint"]), coordinator.log()
+    content = record.content
+    schema = parse_struct(content.key_schema)
+    values = parse_key(asked["key"], schema)
+    source = StateSource.of_record(url, record)
+    states = next(iter(look_up(source, [values], hold=False).values()), {})
+    key = SearchedKey.of(values, schema, content.max_parallelism)
+    steps: list[list[str]] = []
+    more = False
+    began_s = time.monotonic()
+    with work_folder("look-up") as work:
+        for step in history_of_key(log, url, key, storage, work, newest_first=True):
+            if len(steps) == MOST_STEPS or time.monotonic() - began_s > MOST_SECONDS:
+                more = True
+                break
+            steps.append(lines_of(describe_step(step), rows=False))
+    there = content.kind == "interval" and (content.base_id is None or content.base_id in log.retained)
+    return {
+        "key": plain(key.named),
+        "states": states,
+        "history": steps,
+        "more": more,
+        "replay": record.id if there else None,
+    }
+
+
+def main() -> int:
+    """Answer the question on stdin, and return the exit code."""
+    try:
+        found = answer(json.load(sys.stdin))
+    except CairnError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    json.dump(found, sys.stdout)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,229 @@
+"""The command `cairn replay`: run one key of one committed interval again, in this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cairn.command.diff import line_of
+from cairn.command.exit_codes import FINDINGS
+from cairn.command.options import Code, Json, Root, Spark
+from cairn.command.printing import print_json, print_text
+from cairn.command.state_commands import load_code
+from state_backend.inspection.describe import plain
+from state_backend.inspection.state_diff import describe_change
+from state_backend.values.intervals import format_instant, from_ms, shown_ms
+
+if TYPE_CHECKING:
+    from cairn.replay.compare_key import RowsDifference
+    from cairn.replay.replay_key import Replay
+    from cairn.replay.trace import Call, Use
+
+
+def replay(
+    key: Annotated[
+        str, typer.Argument(help="The key: its value, column=value for each column, or a JSON object with all columns.")
+    ],
+    interval: Annotated[
+        str, typer.Argument(help="The interval: its start, as a day or an instant, or a checkpoint's id.")
+    ],
+    root: Root,
+    code: Code,
+    stop: Annotated[bool, typer.Option("--pdb", help="Stop at the first line of each handler, in pdb.")] = False,
+    to_test: Annotated[
+        Path | None, typer.Option("--to-test", help="Write the replay as a test into this new file.")
+    ] = None,
+    launch: Annotated[
+        bool, typer.Option("--launch", help="Print launch configurations of VS Code and PyCharm; run nothing.")
+    ] = False,
+    spark: Spark = "local[2]",
+    as_json: Json = False,
+) -> int:
+    """Run one key of one committed interval again in this process, and compare the result with the committed one.
+
+    State comes from the interval's base, rows from the source, clock and watermark from the records. Exit code 1 says
+    that the results differ. Nothing is written below the root.
+    """
+    from cairn.replay.debug import Debugger, launch_configurations
+    from cairn.replay.replay_key import replay_key
+    from cairn.replay.write_test import write_test
+
+    if launch:
+        words = ["replay", key, interval, "--root", root, "--code", code]
+        print_text(launch_configurations(words))
+        return 0
+    pipeline = load_code(code)
+
+    def open_spark() -> Any:
+        from cairn.spark.session import connect
+
+        session = connect(spark, f"cairn replay {pipeline.name}")
+        if not spark.startswith("sc://"):
+            session.sparkContext.setLogLevel("OFF")
+        return session
+
+    if stop:
+        debugger = Debugger()
+        with debugger.running():
+            found = replay_key(pipeline, key, interval, root, spark=open_spark, made=debugger.watch)
+    else:
+        found = replay_key(pipeline, key, interval, root, spark=open_spark)
+    if to_test is not None:
+        write_test(found, code, to_test)
+    if as_json:
+        print_json(describe_replay(found))
+    else:
+        for line in lines_of(found):
+            print_text(line)
+        if to_test is not None:
+            print_text(f"the test is in {to_test}")
+    return 0 if found.same else FINDINGS
+
+
+def describe_replay(found: Replay) -> dict[str, Any]:
+    """Return a replay as JSON values."""
+    record, compared = found.found.record, found.comparison
+    return {
+        "pipeline": found.pipeline.name,
+        "key": plain(found.key.named),
+        "checkpoint": record.id,
+        "base": record.content.base_id,
+        "start": format_instant(record.interval.start),
+        "end": format_instant(record.interval.end),
+        "with_spark": found.planned.with_spark,
+        "calls": [
+            {
+                "handler": call.handler,
+                "processing_time_ms": call.processing_time_ms,
+                "watermark_ms": call.watermark_ms,
+                "timer_ms": call.timer_ms,
+                "rows": shown(call.rows),
+                "uses": [
+                    {
+                        "state": use.what,
+                        "method": use.method,
+                        "arguments": shown(use.arguments),
+                        "result": shown(use.result),
+                    }
+                    for use in call.uses
+                ],
+                "output": shown(call.output),
+            }
+            for call in found.run.calls
+        ],
+        "same": found.same,
+        "state": [describe_change(change) for change in compared.state],
+        "output": _rows_as_json(compared.output),
+        "late": _rows_as_json(compared.late),
+        "reasons": [*found.reasons],
+        "notes": [*found.notes],
+    }
+
+
+def _rows_as_json(difference: RowsDifference) -> dict[str, Any] | None:
+    if not difference.known:
+        return None
+    return {
+        "only_committed": shown(difference.only_committed),
+        "only_replayed": shown(difference.only_replayed),
+        "other_order": difference.other_order,
+        "other_types": [*difference.other_types],
+    }
+
+
+def lines_of(found: Replay) -> Iterator[str]:
+    """Yield a replay as lines of text."""
+    record = found.found.record
+    content = record.content
+    base = f"checkpoint {content.base_id}" if content.base_id is not None else "empty state"
+    yield (
+        f"checkpoint {record.id} of {found.pipeline.name!r}, {content.interval}, key {_text(found.key.named)}: "
+        f"{len(found.planned.rows())} rows, from {base}{', read with Spark' if found.planned.with_spark else ''}"
+    )
+    for number, call in enumerate(found.run.calls, 1):
+        yield from _lines_of_call(number, call)
+    if not found.run.calls:
+        yield "no call: the key had no rows and no timer was due"
+    for row in found.late:
+        yield f"late {_text(row)}"
+    for note in found.notes:
+        yield f"note: {note}"
+    yield from _lines_of_comparison(found)
+
+
+def _lines_of_call(number: int, call: Call) -> Iterator[str]:
+    times = ""
+    if call.processing_time_ms >= 0:
+        times = f", processing time {_instant(call.processing_time_ms)}, watermark {_instant(call.watermark_ms)}"
+    timer = "" if call.timer_ms is None else f" of the timer {_instant(call.timer_ms)}"
+    yield f"call {number}: {call.handler}{timer}{times}"
+    for row in call.rows:
+        yield f"  in    {_text(row)}"
+    for use in call.uses:
+        yield _line_of_use(use)
+    for row in call.output:
+        yield f"  out   {_text(row)}"
+
+
+def _line_of_use(use: Use) -> str:
+    sign = "read " if use.reads else "write"
+    if use.what == "timer":
+        sign = "timer"
+        at = ", ".join(_instant(a) if isinstance(a, int) else _text(a) for a in use.arguments)
+        listed = f" -> {', '.join(map(_instant, use.result))}" if isinstance(use.result, list) else ""
+        return f"  {sign} {use.method}({at}){listed}"
+    arguments = ", ".join(map(_text, use.arguments))
+    result = f" -> {_text(use.result)}" if use.reads else ""
+    return f"  {sign} {use.what}.{use.method}({arguments}){result}"
+
+
+def _lines_of_comparison(found: Replay) -> Iterator[str]:
+    compared = found.comparison
+    yield "state: equals the committed state" if not compared.state else "state: differs from the committed state"
+    for change in compared.state:
+        described = describe_change(change)
+        yield f"  {line_of({name: value for name, value in described.items() if name != 'key'})}"
+    for what, difference in (("output", compared.output), ("late rows", compared.late)):
+        if not difference.known:
+            yield f"{what}: rows of the key can't be told apart in the committed files"
+        elif difference.same:
+            yield f"{what}: equal the committed rows" if what != "output" else "output: equals the committed output"
+        else:
+            yield (
+                f"{what}: differ from the committed rows"
+                if what != "output"
+                else "output: differs from the committed output"
+            )
+        yield from (f"  - {_text(row)}" for row in difference.only_committed)
+        yield from (f"  + {_text(row)}" for row in difference.only_replayed)
+        if difference.other_order:
+            yield "  the rows are equal, but in another order"
+        yield from (f"  another type: {types}" for types in difference.other_types)
+    yield from (f"because: {reason}" for reason in found.reasons)
+
+
+def shown(value: Any) -> Any:
+    """Return a value of user code as JSON values. Values of unknown types become their text."""
+    value = plain(value)
+    if isinstance(value, dict):
+        return {str(name): shown(of) for name, of in value.items()}
+    if isinstance(value, list):
+        return [*map(shown, value)]
+    item = getattr(value, "item", None)
+    if callable(item) and getattr(value, "ndim", None) == 0:
+        return shown(item())
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def _text(value: Any) -> str:
+    return json.dumps(shown(value), ensure_ascii=False)
+
+
+def _instant(ms: int) -> str:
+    at: datetime = from_ms(shown_ms(ms))
+    return format_instant(at)

@@ -1,0 +1,118 @@
+"""A warning about operations in a source that compare rows: within a source, they see the rows of one interval only.
+
+A DataFrame of classic Spark gives its analysed plan as text. A DataFrame of Spark Connect has its plan as a message of
+the protocol, so no request is needed. But then the plan of a view, which only the server knows, is not seen.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from cairn.rows.local_rows import LocalRows
+
+if TYPE_CHECKING:
+    from cairn.pipeline import Pipeline
+
+log = logging.getLogger("cairn")
+
+DEDUPLICATE = "dropDuplicates or distinct (use cairn.processors.Deduplicate)"
+WINDOW_FUNCTION = "a window function (use cairn.processors.Deduplicate, Latest, History or TopN)"
+TIME_WINDOW = "an aggregation by time window (use cairn.processors.TumblingWindow)"
+RANGE_JOIN = "a join over a range (use cairn.processors.IntervalJoin or LookupJoin)"
+_OPERATIONS = (DEDUPLICATE, WINDOW_FUNCTION, TIME_WINDOW, RANGE_JOIN)
+
+_COMPARES = frozenset(["<", "<=", ">", ">=", "between"])
+# A line of an analysed plan begins with the branches of the tree, and the name of the node.
+_NODE = r"^[\s:+\-!]*"
+_IN_TEXT = {
+    DEDUPLICATE: re.compile(_NODE + r"(Deduplicate|DeduplicateWithinWatermark|Distinct)\b", re.M),
+    WINDOW_FUNCTION: re.compile(_NODE + r"Window \[", re.M),
+    TIME_WINDOW: re.compile(_NODE + r"Aggregate \[[^\]]*\b(session_)?window#", re.M),
+    RANGE_JOIN: re.compile(_NODE + r"Join \w+,.* (<|<=|>|>=) ", re.M),
+}
+_IN_SQL = {
+    DEDUPLICATE: re.compile(r"\bselect\s+distinct\b", re.I),
+    WINDOW_FUNCTION: re.compile(r"\bover\s*\(", re.I),
+    TIME_WINDOW: re.compile(r"\bgroup\s+by\b[^)]*\b(session_)?window\s*\(", re.I),
+    RANGE_JOIN: re.compile(r"\bjoin\b.*?\bon\b[^;]*?(<|>|\bbetween\b)", re.I | re.S),
+}
+_warned: set[str] = set()
+
+
+def warn_of_stateful_source(pipeline: Pipeline, rows: Any) -> None:
+    """Log a warning if the source's plan compares rows with each other.
+
+    A process warns once for each pipeline. A plan that can't be read causes no warning.
+
+    Args:
+        pipeline: The pipeline.
+        rows: The DataFrame that the source returned.
+    """
+    if pipeline.stateful_source == "allow" or pipeline.name in _warned or isinstance(rows, LocalRows):
+        return
+    _warned.add(pipeline.name)
+    try:
+        found = stateful_operations(rows)
+    except Exception as error:
+        log.debug("%s: the plan of the source could not be read: %s", pipeline.name, error)
+        return
+    if found:
+        log.warning(
+            "pipeline %r: the source has %s. In a source it sees the rows of one interval only\n"
+            "If one interval is enough, set Pipeline(stateful_source='allow')",
+            pipeline.name,
+            ", and ".join(found),
+        )
+
+
+def stateful_operations(rows: Any) -> list[str]:
+    """Return the operations of a DataFrame's plan that compare rows with each other.
+
+    Args:
+        rows: A DataFrame of classic Spark or of Spark Connect.
+    """
+    if hasattr(rows, "_jdf"):
+        text = str(rows._jdf.queryExecution().analyzed().toString())
+        found = {operation for operation, pattern in _IN_TEXT.items() if pattern.search(text)}
+    else:
+        found = set(_of_message(rows._plan.plan(rows._session.client)))
+    return [operation for operation in _OPERATIONS if operation in found]
+
+
+def _of_message(message: Any) -> Iterator[str]:
+    name = message.DESCRIPTOR.full_name
+    if name.endswith(".Deduplicate"):
+        yield DEDUPLICATE
+    elif name.endswith(".Expression.Window"):
+        yield WINDOW_FUNCTION
+    elif name.endswith(".Aggregate") and {"window", "session_window"} & set(_functions(message.grouping_expressions)):
+        yield TIME_WINDOW
+    elif name.endswith(".Join") and _COMPARES & set(_functions([message.join_condition])):
+        yield RANGE_JOIN
+    elif name.endswith(".SQL"):
+        yield from (operation for operation, pattern in _IN_SQL.items() if pattern.search(message.query))
+    for part in _parts(message):
+        yield from _of_message(part)
+
+
+def _functions(expressions: Any) -> Iterator[str]:
+    for expression in expressions:
+        if expression.DESCRIPTOR.full_name.endswith(".UnresolvedFunction"):
+            yield expression.function_name
+        yield from _functions(_parts(expression))
+
+
+def _parts(message: Any) -> Iterator[Any]:
+    """Return the messages that a message contains directly."""
+    for field, value in message.ListFields():
+        if field.message_type is None:
+            continue
+        if field.message_type.GetOptions().map_entry:
+            yield from (part for part in value.values() if hasattr(part, "DESCRIPTOR"))
+        elif hasattr(value, "DESCRIPTOR"):
+            yield value
+        else:
+            yield from value

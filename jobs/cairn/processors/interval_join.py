@@ -1,0 +1,248 @@
+"""A ready-made processor that joins rows of two inputs whose times are close to each other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.types import BooleanType, StructField, StructType
+
+from cairn.arrow_processor import BatchResult, KeyedBatch
+from cairn.numpy_columns import Bools, Int64s, array_of, numbers, whole
+from cairn.processors.ready_made import MICROSECOND, ReadyMade, ceil_ms, check_choice
+from cairn.processors.two_inputs import (
+    NO_TIME,
+    Side,
+    SideRows,
+    arrow_schema,
+    check_kinds,
+    earliest,
+    held_rows,
+    no_rows,
+    output_rows,
+    output_schema,
+    positions,
+    sides_of,
+    split_sides,
+)
+from state_backend.values.errors import UsageError
+
+__all__ = ["IntervalJoin"]
+
+STATES = ("left", "right")
+MATCHED = "matched"
+
+
+class IntervalJoin(ReadyMade):
+    """Processor that joins rows of two inputs with equal keys and close event times.
+
+    A left row and a right row match if the right row's event time minus the left row's is at least `lower` and at most
+    `upper`. The source returns both inputs as one, as `union_by_kind` does.
+
+    The output has the key columns, the columns of the left row, and those of the right row. A pair is put out in the
+    interval in which the later of its rows arrives. An outer join puts out a row without partner, with nulls for the
+    other side, in the interval in which the watermark passes the row's last possible partner.
+
+    As in SQL, a row with a null in its key or its event time matches nothing.
+
+    The states `left` and `right` are lists of the rows that may find more partners. A timer removes them.
+
+    Attributes:
+        left: The value of the column `kind` in rows of the left input.
+        right: The value of the column `kind` in rows of the right input.
+        lower: The least time from a left row to a right row. A negative time lets the right row come first.
+        upper: The greatest time from a left row to a right row.
+        how: "inner" puts out pairs. "left", "right" and "full" also put out rows of the left, the right or both inputs
+            that found no partner.
+
+    Example:
+        class PaidOrders(IntervalJoin):
+            left, right = "order", "payment"
+            lower, upper = timedelta(0), timedelta(days=3)
+            how = "left"
+    """
+
+    settings: ClassVar[tuple[str, ...]] = ("left", "right", "lower", "upper", "how")
+    left: str
+    right: str
+    lower: timedelta
+    upper: timedelta
+    how: Literal["inner", "left", "right", "full"] = "inner"
+
+    @classmethod
+    def check_settings(cls) -> None:
+        """Check the class attributes.
+
+        Raises:
+            UsageError: A setting is missing, has a wrong value, or contradicts another.
+        """
+        check_kinds(cls, "left", "right")
+        for name in ("lower", "upper"):
+            value = getattr(cls, name, None)
+            if not isinstance(value, timedelta):
+                found = f"is {value!r}" if hasattr(cls, name) else "is missing"
+                raise UsageError(f"{cls.__name__}.{name} {found}; write {name} = timedelta(hours=1)")
+        if cls.lower > cls.upper:
+            raise UsageError(
+                f"{cls.__name__}.lower is {cls.lower!r}, which is more than upper = {cls.upper!r}; no rows would match"
+            )
+        check_choice(cls, "how", ("inner", "left", "right", "full"))
+
+    def init(self, handle: Any) -> None:
+        """Declare the list states `left` and `right`.
+
+        Args:
+            handle: The handle that Cairn passes to each processor.
+
+        Raises:
+            UsageError: A setting is wrong, or does not fit the input.
+        """
+        self.check_settings()
+        self._handle = handle
+        self._sides = sides_of(type(self).__name__, "IntervalJoin", handle, (self.left, self.right))
+        self._outer = (self.how in ("left", "full"), self.how in ("right", "full"))
+        # A left row finds its last partner at its time plus `upper`; a right row at its time minus `lower`.
+        self._lower, self._upper = self.lower // MICROSECOND, self.upper // MICROSECOND
+        self._lasts = (self._upper, -self._lower)
+        matched = [StructField(MATCHED, BooleanType())]
+        self._none = [no_rows(side) for side in self._sides]
+        self._schema = arrow_schema(output_schema(handle, self._sides))
+        self._states = [
+            handle.getListState(name, StructType([*side.fields, *(matched if outer else [])]))
+            for name, side, outer in zip(STATES, self._sides, self._outer, strict=True)
+        ]
+
+    def deriveOutputSchema(self, handle: Any) -> StructType:
+        """Return the schema of the output: the key columns, and the columns of both sides.
+
+        Args:
+            handle: The handle that Cairn passes to each processor.
+
+        Raises:
+            UsageError: A setting does not fit the input.
+        """
+        self.check_settings()
+        return output_schema(handle, sides_of(type(self).__name__, "IntervalJoin", handle, (self.left, self.right)))
+
+    def handleBatch(self, batch: KeyedBatch) -> BatchResult:
+        """Join the rows of a batch with each other and with the held rows.
+
+        Args:
+            batch: The rows of many keys.
+
+        Returns:
+            The new pairs. An outer join adds the rows that can't match.
+
+        Raises:
+            ProcessorError: A row has an unknown kind.
+        """
+        sides = split_sides(type(self).__name__, batch, self._handle.event_time, self._sides)
+        held = [held_rows(state.get(), side) for state, side in zip(self._states, self._sides, strict=True)]
+        rows = [old.followed_by(new) for old, (new, _) in zip(held, sides, strict=True)]
+        at_left, at_right = self._pairs(rows[0], rows[1], len(held[0].owners), len(held[1].owners))
+        owners = [rows[0].owners[at_left]]
+        output = [self._output(batch, owners[0], rows, (at_left, at_right))]
+        keys = batch.keys.num_rows
+        held_last = earliest(
+            keys, *((part.owners, part.times + last) for part, last in zip(held, self._lasts, strict=True))
+        )
+        new_last = earliest(
+            keys, *((new.owners, new.times + last) for (new, _), last in zip(sides, self._lasts, strict=True))
+        )
+        # A key with held rows has a timer for the first of them.
+        timed = np.flatnonzero((new_last < held_last) & (new_last < NO_TIME))
+        self._handle.registerTimer(timed, ceil_ms(new_last[timed]))
+        for side, pairs in enumerate((at_left, at_right)):
+            self._store(side, held[side], sides[side][0], rows[side], pairs)
+            alone = sides[side][1]
+            if self._outer[side] and len(alone.owners):
+                output.append(self._alone(batch, side, alone))
+        return BatchResult(output=pa.concat_tables(output))
+
+    def handleExpiredTimers(self, batch: KeyedBatch) -> BatchResult:
+        """Remove the rows that can find no more partners. An outer join puts out those that found none.
+
+        Args:
+            batch: The keys that have such rows.
+
+        Returns:
+            The rows without partner.
+        """
+        watermark_ms = batch.time.getCurrentWatermarkInMs()
+        output: list[pa.Table] = []
+        left: list[tuple[Int64s, Int64s]] = []
+        for side, (state, last) in enumerate(zip(self._states, self._lasts, strict=True)):
+            held = held_rows(state.get(), self._sides[side])
+            over = ceil_ms(held.times + last) <= watermark_ms
+            kept, gone = held.chosen(~over), held.chosen(over)
+            touched = np.unique(gone.owners)
+            state.clear(np.setdiff1d(touched, kept.owners))
+            again = kept.chosen(np.isin(kept.owners, touched))
+            state.put(again.owners, again.rows)
+            left.append((kept.owners, kept.times + last))
+            if self._outer[side]:
+                alone = gone.chosen(numbers(whole(gone.rows[MATCHED])) == 0)
+                output.append(self._alone(batch, side, alone))
+        first = earliest(batch.keys.num_rows, *left)
+        timed = np.flatnonzero(first < NO_TIME)
+        self._handle.registerTimer(timed, ceil_ms(first[timed]))
+        return BatchResult(output=pa.concat_tables(output) if output else None)
+
+    def _pairs(self, left: SideRows, right: SideRows, held_left: int, held_right: int) -> tuple[Int64s, Int64s]:
+        """Return the positions of the rows of each new pair. Pairs of two held rows are left out."""
+        new_left, old_left = slice(held_left, None), slice(0, held_left)
+        of_new = self._matches(left, new_left, right, slice(0, None))
+        of_old = self._matches(left, old_left, right, slice(held_right, None))
+        return np.concatenate([of_new[0], of_old[0]]), np.concatenate([of_new[1], of_old[1]])
+
+    def _matches(self, left: SideRows, of_left: slice, right: SideRows, of_right: slice) -> tuple[Int64s, Int64s]:
+        owners, times = left.owners[of_left], left.times[of_left]
+        right_owners, right_times = right.owners[of_right], right.times[of_right]
+        if not len(owners) or not len(right_owners):
+            return np.zeros(0, np.int64), np.zeros(0, np.int64)
+        order, (begins, ends) = positions(
+            right_owners, right_times, [(owners, times + self._lower, "left"), (owners, times + self._upper, "right")]
+        )
+        counts = ends - begins
+        at_left = np.repeat(np.arange(len(owners)), counts)
+        within = np.arange(len(at_left)) - np.repeat(np.cumsum(counts) - counts, counts)
+        at_right = order[np.repeat(begins, counts) + within]
+        return at_left + (of_left.start or 0), at_right + (of_right.start or 0)
+
+    def _store(self, side: int, held: SideRows, new: SideRows, rows: SideRows, pairs: Int64s) -> None:
+        """Add the new rows of a side to its state. Mark the held rows that found their first partner."""
+        state = self._states[side]
+        if not self._outer[side]:
+            state.appendList(new.owners, new.rows)
+            return
+        count = len(held.owners)
+        before = numbers(whole(held.rows[MATCHED])).astype(np.bool_)
+        matched = np.concatenate([before, np.zeros(len(new.owners), np.bool_)])
+        matched[pairs] = True
+        changed = np.unique(held.owners[matched[:count] & ~before])
+        again = np.isin(rows.owners, changed)
+        flagged = _with_matched(rows, self._sides[side], matched)
+        rewritten, added = flagged.chosen(again), flagged.chosen(~again & (np.arange(len(rows.owners)) >= count))
+        state.put(rewritten.owners, rewritten.rows)
+        state.appendList(added.owners, added.rows)
+
+    def _alone(self, batch: KeyedBatch, side: int, rows: SideRows) -> pa.Table:
+        """Return output rows without partner."""
+        none, every = np.full(len(rows.owners), -1), np.arange(len(rows.owners))
+        at = (every, none) if side == 0 else (none, every)
+        both = list(self._none)
+        both[side] = rows
+        return self._output(batch, rows.owners, both, at)
+
+    def _output(self, batch: KeyedBatch, owners: Int64s, rows: Any, at: tuple[Int64s, Int64s]) -> pa.Table:
+        parts = [(side, of_side.rows, places) for side, of_side, places in zip(self._sides, rows, at, strict=True)]
+        return output_rows(batch, owners, parts, self._schema)
+
+
+def _with_matched(rows: SideRows, side: Side, matched: Bools) -> SideRows:
+    """Return the rows with a column that says whether they have found a partner."""
+    columns = rows.rows.select(list(side.columns.values()))
+    return replace(rows, rows=columns.append_column(MATCHED, array_of(matched, pa.bool_())))

@@ -1,0 +1,393 @@
+"""A ready-made processor that aggregates rows in sessions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.types import ByteType, DayTimeIntervalType, IntegerType, LongType, ShortType, StructField, StructType
+
+from cairn.aggregates import Groups
+from cairn.arrow_processor import BatchResult, KeyedBatch
+from cairn.numpy_columns import Int64s, array_of, numbers, valid_rows, whole
+from cairn.processors.ordering import type_of
+from cairn.processors.ready_made import MICROSECOND, ceil_ms, check_times, key_of_row_text
+from cairn.processors.windows import DELETED, VERSION, Windows, are_in, is_sorted, joined, versions_of
+from state_backend.values.errors import ProcessorError, UsageError
+
+__all__ = ["SessionWindow"]
+
+STATE = "sessions"
+START, END = "session_start", "session_end"
+_SECOND = 1_000_000
+
+
+class SessionWindow(Windows):
+    """Processor that puts out aggregates per key and session.
+
+    A row keeps its session open for a gap: from its event time up to event time plus gap. A row within this time, or
+    exactly at its end, belongs to the same session. A late row may join two sessions: they merge. A subclass declares
+    its aggregates as class attributes, as for `RunningAggregate`.
+
+    The output has a row for each session: the key columns, `session_start`, `session_end` and the aggregates.
+    `session_start` is the event time of the first row. `session_end` is the latest event time plus gap. A session is put
+    out in the interval in which the watermark passes its end. So rows may be late by the pipeline's `watermark_delay`.
+
+    The state `sessions` is a map from `session_start` to `session_end` and the aggregates of each open session. A timer
+    puts the session out and removes it. A session that opens and closes in the same interval never enters the state.
+
+    With `early` or `allowed_lateness`, a session is put out before it closes. `version` numbers the rows of a
+    `session_start` from 1. If a late row changes the begin of a session, or merges two sessions, then the rows that were
+    put out under another `session_start` are wrong. The output has one more row for each such `session_start`, in which
+    `is_deleted` is true, and `session_end` and the aggregates are null. A sink deletes the session with the same key and
+    `session_start`.
+
+    Attributes:
+        gap: Length of time, or the name of a column with the gap of each row: an interval, or an integer of seconds.
+        early: True puts out a session in each interval with new rows too: one row per interval. The output then has the
+            columns `version`, `is_final` and `is_deleted`.
+        allowed_lateness: Part of the watermark delay. A session is put out so long before the watermark passes its end.
+            Late rows then put out a corrected row. The output has the columns `version` and `is_deleted`.
+
+    Example:
+        class Visits(SessionWindow):
+            gap = timedelta(minutes=30)
+            pages = Count()
+            last_page = Last("page")
+    """
+
+    settings: ClassVar[tuple[str, ...]] = ("gap", "early", "allowed_lateness")
+    bounds: ClassVar[tuple[str, str]] = (START, END)
+    merges: ClassVar[bool] = True
+    gap: timedelta | str
+
+    @classmethod
+    def check_settings(cls) -> None:
+        """Check the class attributes.
+
+        Raises:
+            UsageError: A setting is missing, has a wrong value, or contradicts another.
+        """
+        gap = getattr(cls, "gap", None)
+        if not (isinstance(gap, timedelta) and gap > timedelta(0)) and not (isinstance(gap, str) and gap):
+            found = f"is {gap!r}" if hasattr(cls, "gap") else "is missing"
+            raise UsageError(
+                f'{cls.__name__}.gap {found}; write gap = timedelta(minutes=30), or name a column, as in gap = "gap_seconds"'
+            )
+        super().check_settings()
+
+    def _more(self) -> list[str]:
+        return [*super()._more(), *([DELETED] if self._versioned else [])]
+
+    def init(self, handle: Any) -> None:
+        """Declare the map state `sessions`.
+
+        Args:
+            handle: The handle that Cairn passes to each processor.
+
+        Raises:
+            UsageError: The pipeline has no event time, or a column does not fit.
+        """
+        parts = self._declare(handle)
+        if isinstance(self.gap, str):
+            owner = type(self).__name__
+            of = type_of(owner, "gap", self.gap, handle)
+            if not isinstance(of, DayTimeIntervalType | LongType | IntegerType | ShortType | ByteType):
+                raise UsageError(
+                    f"{owner}.gap names column {self.gap!r}, which is {of.simpleString()}; name a column with an interval, or with an integer of seconds"
+                )
+            self._gap_unit = 1 if isinstance(of, DayTimeIntervalType) else _SECOND
+        self._carried: Int64s = np.zeros(0, np.int64)
+        values = [StructField(END, self._of_time), *parts, *([StructField(VERSION, LongType())] * self._versioned)]
+        self._sessions = handle.getMapState(STATE, StructType([StructField(START, self._of_time)]), StructType(values))
+
+    def handleBatch(self, batch: KeyedBatch) -> BatchResult:
+        """Add the rows of a batch to the sessions of their keys.
+
+        Args:
+            batch: The rows of many keys.
+
+        Returns:
+            The changed sessions that close in this interval. With `early` all changed sessions, and with
+            `allowed_lateness` those that have been put out or that are due. Rows that delete sessions.
+
+        Raises:
+            ProcessorError: A row has no event time or no gap, or an aggregate does not fit its type.
+        """
+        check_times(type(self).__name__, batch, self._handle.event_time)
+        starts = numbers(whole(batch.rows[self._handle.event_time]))
+        stored = self._stored()
+        line = _sessions_of(stored, batch.key_of_row, starts, starts + self._gaps(batch), self._carried)
+        old = self._old_parts(batch, stored, line)
+        order = np.argsort(line.of_row, kind="stable")
+        rows = batch.rows if is_sorted(order) else batch.rows.take(pa.array(order))
+        counts = np.bincount(line.of_row, minlength=len(line.owners))
+        arrivals = self._arrivals(batch)
+        arrivals.numbers[:] = arrivals.numbers[order]
+        some = np.flatnonzero(counts)
+        at = np.append(0, np.cumsum(counts[some])).astype(np.int64)
+        keyed = self._windows_of(batch, line.owners[some], line.begins[some], rows, at)
+        if len(some) == len(counts):
+            parts, values = self._step(Groups(keyed, arrivals), old)
+        else:
+            parts, values = self._with_untouched(
+                batch, line, old, some, self._step(Groups(keyed, arrivals), old.take(pa.array(some)))
+            )
+        return BatchResult(output=self._settle(batch, stored, line, parts, values))
+
+    def handleExpiredTimers(self, batch: KeyedBatch) -> BatchResult:
+        """Put out the sessions that are due, and remove those that the watermark has passed.
+
+        Args:
+            batch: The keys that have such sessions.
+
+        Returns:
+            A row for each session. With `allowed_lateness`, only for sessions that were not put out before.
+        """
+        stored = self._stored()
+        due_ms = batch.time.getCurrentWatermarkInMs()
+        ended = ceil_ms(stored.ends) <= due_ms
+        put_out = (
+            ended if not self._lateness else (ceil_ms(stored.ends - self._lateness) <= due_ms) & (stored.versions == 0)
+        )
+        at = np.flatnonzero(put_out)
+        owners, begins, ends = stored.owners[at], stored.begins[at], stored.ends[at]
+        values = self._values(batch, owners, begins, stored.parts.take(pa.array(at)))
+        output = self._output(batch, owners, (begins, ends), values, stored.versions[at] + 1, ended[at])
+        gone = np.flatnonzero(ended)
+        self._sessions.removeKey(stored.owners[gone], self._user_keys(stored.begins[gone]))
+        first = np.flatnonzero(put_out & ~ended)
+        if len(first):
+            versions = np.ones(len(first), np.int64)
+            self._write(
+                stored.owners[first],
+                stored.begins[first],
+                stored.ends[first],
+                stored.parts.take(pa.array(first)),
+                versions,
+            )
+        stays = np.flatnonzero(~ended)
+        self._handle.registerTimer(
+            stored.owners[stays], self._due_after(stored.ends[stays], (stored.versions + put_out)[stays])
+        )
+        return BatchResult(output=output)
+
+    def _gaps(self, batch: KeyedBatch) -> Int64s:
+        """Return the gap of each row in microseconds.
+
+        Raises:
+            ProcessorError: A gap is null or not positive.
+        """
+        if isinstance(self.gap, timedelta):
+            return np.full(batch.rows.num_rows, self.gap // MICROSECOND, np.int64)
+        column = whole(batch.rows[self.gap])
+        gaps = numbers(column).astype(np.int64)
+        wrong = (gaps <= 0) | ~valid_rows(column)
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            raise ProcessorError(
+                f"{type(self).__name__}: a row of key {key_of_row_text(batch, row)} has no gap: its {self.gap!r} is {column[row].as_py()}; filter or fill such rows in the source"
+            )
+        return gaps * self._gap_unit
+
+    def _stored(self) -> _Stored:
+        entries = self._sessions.iterator()
+        return _Stored(
+            owners=entries.key_of_row,
+            begins=numbers(whole(entries.keys[START])),
+            ends=numbers(whole(entries.values[END])),
+            versions=versions_of(entries.values),
+            parts=entries.values.select(self._part_names()),
+        )
+
+    def _old_parts(self, batch: KeyedBatch, stored: _Stored, line: _Sessions) -> pa.Table:
+        """Return the stored aggregates of each changed session: those of its only stored session, or merged ones."""
+        counts = np.bincount(line.of_member, minlength=len(line.owners))
+        first = np.full(len(line.owners), -1, np.int64)
+        first[line.of_member[::-1]] = line.members[::-1]
+        many = np.flatnonzero(counts > 1)
+        if not len(many):
+            return stored.parts.take(pa.array(first, mask=first < 0))
+        merging = counts[line.of_member] > 1
+        at = np.append(0, np.cumsum(counts[many])).astype(np.int64)
+        merged = self._merged(
+            batch, line.owners[many], line.begins[many], stored.parts.take(pa.array(line.members[merging])), at
+        )
+        first[many] = len(stored.owners) + np.arange(len(many))
+        return joined([stored.parts, merged.cast(stored.parts.schema)]).take(pa.array(first, mask=first < 0))
+
+    def _with_untouched(self, batch: KeyedBatch, line: _Sessions, old: pa.Table, some: Int64s, step: Any) -> Any:
+        """Add sessions without rows in this batch, which an earlier batch of the interval has changed."""
+        parts, values = step
+        rest = np.setdiff1d(np.arange(len(line.owners)), some)
+        untouched = old.take(pa.array(rest))
+        more = self._values(batch, line.owners[rest], line.begins[rest], untouched)
+        place = pa.array(np.argsort(np.concatenate([some, rest])))
+        values = {name: pa.concat_arrays([values[name], more[name]]).take(place) for name in values}
+        return joined([parts, untouched.select(parts.column_names).cast(parts.schema)]).take(place), values
+
+    def _settle(
+        self, batch: KeyedBatch, stored: _Stored, line: _Sessions, parts: pa.Table, values: Any
+    ) -> pa.Table | None:
+        """Write the changed sessions, move their timers, and return the output rows."""
+        owners, begins, ends, due_ms = line.owners, line.begins, line.ends, self._handle.due_ms
+        waits = owners == batch.keys.num_rows - 1 if batch.last_key_continues else np.zeros(len(owners), np.bool_)
+        self._carried = begins[waits]
+        # Versions of the stored session with the same begin, and the latest version of any stored session.
+        member_owners, member_versions = stored.owners[line.members], stored.versions[line.members]
+        same_begin = stored.begins[line.members] == begins[line.of_member]
+        versions = np.zeros(len(owners), np.int64)
+        versions[line.of_member[same_begin]] = member_versions[same_begin]
+        known = np.zeros(len(owners), np.bool_)
+        known[line.of_member[member_versions > 0]] = True
+        closes = ~waits & (ceil_ms(ends) <= due_ms)
+        put_out = ~waits & (self.early | known | (ceil_ms(ends - self._lateness) <= due_ms))
+        changed = versions + put_out
+        keep = np.flatnonzero(~closes)
+        # Remove stored sessions that close or that have another begin now.
+        gone = line.members[closes[line.of_member] | ~same_begin]
+        self._sessions.removeKey(stored.owners[gone], self._user_keys(stored.begins[gone]))
+        self._write(owners[keep], begins[keep], ends[keep], parts.take(pa.array(keep)), changed[keep])
+        old_due = self._due_after(stored.ends[line.members], member_versions)
+        new_due = self._due_after(ends, changed)
+        stays = same_begin & ~closes[line.of_member] & (old_due == new_due[line.of_member])
+        moved = np.flatnonzero(~stays)
+        if len(moved):
+            # Another open session of the key may share the timer.
+            other = np.ones(len(stored.owners), np.bool_)
+            other[line.members[moved]] = False
+            dues = self._due_after(stored.ends[other], stored.versions[other])
+            moved = moved[~are_in((member_owners[moved], old_due[moved]), (stored.owners[other], dues))]
+            self._handle.deleteTimer(member_owners[moved], old_due[moved])
+        has_timer = closes.copy()
+        has_timer[line.of_member[stays]] = True
+        self._handle.registerTimer(owners[~has_timer], new_due[~has_timer])
+        wrong = np.flatnonzero(~same_begin & (member_versions > 0))
+        outputs = []
+        if put_out.any():
+            at = np.flatnonzero(put_out)
+            chosen = values if len(at) == len(owners) else {n: c.take(pa.array(at)) for n, c in values.items()}
+            outputs.append(self._output(batch, owners[at], (begins[at], ends[at]), chosen, changed[at], closes[at]))
+        if len(wrong):
+            outputs.append(
+                self._deletions(
+                    batch, member_owners[wrong], stored.begins[line.members[wrong]], member_versions[wrong] + 1, values
+                )
+            )
+        return pa.concat_tables(outputs) if outputs else None
+
+    def _deletions(self, batch: KeyedBatch, owners: Int64s, begins: Int64s, versions: Int64s, values: Any) -> pa.Table:
+        """Return rows that delete sessions from the target."""
+        count = len(owners)
+        nothing = {name: pa.nulls(count, column.type) for name, column in values.items()}
+        rows = self._output(batch, owners, (begins, begins), nothing, versions, np.zeros(count, np.bool_))
+        for name, column in ((END, pa.nulls(count, rows[END].type)), (DELETED, pa.array(np.ones(count, np.bool_)))):
+            rows = rows.set_column(rows.column_names.index(name), name, column)
+        return rows
+
+    def _write(self, owners: Int64s, begins: Int64s, ends: Int64s, parts: pa.Table, versions: Int64s) -> None:
+        values = parts.append_column(END, self._times(ends))
+        if self._versioned:
+            values = values.append_column(VERSION, array_of(versions.astype(np.int64), pa.int64()))
+        self._sessions.updateValue(owners, self._user_keys(begins), values)
+
+    def _user_keys(self, begins: Int64s) -> pa.Table:
+        return pa.table({START: self._times(begins)})
+
+
+# --- sessions of many keys --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stored:
+    """Open sessions in the state, ascending by key and begin.
+
+    Attributes:
+        owners: Index of each session's key.
+        begins: Begin of each session, in microseconds.
+        ends: End of each session, in microseconds.
+        versions: Version of each session; 0 for a session that was not put out.
+        parts: Aggregates of each session.
+    """
+
+    owners: Int64s
+    begins: Int64s
+    ends: Int64s
+    versions: Int64s
+    parts: pa.Table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sessions:
+    """Changed sessions of many keys, ascending by key and begin.
+
+    Attributes:
+        owners: Index of each session's key.
+        begins: Begin of each session, in microseconds.
+        ends: End of each session, in microseconds.
+        of_row: For each row of the batch, the index of its session.
+        members: Positions of the stored sessions that became a part of these sessions, ascending.
+        of_member: For each member, the index of its session.
+    """
+
+    owners: Int64s
+    begins: Int64s
+    ends: Int64s
+    of_row: Int64s
+    members: Int64s
+    of_member: Int64s
+
+
+def _sessions_of(stored: _Stored, owners: Int64s, starts: Int64s, ends: Int64s, carried: Int64s) -> _Sessions:
+    """Join rows and stored sessions to sessions. Leave out stored sessions that no row joins.
+
+    Args:
+        stored: The stored sessions.
+        owners: Index of each row's key.
+        starts: Event time of each row.
+        ends: Event time plus gap of each row.
+        carried: Begins of sessions of the first key that count as changed without a row.
+    """
+    held = len(stored.owners)
+    all_owners = np.concatenate([stored.owners, owners])
+    all_starts = np.concatenate([stored.begins, starts])
+    all_ends = np.concatenate([stored.ends, ends])
+    same_key = np.diff(all_owners) == 0
+    if held or ((np.diff(all_starts) < 0) & same_key).any():
+        order = np.lexsort((all_starts, all_owners))
+        all_owners, all_starts, all_ends = all_owners[order], all_starts[order], all_ends[order]
+    else:
+        order = np.arange(len(all_owners))
+    opens = np.ones(len(order), np.bool_)
+    opens[1:] = (np.diff(all_owners) != 0) | (all_starts[1:] > _latest_so_far(all_owners, all_ends)[:-1])
+    session = np.cumsum(opens) - 1
+    of_all = np.empty(len(order), np.int64)
+    of_all[order] = session
+    begins = np.flatnonzero(opens)
+    changed = np.zeros(len(begins), np.bool_)
+    changed[of_all[held:]] = True
+    if len(carried):
+        changed[of_all[np.flatnonzero((stored.owners == 0) & np.isin(stored.begins, carried))]] = True
+    index = np.cumsum(changed) - 1
+    members = np.flatnonzero(changed[of_all[:held]])
+    return _Sessions(
+        owners=all_owners[begins][changed],
+        begins=all_starts[begins][changed],
+        ends=np.maximum.reduceat(all_ends, begins)[changed] if len(begins) else all_ends,
+        of_row=index[of_all[held:]],
+        members=members,
+        of_member=index[of_all[members]],
+    )
+
+
+def _latest_so_far(owners: Int64s, ends: Int64s) -> Int64s:
+    """Return for each element the latest end of its key up to this element."""
+    if ((np.diff(ends) >= 0) | (np.diff(owners) != 0)).all():
+        return ends
+    latest, codes = np.unique(ends, return_inverse=True)
+    # One running maximum serves all keys: the codes of a later key are greater than all codes of an earlier one.
+    running = np.maximum.accumulate(owners * len(latest) + codes)
+    return latest[running - owners * len(latest)]

@@ -1,0 +1,308 @@
+"""A ready-made processor that aggregates rows in windows of event time that overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from math import gcd
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.types import LongType, StructField, StructType
+
+from cairn.aggregates import Groups
+from cairn.arrow_processor import BatchResult, KeyedBatch
+from cairn.numpy_columns import Int64s, array_of, numbers, whole
+from cairn.processors.ready_made import MICROSECOND, ceil_ms, check_length, check_times
+from cairn.processors.windows import (
+    VERSION,
+    Windows,
+    are_in,
+    check_offset,
+    rows_by_window,
+    versions_of,
+)
+from state_backend.values.errors import UsageError
+
+__all__ = ["SlidingWindow"]
+
+PANES, PUT_OUT = "panes", "put_out"
+PANE = "pane_start"
+START = Windows.bounds[0]
+# Limit of the pairs of pane and window that are held in memory at a time.
+_PAIRS = 1 << 19
+
+
+class SlidingWindow(Windows):
+    """Processor that puts out aggregates per key and window of event time, where windows overlap.
+
+    A window has the length `size`, and a window begins every `slide`. So a row belongs to several windows. A subclass
+    declares its aggregates as class attributes, as for `RunningAggregate`.
+
+    The output has a row for each window with rows: the key columns, `window_start`, `window_end` and the aggregates. A
+    window is put out in the interval in which the watermark passes its end. So rows may be late by the pipeline's
+    `watermark_delay`.
+
+    The state `panes` is a map from `pane_start` to aggregates. A pane is a span that no window divides: as long as the
+    greatest common divisor of `size` and `slide`. A row is added to one pane. Windows merge the aggregates of their
+    panes when they are put out. A pane leaves the state with its last window.
+
+    Attributes:
+        size: Length of the windows.
+        slide: Distance between the beginnings of two windows. At most `size`.
+        offset: Shift of the windows. Windows begin at 1970-01-01 00:00 UTC plus `offset` plus a multiple of `slide`.
+        early: True puts out a window in each interval with new rows too: one row per interval. The output then has two
+            more columns: `version`, which numbers the rows of a window from 1, and `is_final`. The state `put_out` has
+            the version of each open window.
+        allowed_lateness: Part of the watermark delay. A window is put out so long before the watermark passes its end.
+            Late rows then put out a corrected row of the window. The output has the column `version`.
+
+    Example:
+        class LastDay(SlidingWindow):
+            size = timedelta(days=1)
+            slide = timedelta(hours=1)
+            readings = Count()
+    """
+
+    settings: ClassVar[tuple[str, ...]] = ("size", "slide", "offset", "early", "allowed_lateness")
+    merges: ClassVar[bool] = True
+    size: timedelta
+    slide: timedelta
+    offset: timedelta = timedelta(0)
+
+    @classmethod
+    def check_settings(cls) -> None:
+        """Check the class attributes.
+
+        Raises:
+            UsageError: A setting is missing, has a wrong value, or contradicts another.
+        """
+        check_length(cls, "size")
+        check_length(cls, "slide")
+        if cls.slide > cls.size:
+            raise UsageError(
+                f"{cls.__name__}.slide is {cls.slide!r}, longer than size = {cls.size!r}: rows between two windows would be lost"
+            )
+        check_offset(cls)
+        super().check_settings()
+
+    def init(self, handle: Any) -> None:
+        """Declare the map state `panes`, and `put_out` if windows are put out several times.
+
+        Args:
+            handle: The handle that Cairn passes to each processor.
+
+        Raises:
+            UsageError: The pipeline has no event time, or an aggregate does not fit the input's columns.
+        """
+        values = self._declare(handle)
+        self._size, self._slide, self._offset = (span // MICROSECOND for span in (self.size, self.slide, self.offset))
+        self._pane = gcd(self._size, self._slide)
+        self._carried: Int64s = np.zeros(0, np.int64)
+        self._panes = handle.getMapState(PANES, StructType([StructField(PANE, self._of_time)]), StructType(values))
+        if self._versioned:
+            of_version = StructType([StructField(VERSION, LongType())])
+            self._put_out = handle.getMapState(PUT_OUT, StructType([StructField(START, self._of_time)]), of_version)
+
+    def handleBatch(self, batch: KeyedBatch) -> BatchResult:
+        """Add the rows of a batch to the aggregates of their panes.
+
+        Args:
+            batch: The rows of many keys.
+
+        Returns:
+            With `early`, the windows that changed and stay open. With `allowed_lateness`, those that changed and have
+            been put out before. Otherwise no rows.
+
+        Raises:
+            ProcessorError: A row has no event time, or an aggregate does not fit its type.
+        """
+        check_times(type(self).__name__, batch, self._handle.event_time)
+        times = numbers(whole(batch.rows[self._handle.event_time]))
+        arrivals = self._arrivals(batch)
+        cut = rows_by_window(batch.key_of_row, times - (times - self._offset) % self._pane)
+        user_keys = self._user_keys(PANE, cut.begins)
+        old, exists = self._panes.getValue(cut.owners, user_keys)
+        groups = self._windows_of(batch, cut.owners, cut.begins, cut.take(batch.rows), cut.at)
+        arrivals.numbers[:] = arrivals.numbers[cut.order]
+        parts, _ = self._step(Groups(groups, arrivals), old)
+        self._panes.updateValue(cut.owners, user_keys, parts)
+        new = np.flatnonzero(~exists)
+        self._handle.registerTimer(cut.owners[new], ceil_ms(self._first_end(cut.begins[new]) - self._lateness))
+        if not self._versioned:
+            return BatchResult()
+        return BatchResult(output=self._changed_rows(batch, cut.owners, cut.begins))
+
+    def handleExpiredTimers(self, batch: KeyedBatch) -> BatchResult:
+        """Put out the windows that are due. Remove the panes that no open window has.
+
+        Args:
+            batch: The keys that have such windows.
+
+        Returns:
+            A row for each window. With `allowed_lateness`, only for windows that were not put out before.
+        """
+        entries = self._panes.iterator()
+        owners, panes = entries.key_of_row, numbers(whole(entries.keys[PANE]))
+        due_us = batch.time.getCurrentWatermarkInMs() * 1000
+        # All earlier windows of a key have been put out: the timer of the first other window fired now.
+        first_fired_us = (numbers(whole(batch.rows["expiry_ms"]))[batch.row_offsets[:-1]] - 1) * 1000
+        low = self._end_after(first_fired_us + self._lateness)[owners]
+        high = np.full(len(owners), self._end_up_to(due_us + self._lateness))
+        outputs = [
+            self._rows(batch, *windows, due_us, changed=False)
+            for windows in self._windows_with(owners, panes, entries.values, low, high)
+        ]
+        closed = self._last_end(panes) <= due_us
+        self._panes.removeKey(owners[closed], entries.keys.filter(pa.array(closed)))
+        waiting_for = np.maximum(self._first_end(panes), self._end_after(due_us + self._lateness)) - self._lateness
+        if self._versioned:
+            self._close(owners, due_us)
+            # With `allowed_lateness`, a pane closes after its last window was put out.
+            waiting_for = np.minimum(waiting_for, self._last_end(panes))
+        for_key = np.full(batch.keys.num_rows, np.iinfo(np.int64).max)
+        np.minimum.at(for_key, owners[~closed], waiting_for[~closed])
+        open_keys = np.unique(owners[~closed])
+        self._handle.registerTimer(open_keys, ceil_ms(for_key[open_keys]))
+        return BatchResult(output=pa.concat_tables(outputs) if outputs else None)
+
+    # --- panes and windows --------------------------------------------------------------------------------------------
+
+    def _last_end(self, panes: Int64s) -> Int64s:
+        """Return the end of the last window that has each pane."""
+        return panes - (panes - self._offset) % self._slide + self._size
+
+    def _first_end(self, panes: Int64s) -> Int64s:
+        """Return the end of the first window that has each pane."""
+        last = self._last_end(panes)
+        return last - (last - panes - 1) // self._slide * self._slide
+
+    def _end_up_to(self, times: Any) -> Any:
+        """Return the last end of a window that is not after a time."""
+        return times - (times - self._offset - self._size) % self._slide
+
+    def _end_after(self, times: Any) -> Any:
+        """Return the first end of a window that is after a time."""
+        return self._end_up_to(times) + self._slide
+
+    def _windows_with(
+        self, owners: Int64s, panes: Int64s, parts: pa.Table, low: Int64s, high: Int64s
+    ) -> Iterator[tuple[Int64s, Int64s, pa.Table, Int64s]]:
+        """Yield windows with the aggregates of their panes, some keys at a time.
+
+        Args:
+            owners: Index of each pane's key, ascending.
+            panes: Begin of each pane, ascending within a key.
+            parts: The panes' aggregates.
+            low: For each pane, the end of the first wanted window.
+            high: For each pane, the end of the last wanted window.
+
+        Yields:
+            Keys and ends of windows, ascending; the aggregates of the panes, window after window; and the position of
+            each window's first pane, with the number of panes as last item.
+        """
+        first = np.maximum(self._first_end(panes), low)
+        counts = np.maximum((np.minimum(self._last_end(panes), high) - first) // self._slide + 1, 0)
+        until = np.cumsum(counts)
+        begin = 0
+        while begin < len(owners):
+            before = until[begin - 1] if begin else 0
+            end = max(int(np.searchsorted(until, before + _PAIRS, "right")), begin + 1)
+            # All panes of a key come together.
+            end = int(np.searchsorted(owners, owners[end - 1], "right"))
+            at = np.repeat(np.arange(begin, end), counts[begin:end])
+            nth = np.arange(len(at)) - (until - counts)[at] + before
+            ends = first[at] + nth * self._slide
+            order = np.lexsort((ends, owners[at]))
+            at, ends = at[order], ends[order]
+            differs = np.ones(len(at), np.bool_)
+            differs[1:] = (np.diff(owners[at]) != 0) | (np.diff(ends) != 0)
+            begins = np.flatnonzero(differs)
+            if len(at):
+                of_pairs = parts.take(pa.array(at))
+                yield owners[at][begins], ends[begins], of_pairs, np.append(begins, len(at)).astype(np.int64)
+            begin = end
+
+    def _rows(
+        self,
+        batch: KeyedBatch,
+        owners: Int64s,
+        ends: Int64s,
+        parts: pa.Table,
+        at: Int64s,
+        due_us: int,
+        *,
+        changed: bool,
+    ) -> pa.Table:
+        """Return the output rows of windows, and remember their versions.
+
+        Args:
+            batch: The batch.
+            owners: Index of each window's key.
+            ends: End of each window.
+            parts: Aggregates of the panes, window after window.
+            at: Position of each window's first pane, and the number of panes.
+            due_us: The time up to which windows close, in microseconds.
+            changed: True for windows with new rows, False for windows whose timer fired.
+        """
+        begins = ends - self._size
+        parts = self._merged(batch, owners, begins, parts, at)
+        versions = np.zeros(len(owners), np.int64)
+        if self._versioned:
+            versions = versions_of(self._put_out.getValue(owners, self._user_keys(START, begins))[0])
+            if self._lateness:
+                chosen = (versions > 0) == changed
+                owners, begins, ends, versions = owners[chosen], begins[chosen], ends[chosen], versions[chosen]
+                parts = parts.filter(pa.array(chosen))
+            versions = versions + 1
+            stays = np.flatnonzero(ends > due_us)
+            new = pa.table({VERSION: array_of(versions[stays], pa.int64())})
+            self._put_out.updateValue(owners[stays], self._user_keys(START, begins[stays]), new)
+        values = self._values(batch, owners, begins, parts)
+        return self._output(batch, owners, (begins, ends), values, versions, ends <= due_us)
+
+    def _changed_rows(self, batch: KeyedBatch, owners: Int64s, panes: Int64s) -> pa.Table | None:
+        """Return the rows of windows that have changed. A key whose rows continue in the next batch is put out there."""
+        carried = np.setdiff1d(self._carried, panes[owners == 0])
+        owners = np.concatenate([np.zeros(len(carried), np.int64), owners])
+        panes = np.concatenate([carried, panes])
+        waits = owners == batch.keys.num_rows - 1 if batch.last_key_continues else np.zeros(len(owners), np.bool_)
+        self._carried = panes[waits]
+        owners, panes = owners[~waits], panes[~waits]
+        if not len(owners):
+            return None
+        wanted = self._ends_of(owners, panes)
+        of_keys = np.unique(owners)
+        entries = self._panes.iterator(of_keys)
+        all_owners, all_panes = of_keys[entries.key_of_row], numbers(whole(entries.keys[PANE]))
+        # A timer puts out the windows that close in this interval.
+        due_us = self._handle.due_ms * 1000
+        low = np.full(len(all_owners), self._end_after(due_us) if self.early else np.iinfo(np.int64).min)
+        high = np.full(len(all_owners), np.iinfo(np.int64).max)
+        outputs = []
+        for of_key, ends, parts, at in self._windows_with(all_owners, all_panes, entries.values, low, high):
+            chosen = are_in((of_key, ends), wanted)
+            if chosen.any():
+                lengths = np.diff(at)
+                kept = parts.filter(pa.array(np.repeat(chosen, lengths)))
+                begins = np.append(0, np.cumsum(lengths[chosen])).astype(np.int64)
+                outputs.append(self._rows(batch, of_key[chosen], ends[chosen], kept, begins, due_us, changed=True))
+        return pa.concat_tables(outputs) if outputs else None
+
+    def _ends_of(self, owners: Int64s, panes: Int64s) -> tuple[Int64s, Int64s]:
+        """Return keys and ends of all windows that have one of the panes."""
+        first = self._first_end(panes)
+        counts = (self._last_end(panes) - first) // self._slide + 1
+        nth = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        return np.repeat(owners, counts), np.repeat(first, counts) + nth * self._slide
+
+    def _close(self, owners: Int64s, due_us: int) -> None:
+        """Forget the versions of windows that have closed."""
+        of_keys = np.unique(owners)
+        entries = self._put_out.iterator(of_keys)
+        closed = numbers(whole(entries.keys[START])) + self._size <= due_us
+        self._put_out.removeKey(of_keys[entries.key_of_row][closed], entries.keys.filter(pa.array(closed)))
+
+    def _user_keys(self, name: str, times_us: Int64s) -> pa.Table:
+        return pa.table({name: self._times(times_us)})

@@ -1,0 +1,341 @@
+"""Two inputs in one: the union that a join's source returns, and the rows of each side in a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StringType, StructField, StructType
+
+from cairn.aggregates import nullable
+from cairn.arrow_processor import KeyedBatch
+from cairn.numpy_columns import Bools, Int64s, numbers, valid_rows, whole
+from cairn.processors.ready_made import check_free, type_of_event_time
+from state_backend.values.errors import ProcessorError, UsageError
+
+__all__ = ["union_by_kind"]
+
+KIND = "kind"
+NO_TIME = np.iinfo(np.int64).max
+
+
+def union_by_kind(inputs: Mapping[str, Any], *, shared: Sequence[str]) -> Any:
+    """Return the rows of several DataFrames as one DataFrame with the column `kind`.
+
+    A column that is not shared gets the kind as a prefix: `amount` of the kind "order" becomes `order_amount`. It is
+    null in rows of other kinds.
+
+    Args:
+        inputs: The DataFrames by their kinds.
+        shared: Columns that all inputs have, and that keep their names: the key, the event time, columns of `order_by`.
+
+    Raises:
+        UsageError: An input lacks a shared column, has it with another type, or has a column `kind`.
+
+    Example:
+        union_by_kind({"order": orders, "payment": payments}, shared=["order_id", "at"])
+    """
+    from pyspark.sql import functions as F
+
+    _check_inputs({kind: frame.schema for kind, frame in inputs.items()}, shared)
+    frames = []
+    for kind, frame in inputs.items():
+        own = [name for name in frame.columns if name not in shared]
+        renamed = frame.select(*shared, *own).withColumnsRenamed({name: f"{kind}_{name}" for name in own})
+        frames.append(renamed.withColumn(KIND, F.lit(kind)))
+    return reduce(lambda union, frame: union.unionByName(frame, allowMissingColumns=True), frames)
+
+
+def _check_inputs(schemas: Mapping[str, StructType], shared: Sequence[str]) -> None:
+    types: dict[str, str] = {}
+    for kind, schema in schemas.items():
+        found = {field.name: field.dataType.simpleString() for field in schema.fields}
+        for name in shared:
+            if name not in found:
+                raise UsageError(
+                    f"union_by_kind: input {kind!r} lacks the shared column {name!r}; its columns are {', '.join(found)}"
+                )
+            if types.setdefault(name, found[name]) != found[name]:
+                raise UsageError(
+                    f"union_by_kind: the shared column {name!r} is {types[name]} in one input, but {found[name]} in input {kind!r}; cast one of them"
+                )
+        if KIND in found:
+            raise UsageError(f"union_by_kind: input {kind!r} has a column {KIND!r}; rename it")
+    if not schemas:
+        raise UsageError('union_by_kind: there is no input; write union_by_kind({"order": orders, ...}, shared=[...])')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One input of a join.
+
+    Attributes:
+        kind: The value of the column `kind` in rows of this input.
+        columns: Names in the output by names in the input, without key and kind.
+        fields: The fields of these columns in the output and in the state.
+        time: Name of the event time in the output.
+    """
+
+    kind: str
+    columns: Mapping[str, str]
+    fields: tuple[StructField, ...]
+    time: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideRows:
+    """Rows of one input, held ones or those of a batch.
+
+    Attributes:
+        owners: Position of each row's key in the batch.
+        times: Event time of each row in microseconds.
+        rows: The rows, with the names of the output.
+    """
+
+    owners: Int64s
+    times: Int64s
+    rows: pa.Table
+
+    def chosen(self, which: Bools) -> SideRows:
+        """Return some of the rows.
+
+        Args:
+            which: True for each row to return.
+        """
+        if which.all():
+            return self
+        return SideRows(owners=self.owners[which], times=self.times[which], rows=self.rows.filter(pa.array(which)))
+
+    def followed_by(self, later: SideRows) -> SideRows:
+        """Return these rows and later rows as one.
+
+        Args:
+            later: Rows of the same input.
+        """
+        if not len(self.owners) or not len(later.owners):
+            return later if len(later.owners) else self
+        return SideRows(
+            owners=np.concatenate([self.owners, later.owners]),
+            times=np.concatenate([self.times, later.times]),
+            rows=pa.concat_tables([self.rows.select(later.rows.column_names).cast(later.rows.schema), later.rows]),
+        )
+
+
+def check_kinds(cls: type, *settings: str) -> None:
+    """Check the settings that name the two kinds.
+
+    Args:
+        cls: The class that declares them.
+        settings: Names of the two settings.
+
+    Raises:
+        UsageError: A kind is missing or no text, or both kinds are equal.
+    """
+    for name in settings:
+        if not hasattr(cls, name):
+            raise UsageError(
+                f"{cls.__name__}.{name} is missing; name the value of the column 'kind', as in {name} = \"order\""
+            )
+        value = getattr(cls, name)
+        if not isinstance(value, str) or not value:
+            raise UsageError(
+                f"{cls.__name__}.{name} is {value!r}; name the value of the column 'kind', as in {name} = \"order\""
+            )
+    first, second = settings
+    if getattr(cls, first) == getattr(cls, second):
+        raise UsageError(
+            f"{cls.__name__}: {first} and {second} are both {getattr(cls, first)!r}; each input needs a kind of its own"
+        )
+
+
+def sides_of(owner: str, processor: str, handle: Any, kinds: Sequence[str]) -> tuple[Side, Side]:
+    """Assign the columns of the input to the two sides.
+
+    A column belongs to the side whose kind is its prefix, as in `order_amount`. Other columns belong to both sides. In
+    the output, their names get the kind as a prefix.
+
+    Args:
+        owner: Name of the processor's class.
+        processor: Name of the ready-made processor.
+        handle: The handle that `init` gets.
+        kinds: The two kinds.
+
+    Raises:
+        UsageError: The pipeline has no event time, the input has no column `kind`, or two columns of the output have
+            one name.
+    """
+    type_of_event_time(owner, processor, handle)
+    key, schema = handle.key_schema.names, handle.input_schema
+    if handle.event_time in key:
+        raise UsageError(
+            f"{owner}: the event time is the key column {handle.event_time!r}; key=[...] must name the columns that are equal on both sides"
+        )
+    if KIND in key or KIND not in schema.names or not isinstance(schema[KIND].dataType, StringType):
+        raise UsageError(
+            f'{owner}: {processor} needs the string column {KIND!r} in the input, outside of the key; let the source return union_by_kind({{"{kinds[0]}": ..., "{kinds[1]}": ...}}, shared=[...])'
+        )
+    longest_first = sorted(kinds, key=len, reverse=True)
+    sides: list[Side] = []
+    taken: list[str] = list(key)
+    for kind in kinds:
+        columns: dict[str, str] = {}
+        fields: list[StructField] = []
+        for field in nullable(schema):
+            if field.name in (*key, KIND):
+                continue
+            of = next((k for k in longest_first if field.name.startswith(f"{k}_")), None)
+            if of not in (None, kind):
+                continue
+            columns[field.name] = field.name if of else f"{kind}_{field.name}"
+            check_free(owner, columns[field.name], taken, processor, "the output has a column")
+            taken.append(columns[field.name])
+            fields.append(StructField(columns[field.name], field.dataType))
+        sides.append(Side(kind=kind, columns=columns, fields=tuple(fields), time=columns[handle.event_time]))
+    return sides[0], sides[1]
+
+
+def output_schema(handle: Any, sides: Sequence[Side], without: str | None = None) -> StructType:
+    """Return the schema of a join's output: the key columns, and the columns of both sides.
+
+    Args:
+        handle: The handle that `init` gets.
+        sides: The two sides.
+        without: A column that is left out.
+    """
+    fields = [field for side in sides for field in side.fields if field.name != without]
+    return StructType([*nullable(handle.key_schema), *fields])
+
+
+def split_sides(
+    owner: str, batch: KeyedBatch, event_time: str, sides: Sequence[Side]
+) -> list[tuple[SideRows, SideRows]]:
+    """Return, for each side, the rows of a batch that can match, and the rows that can't.
+
+    As in SQL, a row with a null in its key or its event time matches nothing.
+
+    Args:
+        owner: Name of the processor's class.
+        batch: The rows.
+        event_time: Name of the event-time column in the input.
+        sides: The two sides.
+
+    Raises:
+        ProcessorError: A row has another kind.
+    """
+    kinds = whole(batch.rows[KIND])
+    which = [
+        np.asarray(pc.equal(kinds, side.kind).fill_null(False).to_numpy(zero_copy_only=False)).astype(np.bool_)
+        for side in sides
+    ]
+    if not (which[0] | which[1]).all():
+        row = int(np.argmin(which[0] | which[1]))
+        key = batch.keys.slice(int(batch.key_of_row[row]), 1).to_pylist()[0]
+        of_key = ", ".join(f"{name}={value!r}" for name, value in key.items())
+        raise ProcessorError(
+            f"{owner}: a row of key {of_key} has kind {kinds[row].as_py()!r}; the kinds are {sides[0].kind!r} and {sides[1].kind!r}"
+        )
+    time = whole(batch.rows[event_time])
+    owners, times = batch.key_of_row, numbers(time)
+    matches = valid_rows(time)
+    for column in batch.keys.columns:
+        if column.null_count:
+            matches = matches & valid_rows(whole(column))[owners]
+    result = []
+    for side, mine in zip(sides, which, strict=True):
+        renamed = batch.rows.select(list(side.columns)).rename_columns(list(side.columns.values()))
+        rows = SideRows(owners=owners, times=times, rows=renamed)
+        result.append((rows.chosen(mine & matches), rows.chosen(mine & ~matches)))
+    return result
+
+
+def held_rows(held: Any, side: Side) -> SideRows:
+    """Return the rows of a list state.
+
+    Args:
+        held: The `KeyedRows` that the state returned for all keys of the batch.
+        side: The side whose rows these are.
+    """
+    return SideRows(owners=held.key_of_row, times=numbers(whole(held.rows[side.time])), rows=held.rows)
+
+
+def no_rows(side: Side) -> SideRows:
+    """Return a side without rows."""
+    table = arrow_schema(StructType(list(side.fields))).empty_table()
+    return SideRows(owners=np.zeros(0, np.int64), times=np.zeros(0, np.int64), rows=table)
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """Return the Arrow schema of a Spark schema, with times in UTC."""
+    made: pa.Schema = to_arrow_schema(schema, timezone="UTC", prefers_large_types=False)
+    return made
+
+
+def output_rows(
+    batch: KeyedBatch, owners: Int64s, parts: Sequence[tuple[Side, pa.Table, Int64s]], schema: pa.Schema
+) -> pa.Table:
+    """Return output rows.
+
+    Args:
+        batch: The batch with the keys.
+        owners: Position of each output row's key.
+        parts: For each side its rows, and the position among them of each output row; -1 for nulls.
+        schema: The schema of the output. It may leave out columns.
+    """
+    output = {name: batch.keys[name].take(pa.array(owners)) for name in batch.keys.column_names}
+    for side, rows, at in parts:
+        places = pa.array(at, mask=at < 0)
+        for name in side.columns.values():
+            if name in schema.names:
+                output[name] = whole(rows[name]).take(places)
+    return pa.table(output).cast(schema)
+
+
+def positions(
+    owners: Int64s, times: Int64s, bounds: Sequence[tuple[Int64s, Int64s, Literal["left", "right"]]]
+) -> tuple[Int64s, list[Int64s]]:
+    """Order rows by key and time, and find the places of bounds in this order.
+
+    Args:
+        owners: Position of each row's key.
+        times: Time of each row.
+        bounds: For each group of bounds: the keys, the times, and "left" for the place before equal rows, "right" for
+            the place behind them.
+
+    Returns:
+        The order, in which an earlier row of equal key and time stays the earlier one, and the places of each group.
+    """
+    order = np.lexsort((times, owners))
+    every = np.concatenate([times, *(at for _, at, _ in bounds)])
+    keys = 1 + max(max((int(part.max(initial=0)) for part, _, _ in bounds), default=0), int(owners.max(initial=0)))
+    low = int(every.min(initial=0))
+    span = int(every.max(initial=0)) - low + 1
+    if span * keys < 2**62:
+        ranks = every - low
+    else:
+        ranks = np.unique(every, return_inverse=True)[1].astype(np.int64)
+        span = len(every)
+    placed = (owners * span + ranks[: len(times)])[order]
+    found, at = [], len(times)
+    for of_key, of_time, side in bounds:
+        found.append(np.searchsorted(placed, of_key * span + ranks[at : at + len(of_time)], side=side))
+        at += len(of_time)
+    return order, found
+
+
+def earliest(keys: int, *parts: tuple[Int64s, Int64s]) -> Int64s:
+    """Return the earliest time of each key; `NO_TIME` for a key without one.
+
+    Args:
+        keys: Number of keys.
+        parts: Keys, and a time for each of them.
+    """
+    first = np.full(keys, NO_TIME)
+    for owners, times in parts:
+        np.minimum.at(first, owners, times)
+    return first

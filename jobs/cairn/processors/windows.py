@@ -1,0 +1,315 @@
+"""Base class of the ready-made processors that aggregate rows in windows of event time."""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import BooleanType, LongType, StructField, StructType
+
+from cairn.aggregates import Aggregate, Arrivals, Groups, aggregate_fields, declared_in, nullable, plan_fields
+from cairn.arrow_processor import KeyedBatch
+from cairn.numpy_columns import Bools, Int64s, array_of, numbers, whole
+from cairn.processors.ready_made import (
+    MICROSECOND,
+    ReadyMade,
+    ceil_ms,
+    check_choice,
+    check_free,
+    ready_made,
+    type_of_event_time,
+)
+from state_backend.values.errors import UsageError
+
+VERSION, FINAL, DELETED = "version", "is_final", "is_deleted"
+
+
+class Windows(ReadyMade, ABC):
+    """Base class of processors that put out aggregates per key and window.
+
+    Attributes:
+        bounds: Names of the two output columns with a window's begin and end.
+        merges: True if the processor merges aggregates of disjoint sets of rows.
+        early: True puts out a window in each interval with new rows too.
+        allowed_lateness: Length of time in which a window that was put out still takes late rows.
+    """
+
+    settings: ClassVar[tuple[str, ...]] = ("early", "allowed_lateness")
+    bounds: ClassVar[tuple[str, str]] = ("window_start", "window_end")
+    merges: ClassVar[bool] = False
+    early: bool = False
+    allowed_lateness: timedelta = timedelta(0)
+    # In the order of declaration, as in `RunningAggregate`.
+    declared_aggregates: Mapping[str, Aggregate] = {}
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Collect the aggregates that the new class declares or inherits, and check its settings.
+
+        Raises:
+            UsageError: A setting is wrong, or an aggregate has the name of a member of the class.
+        """
+        for name, value in vars(cls).items():
+            if isinstance(value, Aggregate) and hasattr(ready_made(cls), name):
+                raise UsageError(
+                    f"{cls.__name__}.{name} = {value}: every processor already has an attribute {name!r}; choose another name"
+                )
+        cls.declared_aggregates = declared_in(cls)
+        super().__init_subclass__(**arguments)
+
+    @classmethod
+    def is_setting(cls, name: str, value: Any) -> bool:
+        """Return True for settings and aggregates.
+
+        Args:
+            name: Name of a class attribute.
+            value: Value of this attribute.
+        """
+        return isinstance(value, Aggregate) or name == "declared_aggregates" or super().is_setting(name, value)
+
+    @classmethod
+    def check_settings(cls) -> None:
+        """Check the class attributes that all windows have.
+
+        Raises:
+            UsageError: A setting has a wrong value, or contradicts another.
+        """
+        check_choice(cls, "early", (True, False))
+        lateness = cls.allowed_lateness
+        if not isinstance(lateness, timedelta) or lateness < timedelta(0):
+            raise UsageError(
+                f"{cls.__name__}.allowed_lateness is {lateness!r}; write allowed_lateness = timedelta(hours=1)"
+            )
+        if cls.early and lateness:
+            raise UsageError(
+                f"{cls.__name__}.early is True and allowed_lateness is set: early rows include those that late rows change; leave out allowed_lateness"
+            )
+
+    def deriveOutputSchema(self, handle: Any) -> StructType:
+        """Return the schema of the output: key columns, begin and end of the window, and aggregates.
+
+        Args:
+            handle: The handle that Cairn passes to each processor.
+
+        Raises:
+            UsageError: The pipeline has no event time, or two columns of the output have one name.
+        """
+        owner, ours = type(self).__name__, ready_made(type(self)).__name__
+        of = type_of_event_time(owner, ours, handle)
+        plan_fields(owner, self.declared_aggregates, handle.input_schema, handle.key_schema)
+        more = [StructField(name, LongType() if name == VERSION else BooleanType()) for name in self._more()]
+        for name in (*self.bounds, *(f.name for f in more)):
+            check_free(
+                owner,
+                name,
+                [*handle.key_schema.names, *self.declared_aggregates],
+                ours,
+                "a key column or an aggregate is named",
+            )
+        window = [StructField(name, of) for name in self.bounds]
+        aggregates = aggregate_fields(self.declared_aggregates, handle)
+        return StructType([*nullable(handle.key_schema), *window, *aggregates, *more])
+
+    def _more(self) -> list[str]:
+        """Return the names of the output columns behind the aggregates."""
+        return [VERSION] * self._versioned + [FINAL] * self.early
+
+    @property
+    def _versioned(self) -> bool:
+        return self.early or bool(self.allowed_lateness)
+
+    def _declare(self, handle: Any) -> list[StructField]:
+        """Remember the handle's facts. Return a state field for each part of each aggregate.
+
+        Raises:
+            UsageError: The pipeline has no event time, or an aggregate does not fit the input's columns.
+        """
+        self.check_settings()
+        self.deriveOutputSchema(handle)
+        owner = type(self).__name__
+        fields = plan_fields(
+            owner, self.declared_aggregates, handle.input_schema, handle.key_schema, merged=self.merges
+        )
+        self._parts = {name: [part for part, _ in parts] for name, parts in fields.items()}
+        self._handle = handle
+        self._of_time = type_of_event_time(owner, ready_made(type(self)).__name__, handle)
+        schema = to_arrow_schema(handle.input_schema, timezone="UTC", prefers_large_types=False)
+        self._no_rows: pa.Table = schema.empty_table()
+        self._lateness = self.allowed_lateness // MICROSECOND
+        self._numbered_before = 0
+        return [StructField(f"{name}_{part}", of) for name in fields for part, of in fields[name]]
+
+    # --- aggregates of many windows -----------------------------------------------------------------------------------
+
+    def _windows_of(self, batch: KeyedBatch, owners: Int64s, begins: Int64s, rows: pa.Table, at: Int64s) -> KeyedBatch:
+        """Return a batch whose keys are windows of the keys of `batch`.
+
+        Args:
+            batch: The batch.
+            owners: For each window, the index of its key.
+            begins: Begin of each window, in microseconds.
+            rows: The rows, window after window.
+            at: Position of the first row of each window, and the number of rows.
+        """
+        of_window = array_of(begins, pa.timestamp("us", "UTC"))
+        keys = batch.keys.take(pa.array(owners)).append_column(self.bounds[0], of_window)
+        return KeyedBatch(keys=keys, rows=rows, row_offsets=at, states={}, exists={}, time=batch.time)
+
+    def _step(self, groups: Groups, old: pa.Table) -> tuple[pa.Table, dict[str, pa.Array]]:
+        """Return the new parts of all aggregates, and their values: one element for each window."""
+        new: dict[str, pa.Array] = {}
+        values: dict[str, pa.Array] = {}
+        for name, aggregate in self.declared_aggregates.items():
+            parts = {part: whole(old[f"{name}_{part}"]) for part in self._parts[name]}
+            changed, values[name] = aggregate.step(groups, parts)
+            new.update((f"{name}_{part}", changed[part]) for part in parts)
+        return pa.table(new), values
+
+    def _values(self, batch: KeyedBatch, owners: Int64s, begins: Int64s, parts: pa.Table) -> dict[str, pa.Array]:
+        """Return the values of stored aggregates."""
+        none = np.zeros(len(owners) + 1, np.int64)
+        return self._step(Groups(self._windows_of(batch, owners, begins, self._no_rows, none)), parts)[1]
+
+    def _merged(self, batch: KeyedBatch, owners: Int64s, begins: Int64s, parts: pa.Table, at: Int64s) -> pa.Table:
+        """Merge the aggregates of several parts of a window.
+
+        Args:
+            batch: The batch.
+            owners: For each window, the index of its key.
+            begins: Begin of each window, in microseconds.
+            parts: The stored aggregates, window after window.
+            at: Position of the first stored aggregate of each window, and their number.
+        """
+        if len(parts) == len(owners):
+            return parts.select(self._part_names())
+        merged: dict[str, pa.Array] = {}
+        for name, aggregate in self.declared_aggregates.items():
+            stored = pa.table({part: whole(parts[f"{name}_{part}"]) for part in self._parts[name]})
+            new = aggregate.merge(Groups(self._windows_of(batch, owners, begins, stored, at)))
+            merged.update((f"{name}_{part}", new[part]) for part in self._parts[name])
+        return pa.table(merged)
+
+    def _part_names(self) -> list[str]:
+        return [f"{name}_{part}" for name, parts in self._parts.items() for part in parts]
+
+    def _arrivals(self, batch: KeyedBatch) -> Arrivals:
+        """Return the order of arrival of a batch's rows. The numbers of a key go on in its next batch."""
+        of_key = np.arange(batch.rows.num_rows) - np.repeat(batch.row_offsets[:-1], np.diff(batch.row_offsets))
+        if self._numbered_before:
+            of_key[: batch.row_offsets[1]] += self._numbered_before
+        self._numbered_before = int(of_key[-1]) + 1 if batch.last_key_continues else 0
+        return Arrivals(interval_ms=batch.time.getCurrentProcessingTimeInMs(), numbers=of_key)
+
+    # --- output -------------------------------------------------------------------------------------------------------
+
+    def _output(
+        self,
+        batch: KeyedBatch,
+        owners: Int64s,
+        bounds: tuple[Int64s, Int64s],
+        values: Mapping[str, pa.Array],
+        versions: Int64s,
+        final: Bools,
+    ) -> pa.Table:
+        """Return the output rows of some windows."""
+        of_key = pa.array(owners)
+        output: dict[str, Any] = {name: batch.keys[name].take(of_key) for name in batch.keys.column_names}
+        output |= {name: self._times(us) for name, us in zip(self.bounds, bounds, strict=True)}
+        output |= values
+        more = {
+            VERSION: lambda: array_of(versions.astype(np.int64), pa.int64()),
+            FINAL: lambda: pa.array(final),
+            DELETED: lambda: pa.array(np.zeros(len(owners), np.bool_)),
+        }
+        output |= {name: more[name]() for name in self._more()}
+        return pa.table(output)
+
+    def _times(self, times_us: Int64s) -> pa.Array:
+        return array_of(times_us.astype(np.int64), self._no_rows.schema.field(self._handle.event_time).type)
+
+    def _due_after(self, ends: Int64s, versions: Int64s) -> Int64s:
+        """Return the time of each open window's timer: when it is put out first, or when it closes."""
+        return ceil_ms(ends - np.where(versions > 0, 0, self._lateness))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsByWindow:
+    """Rows of a batch, grouped by key and window.
+
+    Attributes:
+        order: Positions of the rows, window after window. The rows of a window are in the order of the batch.
+        owners: For each window, the index of its key.
+        begins: Begin of each window, in microseconds.
+        at: Position in `order` of the first row of each window, and the number of rows.
+    """
+
+    order: Int64s
+    owners: Int64s
+    begins: Int64s
+    at: Int64s
+
+    def take(self, rows: pa.Table) -> pa.Table:
+        """Return rows in this order."""
+        return rows if is_sorted(self.order) else rows.take(pa.array(self.order))
+
+
+def rows_by_window(owners: Int64s, windows: Int64s) -> RowsByWindow:
+    """Group rows by key and window.
+
+    Args:
+        owners: Index of each row's key, ascending.
+        windows: Begin of each row's window.
+    """
+    same_key = np.diff(owners) == 0
+    descends = ((np.diff(windows) < 0) & same_key).any()
+    order = np.lexsort((windows, owners)) if descends else np.arange(len(owners))
+    of_key, of_window = owners[order], windows[order]
+    differs = np.ones(len(order), np.bool_)
+    differs[1:] = (np.diff(of_key) != 0) | (np.diff(of_window) != 0)
+    begins = np.flatnonzero(differs)
+    return RowsByWindow(
+        order=order, owners=of_key[begins], begins=of_window[begins], at=np.append(begins, len(order)).astype(np.int64)
+    )
+
+
+def is_sorted(order: Int64s) -> bool:
+    """Return True if `order` is 0, 1, 2, ..."""
+    return not len(order) or bool(order[0] == 0 and (np.diff(order) == 1).all())
+
+
+def check_offset(cls: Any) -> None:
+    """Check the shift of windows.
+
+    Raises:
+        UsageError: The setting is no timedelta.
+    """
+    if not isinstance(cls.offset, timedelta):
+        raise UsageError(f"{cls.__name__}.offset is {cls.offset!r}; write offset = timedelta(minutes=15)")
+
+
+def joined(tables: Sequence[pa.Table]) -> pa.Table:
+    """Return the rows of tables with the same columns, each column as one array."""
+    return tables[0] if len(tables) == 1 else pa.concat_tables(tables).combine_chunks()
+
+
+def versions_of(state: pa.Table) -> Int64s:
+    """Return the version of each stored window; 0 for a window that was not put out."""
+    found: Int64s = numbers(whole(state[VERSION])) if VERSION in state.column_names else np.zeros(len(state), np.int64)
+    return found
+
+
+def are_in(pairs: tuple[Int64s, Int64s], wanted: tuple[Int64s, Int64s]) -> Bools:
+    """Return True for each pair of key and time that is among the wanted pairs.
+
+    Args:
+        pairs: Index of the key, and the time, of each pair.
+        wanted: The same of the wanted pairs.
+    """
+    places, codes = np.unique(np.concatenate([pairs[1], wanted[1]]), return_inverse=True)
+    keys = np.concatenate([pairs[0], wanted[0]]) * len(places) + codes
+    return np.isin(keys[: len(pairs[0])], keys[len(pairs[0]) :])

@@ -1,0 +1,172 @@
+"""Compare a replayed key with the committed one, and find the reason of a difference."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from state_backend.inspection.key_entries import KeyEntries, changes_of_key
+from state_backend.inspection.key_rows import KeyRows
+from state_backend.inspection.state_diff import EntryChange
+from state_backend.values.records import Content
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsDifference:
+    """The difference of the committed rows and the replayed rows of a key.
+
+    Attributes:
+        known: False if rows of the key can't be told apart in the committed files.
+        only_committed: Rows that only the committed output has.
+        only_replayed: Rows that only the replay put out.
+        other_order: True if the rows are equal, but in another order.
+        other_types: Columns whose types differ, as text.
+    """
+
+    known: bool = True
+    only_committed: tuple[dict[str, Any], ...] = ()
+    only_replayed: tuple[dict[str, Any], ...] = ()
+    other_order: bool = False
+    other_types: tuple[str, ...] = ()
+
+    @property
+    def same(self) -> bool:
+        """Return True if no difference was found."""
+        return not (self.only_committed or self.only_replayed or self.other_order or self.other_types)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """The difference of a committed and a replayed interval for one key.
+
+    Attributes:
+        state: The changes from the committed state to the replayed state.
+        output: The difference of the output.
+        late: The difference of the late rows.
+    """
+
+    state: tuple[EntryChange, ...]
+    output: RowsDifference
+    late: RowsDifference
+
+    @property
+    def same(self) -> bool:
+        """Return True if state, output and late rows are equal in values and types."""
+        return not self.state and self.output.same and self.late.same
+
+
+def compare_key(
+    committed: KeyEntries,
+    replayed: KeyEntries,
+    group: int,
+    output: tuple[KeyRows, pa.Table],
+    late: tuple[KeyRows, pa.Table],
+    *,
+    ordered: bool,
+) -> Comparison:
+    """Compare the committed result of a key with the replayed one. A pure function.
+
+    Args:
+        committed: The committed entries.
+        replayed: The replayed entries.
+        group: The key's group.
+        output: The committed and the replayed output.
+        late: The committed and the replayed late rows.
+        ordered: True if the order of the rows counts. A vectorised processor decides it for many keys at once.
+    """
+    return Comparison(
+        state=tuple(changes_of_key(committed, replayed, group)),
+        output=compare_rows(*output, ordered=ordered),
+        late=compare_rows(*late, ordered=ordered),
+    )
+
+
+def compare_rows(committed: KeyRows, replayed: pa.Table, *, ordered: bool) -> RowsDifference:
+    """Compare committed rows with replayed rows. A pure function."""
+    if committed.rows is None:
+        return RowsDifference(known=False)
+    before, after = committed.rows.to_pylist(), replayed.to_pylist()
+    types = [
+        f"{name}: {old.type} -> {new.type}"
+        for name, old, new in _columns(committed.rows, replayed)
+        if before and after and old.type != new.type
+    ]
+    counts = Counter(map(repr, before)), Counter(map(repr, after))
+    return RowsDifference(
+        only_committed=_more(before, counts[0] - counts[1]),
+        only_replayed=_more(after, counts[1] - counts[0]),
+        other_order=ordered and counts[0] == counts[1] and [*map(repr, before)] != [*map(repr, after)],
+        other_types=tuple(types),
+    )
+
+
+def _columns(first: pa.Table, second: pa.Table) -> list[tuple[str, pa.Field, pa.Field]]:
+    both = [name for name in first.schema.names if name in second.schema.names]
+    return [(name, first.schema.field(name), second.schema.field(name)) for name in both]
+
+
+def _more(rows: Sequence[dict[str, Any]], counts: Counter[str]) -> tuple[dict[str, Any], ...]:
+    left, found = Counter(counts), []
+    for row in rows:
+        if left[repr(row)] > 0:
+            left[repr(row)] -= 1
+            found.append(row)
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """The things that decide a result besides its base, now.
+
+    Attributes:
+        code_hash: The hash of the code.
+        code_version: The name of the code for people.
+        position: The source's position.
+        input_hash: The input hash; None if it can't be computed.
+    """
+
+    code_hash: str
+    code_version: str | None
+    position: Mapping[str, Any]
+    input_hash: str | None
+
+
+def reasons_for(content: Content, now: Made, *, deterministic: bool) -> list[str]:
+    """Return the possible reasons why a replay differs from the committed result. A pure function.
+
+    Args:
+        content: The recorded content of the interval.
+        now: The same facts now.
+        deterministic: True if two replays gave the same result.
+    """
+    found = []
+    if now.code_hash != content.code_hash:
+        found.append(
+            f"other code: {_code(content.code_version, content.code_hash)} ran, {_code(now.code_version, now.code_hash)} replays"
+        )
+    if content.source_position and now.position != content.source_position:
+        found.append("another source position: the source now names other input than the record")
+    if not deterministic:
+        found.append("the processor is not deterministic: two replays of the same rows and state differ")
+    if found:
+        return found
+    if content.input_hash is not None and now.input_hash is not None and content.input_hash != now.input_hash:
+        found.append(
+            "other settings: the code of the source, the pipeline's settings, or versions of Python or libraries differ"
+        )
+    if not content.source_position:
+        found.append("the source recorded no position, so Cairn can't tell whether it returned other rows")
+    if not found:
+        found.append(
+            "code, source position and settings are equal, and two replays agree: the source returned other rows for the same position, "
+            "or the processor depends on other keys, on files, or on the process that ran it"
+        )
+    return found
+
+
+def _code(version: str | None, code_hash: str) -> str:
+    return f"{version} ({code_hash[:8]})" if version is not None else code_hash[:8]

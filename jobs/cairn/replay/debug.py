@@ -1,0 +1,91 @@
+"""Stop in the handlers of a processor with pdb, and launch configurations of editors."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import pdb
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from xml.sax.saxutils import quoteattr
+
+HANDLERS = ("handleInputRows", "handleInitialState", "handleExpiredTimer", "handleBatch", "handleExpiredTimers")
+
+
+class Debugger:
+    """A pdb that stops at the first line of each handler that the processor's own classes define."""
+
+    def __init__(self) -> None:
+        self._pdb = pdb.Pdb(nosigint=True)
+        self._pdb.reset()
+
+    def watch(self, processor: Any) -> None:
+        """Set a breakpoint in each handler of a processor."""
+        for name in HANDLERS:
+            method = inspect.unwrap(getattr(type(processor), name, None) or getattr(processor, name, None) or print)
+            code = getattr(method, "__code__", None)
+            # The base classes have handlers that do nothing.
+            if code is not None and not method.__module__.startswith(("pyspark.", "cairn.arrow_processor")):
+                self._pdb.set_break(code.co_filename, code.co_firstlineno, funcname=code.co_name)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Stop at the breakpoints within the block.
+
+        Raises:
+            KeyboardInterrupt: The user has typed `quit`.
+        """
+        frame: Any = sys._getframe()
+        # Without a lowest frame, `set_continue` would stop at the next line instead of the next breakpoint.
+        self._pdb.botframe = frame
+        before = sys.gettrace()
+        try:
+            self._pdb.set_continue()
+            sys.settrace(self._pdb.trace_dispatch)
+            yield
+        except BaseException:
+            if getattr(self._pdb, "quitting", False):
+                raise KeyboardInterrupt from None
+            raise
+        finally:
+            sys.settrace(before)
+            self._pdb.clear_all_breaks()
+
+
+def launch_configurations(arguments: Sequence[str]) -> str:
+    """Return launch configurations of VS Code and PyCharm that run `cairn` with these arguments.
+
+    Args:
+        arguments: The arguments behind `cairn`.
+    """
+    code = {
+        "name": "cairn replay",
+        "type": "debugpy",
+        "request": "launch",
+        "module": "cairn.command.cli",
+        "args": [*arguments],
+        "console": "integratedTerminal",
+        "justMyCode": True,
+    }
+    words = " ".join(f'"{word}"' if " " in word or not word else word for word in arguments)
+    options = {
+        "SCRIPT_NAME": "cairn.command.cli",
+        "MODULE_MODE": "true",
+        "PARAMETERS": words,
+        "EMULATE_TERMINAL": "true",
+    }
+    xml = "\n".join(
+        f"    <option name={quoteattr(name)} value={quoteattr(value)} />" for name, value in options.items()
+    )
+    return (
+        "VS Code, an element of configurations in .vscode/launch.json:\n"
+        f"{json.dumps(code, indent=2)}\n"
+        "PyCharm, the file .run/cairn-replay.run.xml:\n"
+        '<component name="ProjectRunConfigurationManager">\n'
+        '  <configuration name="cairn replay" type="PythonConfigurationType" factoryName="Python">\n'
+        f"{xml}\n"
+        "  </configuration>\n"
+        "</component>"
+    )

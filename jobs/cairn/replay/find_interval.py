@@ -1,0 +1,120 @@
+"""Find the checkpoint and the base of the interval that a user wants to replay. Pure functions over the log."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from state_backend.checkpoint.log import Log
+from state_backend.inspection.describe import state_of
+from state_backend.values.day_or_instant import first_instant
+from state_backend.values.errors import NoSuchCheckpoint, StateUnusable, UsageError
+from state_backend.values.intervals import Interval, format_instant
+from state_backend.values.records import Record, Tombstone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayable:
+    """A committed interval that can run again from its base.
+
+    Attributes:
+        record: The checkpoint of the interval.
+        status: The status of the checkpoint, as `cairn list` names it.
+        base: The checkpoint that the interval started from; None for empty state.
+        base_status: The status of the base; None without a base.
+    """
+
+    record: Record
+    status: str
+    base: Record | None
+    base_status: str | None
+
+
+def find_interval(log: Log, pipeline: str, which: str | Interval) -> Replayable:
+    """Return the interval that a user names.
+
+    Args:
+        log: The log.
+        pipeline: The name of the pipeline.
+        which: The id of a checkpoint; the start of an interval, as a day or an instant; or the interval. Of several
+            commits of an interval, the newest that is not quarantined counts; else the newest.
+
+    Raises:
+        NoSuchCheckpoint: No committed interval starts there, or there is no such id.
+        StateUnusable: The checkpoint or its base is dropped. The message lists the intervals that can be replayed.
+        UsageError: The text is neither an id nor an instant, or the checkpoint ran no processor.
+    """
+    if isinstance(which, str) and re.fullmatch(r"\d{1,7}", which):
+        found = [record for record in log.completed() if record.id == int(which)]
+        entry = None if found else log.entry(int(which))
+        dropped = entry if isinstance(entry, Tombstone) else None
+    else:
+        found, dropped = _of_interval(log, which)
+    if not found:
+        if dropped is not None:
+            raise StateUnusable(
+                f"{pipeline}: checkpoint {dropped.id} of {dropped.interval} is dropped: its state, code and source position are unknown\n"
+                f"{_others(log)}"
+            )
+        raise NoSuchCheckpoint(f"{pipeline}: no checkpoint {_named(which)}\n{_others(log)}")
+    record = max(found, key=lambda r: (log.quarantine_above(r.id) is None, r.id))
+    content = record.content
+    if content.kind != "interval":
+        raise UsageError(
+            f"{pipeline}: checkpoint {record.id} is of kind {content.kind}, which ran no processor\n{_others(log)}"
+        )
+    base = None
+    if content.base_id is not None:
+        if content.base_id not in log.retained:
+            raise StateUnusable(
+                f"{pipeline}: checkpoint {record.id} of {content.interval} started from checkpoint {content.base_id}, which is dropped. "
+                f"So the state before is unknown\n{_others(log)}"
+            )
+        base = log.whole(content.base_id)
+    return Replayable(
+        record=record,
+        status=state_of(log, record),
+        base=base,
+        base_status=None if base is None else state_of(log, base),
+    )
+
+
+def replayable(log: Log) -> list[Record]:
+    """Return the checkpoints whose intervals can be replayed, by id."""
+    return [
+        record
+        for record in log.completed()
+        if record.content.kind == "interval"
+        and (record.content.base_id is None or record.content.base_id in log.retained)
+    ]
+
+
+def _of_interval(log: Log, which: str | Interval) -> tuple[list[Record], Tombstone | None]:
+    if isinstance(which, Interval):
+        start, found = which.start, [record for record in log.completed() if record.interval == which]
+    else:
+        start = first_instant("INTERVAL", which)
+        found = [record for record in log.completed() if record.interval.start == start]
+    near = log.commits_near(Interval(start, start + timedelta(milliseconds=1))) if not found else []
+    dropped = [entry for entry in near if isinstance(entry, Tombstone) and entry.interval.start == start]
+    return found, dropped[-1] if dropped else None
+
+
+def _named(which: str | Interval) -> str:
+    if isinstance(which, Interval):
+        return f"of {which}"
+    return which if which.isdecimal() else f"of an interval that starts at {_instant(which)}"
+
+
+def _instant(text: str) -> str:
+    found: datetime = first_instant("INTERVAL", text)
+    return format_instant(found)
+
+
+def _others(log: Log) -> str:
+    some = replayable(log)
+    listed = ", ".join(f"{r.id} ({format_instant(r.interval.start)})" for r in some[-10:])
+    if len(some) > 10:
+        listed = f"{len(some)}, of which the newest are {listed}"
+    return f"Intervals that can be replayed: {listed or 'none'}"

@@ -1,0 +1,183 @@
+"""Read the input rows and the initial state of one key for one interval.
+
+The source is first called with a stand-in for Spark (`LocalSession`). If it needs more, it is called with a real
+session, where Spark only filters: by the hash of the key, before the rows leave Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cairn.operations.plan_interval import Attempt, IntervalPlan, Read, ask_pipeline, in_zone_of, plan_interval
+from cairn.operations.read_source import read_source
+from cairn.pipeline import Pipeline
+from cairn.replay.local_session import LocalFrame, LocalSession, NeedsSpark
+from cairn.rows.local_rows import LocalRows, route_locally
+from cairn.rows.routing import INITIAL, INPUT, TICK, Inputs, key_columns, route_in_order
+from state_backend.checkpoint.coordinator import Begun
+from state_backend.formats.key_columns import KeyColumns
+from state_backend.formats.spark_hash import xxhash64_columns
+from state_backend.inspection.key_entries import SearchedKey
+from state_backend.values.errors import SourceError, UsageError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+OpenSpark = Callable[[], "SparkSession"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedKey:
+    """An interval that is planned, with the input of one key only.
+
+    Attributes:
+        plan: The plan of the interval.
+        batches: The tick, and the key's rows of initial state and input, as a shard's job reads them.
+        session: The session that the source was called with: the stand-in, or Spark.
+        read: The source's answer.
+    """
+
+    plan: IntervalPlan
+    batches: tuple[pa.RecordBatch, ...]
+    session: Any
+    read: Read
+
+    @property
+    def with_spark(self) -> bool:
+        """Return True if the source needed Spark."""
+        return not isinstance(self.session, LocalSession)
+
+    def rows(self, kind: int = INPUT) -> list[dict[str, Any]]:
+        """Return the key's rows of one kind, in the order in which the processor gets them."""
+        name = {INPUT: "__input", INITIAL: "__initial"}[kind]
+        found: list[dict[str, Any]] = []
+        for batch in self.batches:
+            if name in batch.schema.names:
+                kinds = batch.column("__kind")
+                found += batch.column(name).filter(pc.equal(kinds, pa.scalar(kind, kinds.type))).to_pylist()
+        return found
+
+
+def plan_key(
+    pipeline: Pipeline,
+    root: str,
+    attempt: Attempt,
+    begun: Begun,
+    key: SearchedKey,
+    *,
+    zone: str,
+    spark: OpenSpark | None,
+) -> PlannedKey:
+    """Call the source, and plan the interval for one key.
+
+    Args:
+        pipeline: The pipeline.
+        root: URL of the folder that holds the pipelines.
+        attempt: The attempt, which is never prepared.
+        begun: The recorded base of the interval.
+        key: The key.
+        zone: The time zone of the session in which the interval ran.
+        spark: Opens a Spark session; None: the source must do without.
+
+    Raises:
+        UsageError: The source needs Spark, and there is none.
+        SourceError: The source raised.
+    """
+    try:
+        return _planned(LocalSession(zone), pipeline, root, attempt, begun, key)
+    except NeedsSpark as error:
+        if spark is None:
+            raise UsageError(f"the source of pipeline {pipeline.name!r} needs Spark: it uses {error}") from None
+    except SourceError:
+        # The source may have called a function of PySpark that needs a JVM.
+        if spark is None:
+            raise
+    session = spark()
+    with in_zone_of(session, zone):
+        return _planned(session, pipeline, root, attempt, begun, key)
+
+
+def _planned(
+    session: Any, pipeline: Pipeline, root: str, attempt: Attempt, begun: Begun, key: SearchedKey
+) -> PlannedKey:
+    with in_zone_of(session, pipeline.time_zone):
+        rows, position = read_source(session, pipeline, attempt.interval)
+        read = Read(rows=rows, position=position)
+        return plan_read_key(session, pipeline, root, attempt, begun, key, read)
+
+
+def plan_read_key(
+    session: Any, pipeline: Pipeline, root: str, attempt: Attempt, begun: Begun, key: SearchedKey, read: Read
+) -> PlannedKey:
+    """Plan an interval for one key, over rows that the source has returned.
+
+    Args:
+        session: The stand-in, or Spark.
+        pipeline: The pipeline.
+        root: URL of the folder that holds the pipelines.
+        attempt: The attempt, which is never prepared.
+        begun: The recorded base of the interval.
+        key: The key.
+        read: The source's answer.
+    """
+    declared = ask_pipeline(session, pipeline, attempt, begun, read)
+    plan = plan_interval(pipeline, root, attempt, begun, declared)
+    inputs, most = plan.inputs, pipeline.max_parallelism
+    if isinstance(session, LocalSession):
+        batches = _batches_here(inputs, key, most)
+    else:
+        batches = _batches_of_spark(session, inputs, key, most)
+    return PlannedKey(plan=plan, batches=tuple(batches), session=session, read=read)
+
+
+def _batches_here(inputs: Inputs, key: SearchedKey, max_parallelism: int) -> list[pa.RecordBatch]:
+    rows: Any = inputs.rows
+    initial: Any = inputs.initial
+    return route_locally(
+        _rows_of(rows, key, inputs.key),
+        _rows_of(initial, key, inputs.initial_key or inputs.key) if initial is not None else None,
+        key=inputs.key,
+        initial_key=inputs.initial_key,
+        order_by=inputs.order_by,
+        parallelism=1,
+        max_parallelism=max_parallelism,
+    )[0]
+
+
+def _rows_of(rows: Any, key: SearchedKey, names: Any) -> LocalRows:
+    frame = rows if isinstance(rows, LocalFrame) else LocalFrame.of_rows(rows)
+    return frame.rows_of(key, names)
+
+
+def _batches_of_spark(
+    spark: SparkSession, inputs: Inputs, key: SearchedKey, max_parallelism: int
+) -> list[pa.RecordBatch]:
+    hashed = xxhash64_columns(key.values, key.schema)
+
+    def filtered(rows: DataFrame, names: Any) -> DataFrame:
+        columns = ", ".join(f"`{name.replace('`', '``')}`" for name in names)
+        return rows.where(f"xxhash64({columns}) = {hashed}L" if hashed >= 0 else f"xxhash64({columns}) = ({hashed}L)")
+
+    few = Inputs(
+        rows=filtered(inputs.rows, inputs.key),
+        initial=None if inputs.initial is None else filtered(inputs.initial, inputs.initial_key or inputs.key),
+        key=inputs.key,
+        initial_key=inputs.initial_key,
+        order_by=inputs.order_by,
+    )
+    table = route_in_order(spark, few, parts=[b""], max_parallelism=max_parallelism).toArrow()
+    # Another key may have the same hash.
+    names, encoder, batches = key_columns(len(inputs.key)), KeyColumns(key.schema), []
+    for batch in table.drop_columns(["__part"]).combine_chunks().to_batches():
+        encoded = encoder.encode([batch.column(name) for name in names])
+        wanted = pc.or_(
+            pc.equal(encoded, pa.scalar(key.encoded, pa.binary())),
+            pc.equal(batch.column("__kind"), pa.scalar(TICK, pa.int8())),
+        )
+        batches.append(batch.filter(wanted))
+    return [batch for batch in batches if batch.num_rows]

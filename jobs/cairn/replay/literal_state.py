@@ -1,0 +1,134 @@
+"""Write the entries of one key from Python values, and return entries as Python values, for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from cairn.runners.processor_handle import row_maker
+from cairn.shard_jobs.interval import IntervalJob
+from state_backend.adapters.rocks import EngineOptions, RocksStore
+from state_backend.formats.types import ArrayType, AtomicType, DataType, MapType, StructType, parse_struct
+from state_backend.inspection.key_entries import KeyEntries, SearchedKey, Stored, entries_of
+from state_backend.state import layout
+from state_backend.state.shard_state import ShardState
+from state_backend.state.state_variables import ListState, MapState, ValueState
+from state_backend.values.errors import UsageError
+from state_backend.values.intervals import from_ms, to_ms
+from state_backend.values.records import StateDescriptor
+from state_backend.values.similar_names import similar_to
+
+State = Mapping[str, Sequence[Mapping[str, Any]]]
+_USER_KEY = "user_key_"
+
+
+def entries_from(
+    job: IntervalJob, key: SearchedKey, state: State, timers: Iterable[datetime | int], work: Path
+) -> KeyEntries:
+    """Return the entries that a key has with these values.
+
+    Args:
+        job: The job of the interval, which declares the states.
+        key: The key.
+        state: For each state its entries, in the form of `values_of`.
+        timers: The times of the timers: datetimes, or milliseconds since the epoch.
+        work: A local folder, which must not exist.
+
+    Raises:
+        UsageError: The processor declares no state of this name, or a field is unknown or has another type.
+    """
+    descriptors = {d.name: d for d in job.states}
+    with closing(RocksStore(work, EngineOptions(cache_dir=None))) as store:
+        shard = ShardState(
+            store, key_groups=(), descriptors=job.states, now_ms=job.time.processing_time_ms, struct_factory=row_maker
+        )
+        shard.set_key(key.group, key.encoded)
+        for name, rows in state.items():
+            if name not in descriptors:
+                raise UsageError(
+                    f"the processor of {job.pipeline!r} declares no state {name!r}\n"
+                    f"Its states: {', '.join(descriptors)}{similar_to(name, [*descriptors])}"
+                )
+            _write(shard, descriptors[name], rows)
+        for at in timers:
+            shard.register_timer(at if isinstance(at, int) else to_ms(at))
+        shard.set_key(-1, b"")
+        shard.flush()
+        stored: list[Stored] = []
+        for state_id in sorted([*(d.state_id for d in job.states), layout.TIMERS]):
+            start = layout.prefix(key.group, state_id) + key.encoded
+            stored += store.scan(start, layout.after(start))
+    return entries_of(key, job.states, stored)
+
+
+def _write(shard: ShardState, descriptor: StateDescriptor, rows: Sequence[Mapping[str, Any]]) -> None:
+    version = descriptor.versions[-1]
+    names = parse_struct(version.value).names
+    user_names = parse_struct(version.user_key).names if version.user_key is not None else ()
+    known = {*names, *(f"{_USER_KEY}{name}" for name in user_names), "expires_at"}
+    for row in rows:
+        if unknown := [name for name in row if name not in known]:
+            raise UsageError(
+                f"state {descriptor.name!r}: an entry has {', '.join(map(repr, unknown))}, but its fields are {', '.join(sorted(known))}"
+            )
+        if descriptor.ttl_ms is not None and "expires_at" in row:
+            # The time to live counts from the processing time.
+            shard.now_ms = to_ms(row["expires_at"]) - descriptor.ttl_ms
+        value = tuple(row.get(name) for name in names)
+        if descriptor.kind == "list":
+            ListState(shard, descriptor.name).append_value(value)
+        elif descriptor.kind == "map":
+            user_key = tuple(row.get(f"{_USER_KEY}{name}") for name in user_names)
+            MapState(shard, descriptor.name).update_value(user_key, value)
+        else:
+            ValueState(shard, descriptor.name).update(value)
+
+
+def values_of(entries: KeyEntries) -> dict[str, list[dict[str, Any]]]:
+    """Return the entries of a key by state, as `PipelineTester.replay` takes and returns them.
+
+    An entry is a dict with the columns of the value, the columns of a map's user key as `user_key_<name>`, and
+    `expires_at` if it expires. States without entries are left out.
+    """
+    found: dict[str, list[dict[str, Any]]] = {}
+    for name, descriptor in entries.states.items():
+        version = descriptor.versions[-1]
+        value_schema = parse_struct(version.value)
+        user_schema = parse_struct(version.user_key) if version.user_key is not None else None
+        for row in entries.rows(name):
+            user_key = _in_utc(row["user_key"], user_schema) if user_schema is not None else {}
+            flat = {f"{_USER_KEY}{column}": value for column, value in user_key.items()}
+            flat |= _in_utc(row["value"], value_schema)
+            if "expiry_ms" in row:
+                flat["expires_at"] = time_of(row["expiry_ms"])
+            found.setdefault(name, []).append(flat)
+    return found
+
+
+def time_of(ms: int) -> datetime | int:
+    """Return a time as a datetime in UTC; a time that no datetime can hold as milliseconds since the epoch."""
+    try:
+        return from_ms(ms)
+    except (ValueError, OverflowError, OSError):
+        return ms
+
+
+def _in_utc(value: Any, data_type: DataType) -> Any:
+    """Return a value with the zone UTC in each TIMESTAMP."""
+    if value is None:
+        return None
+    match data_type:
+        case StructType():
+            values = value.values() if isinstance(value, dict) else value
+            return {f.name: _in_utc(v, f.type) for f, v in zip(data_type.fields, values, strict=True)}
+        case ArrayType(element):
+            return [_in_utc(item, element) for item in value]
+        case MapType(key, of):
+            pairs = value.items() if isinstance(value, dict) else value
+            return {_in_utc(k, key): _in_utc(v, of) for k, v in pairs}
+        case AtomicType("timestamp"):
+            return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+    return value

@@ -1,0 +1,251 @@
+"""A stand-in for a Spark session, without a JVM, for sources that only read Parquet files or make rows.
+
+The stand-in knows `spark.read.parquet`, `spark.read.schema(…).parquet`, `spark.createDataFrame` and `select` of columns
+by name. For all else it raises `NeedsSpark`, and the caller takes a real session. So a source gets either exactly
+Spark's rows, or Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import types as t
+from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
+
+from cairn.rows.local_rows import LocalRows
+from cairn.rows.row_order import unordered
+from cairn.spark.ddl import parse_ddl_locally
+from state_backend.formats.types import parse_struct
+from state_backend.inspection.key_entries import SearchedKey
+from state_backend.inspection.key_rows import rows_of_key
+from state_backend.values.errors import StateTypeError, UsageError
+from state_backend.values.zones import Zone, zone_of
+
+_SIMPLE = (
+    *(t.BooleanType, t.ByteType, t.ShortType, t.IntegerType, t.LongType, t.FloatType, t.DoubleType),
+    *(t.StringType, t.BinaryType, t.DateType, t.DecimalType, t.TimestampType, t.TimestampNTZType),
+)
+
+
+class NeedsSpark(BaseException):
+    """A source, or the initial state, uses more of Spark than the stand-in knows.
+
+    It is no `Exception`, so that a source can't catch it and return other rows.
+    """
+
+
+class PlanningSession:
+    """The parts of a Spark session that planning an interval uses.
+
+    Args:
+        zone: The session's time zone.
+    """
+
+    is_stopped = False
+
+    def __init__(self, zone: str) -> None:
+        self.conf = _Conf({"spark.sql.session.timeZone": zone})
+
+    def _parse_ddl(self, ddl: str) -> t.StructType:
+        return parse_ddl_locally(ddl)
+
+
+class LocalSession(PlanningSession):
+    """The parts of a Spark session that planning an interval and simple sources use.
+
+    Args:
+        zone: The session's time zone.
+    """
+
+    @property
+    def read(self) -> _Reader:
+        """The reader of files."""
+        return _Reader(self)
+
+    @property
+    def zone(self) -> Zone:
+        """The session's time zone, which a block may have changed."""
+        return zone_of(self.conf["spark.sql.session.timeZone"])
+
+    def createDataFrame(self, data: Any, schema: Any = None, **other: Any) -> LocalFrame:
+        """Return the rows as a frame, if their schema is given.
+
+        Raises:
+            NeedsSpark: The schema is not given, or only Spark can order or convert the rows.
+        """
+        if other or not isinstance(schema, str | t.StructType):
+            raise NeedsSpark("createDataFrame without a schema")
+        try:
+            declared = parse_ddl_locally(schema) if isinstance(schema, str) else schema
+            return LocalFrame.of_rows(LocalRows([*data] if not hasattr(data, "columns") else data, declared, self.zone))
+        except (UsageError, TypeError) as error:
+            raise NeedsSpark(str(error)) from None
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise NeedsSpark(f"spark.{name}")
+
+
+class _Conf(dict[str, str]):
+    def set(self, name: str, value: str) -> None:
+        self[name] = value
+
+
+class _Reader:
+    def __init__(self, session: LocalSession, schema: t.StructType | None = None) -> None:
+        self._session, self._schema = session, schema
+
+    def schema(self, schema: str | t.StructType) -> _Reader:
+        try:
+            declared = parse_ddl_locally(schema) if isinstance(schema, str) else schema
+        except UsageError as error:
+            raise NeedsSpark(str(error)) from None
+        return _Reader(self._session, declared)
+
+    def parquet(self, *paths: str) -> LocalFrame:
+        files = [_local_file(path) for path in paths]
+        declared = self._schema if self._schema is not None else _common_schema(files)
+        # As in Spark, columns of files may be null, whatever the schema says.
+        schema = t.StructType([t.StructField(f.name, f.dataType, True) for f in declared.fields])
+        for field in schema.fields:
+            if not isinstance(field.dataType, _SIMPLE) or unordered(field.dataType) is not None:
+                raise NeedsSpark(f"a column of type {field.dataType.simpleString()}")
+        return LocalFrame(schema, self._session.zone, files=files)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise NeedsSpark(f"spark.read.{name}")
+
+
+class LocalFrame(LocalRows):
+    """Rows of Parquet files or of this process's memory. The rows of a file are read only for one key.
+
+    Args:
+        schema: The Spark schema.
+        zone: The session's time zone.
+        files: Local Parquet files.
+        tables: Rows in memory.
+    """
+
+    def __init__(
+        self, schema: t.StructType, zone: Zone, *, files: Sequence[Path] = (), tables: Sequence[pa.Table] = ()
+    ) -> None:
+        self.schema, self.zone = schema, zone
+        self._files, self._tables = files, tables
+
+    @classmethod
+    def of_rows(cls, rows: LocalRows) -> LocalFrame:
+        """Return rows in memory as a frame."""
+        return cls(rows.schema, rows.zone, tables=[rows.table])
+
+    def select(self, *names: Any) -> LocalFrame:
+        """Return the frame with only the named columns, in this order.
+
+        Raises:
+            NeedsSpark: An argument is not the exact name of a column.
+        """
+        flat = names[0] if len(names) == 1 and isinstance(names[0], list | tuple) else names
+        if not all(isinstance(name, str) and name in self.schema.names for name in flat) or len({*flat}) < len(flat):
+            raise NeedsSpark("select of expressions")
+        schema = t.StructType([self.schema[name] for name in flat])
+        tables = [table.select([*flat]) for table in self._tables]
+        return LocalFrame(schema, self.zone, files=self._files, tables=tables)
+
+    def rows_of(self, key: SearchedKey, names: Sequence[str]) -> LocalRows:
+        """Return the rows of one key.
+
+        Args:
+            key: The key.
+            names: The frame's key columns, in the order of the key.
+        """
+        wanted = to_arrow_schema(self.schema, timezone=self.zone.name, prefers_large_types=False)
+        found = [_filtered(part, key, names) for part in self._parts(wanted)]
+        table = pa.concat_tables(found) if found else wanted.empty_table()
+        return LocalRows.of_table(table, self.schema, self.zone)
+
+    def _parts(self, wanted: pa.Schema) -> Iterator[pa.Table]:
+        yield from self._tables
+        for path in self._files:
+            with pq.ParquetFile(path) as file:
+                names = [name for name in self.schema.names if name in file.schema_arrow.names]
+                for group in range(file.num_row_groups):
+                    part = file.read_row_group(group, columns=names)
+                    columns = [
+                        _column(part.column(field.name), field)
+                        if field.name in names
+                        else pa.nulls(part.num_rows, field.type)
+                        for field in wanted
+                    ]
+                    yield pa.Table.from_arrays(columns, schema=wanted)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise NeedsSpark(f"DataFrame.{name}")
+
+
+def _filtered(part: pa.Table, key: SearchedKey, names: Sequence[str]) -> pa.Table:
+    named = part.select([*names]).rename_columns([*key.schema.names])
+    at = pa.array(range(part.num_rows), pa.int64())
+    found = rows_of_key(named.append_column("__at", at), key)
+    if found is None:
+        raise StateTypeError(f"the input's key columns {', '.join(names)} don't fit the recorded key {key.schema}")
+    return part.take(found["__at"])
+
+
+def _column(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
+    """Return a file's column with the wanted type, if Spark would read the same values.
+
+    Raises:
+        NeedsSpark: The file has another type than the schema. Spark refuses some of these, and converts others.
+    """
+    if column.type == field.type:
+        return column
+    both = column.type, field.type
+    if all(map(pa.types.is_timestamp, both)) and (both[0].tz is None, both[0].unit in ("ms", "us")) == (
+        both[1].tz is None,
+        True,
+    ):
+        return column.cast(field.type)
+    if pa.types.is_large_string(column.type) and pa.types.is_string(field.type):
+        return column.cast(field.type)
+    raise NeedsSpark(f"column {field.name!r} is {column.type} in the file")
+
+
+def _local_file(path: str) -> Path:
+    parts = urlsplit(path)
+    if parts.scheme not in ("", "file") or parts.netloc:
+        raise NeedsSpark(f"files of {parts.scheme}")
+    local = Path(unquote(parts.path) if parts.scheme else path)
+    # Spark takes folders such as `day=2013-01-01` for columns only below a folder that it was asked to read.
+    plain = not any(sign in str(local) for sign in "*?[]{}")
+    if not (plain and local.is_absolute() and local.is_file()) or local.name.startswith((".", "_")):
+        raise NeedsSpark(f"{path} is not the name of one local file")
+    return local
+
+
+def _common_schema(files: Sequence[Path]) -> t.StructType:
+    schemas = []
+    for path in files:
+        with pq.ParquetFile(path) as file:
+            found = file.schema_arrow
+        try:
+            fields = [t.StructField(f.name, from_arrow_type(f.type)) for f in found]
+        except Exception:
+            raise NeedsSpark(f"a column of {path}") from None
+        exact = all(
+            to_arrow_schema(t.StructType([s]), timezone="UTC", prefers_large_types=False)[0].type == f.type
+            for s, f in zip(fields, found, strict=True)
+        )
+        if not exact:
+            raise NeedsSpark(f"a column of {path}")
+        schemas.append(t.StructType(fields))
+    if not schemas or any(schema != schemas[0] for schema in schemas):
+        raise NeedsSpark("files of several schemas")
+    parse_struct(schemas[0].jsonValue())
+    return schemas[0]

@@ -1,0 +1,251 @@
+"""Replay: run one key of one committed interval again, and compare the result with the committed one.
+
+The state comes from the interval's base, the rows from the source in the recorded order, and clock and watermark from
+the records.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cairn.operations.coordinator_of import coordinator_of
+from cairn.operations.plan_interval import Attempt, would_be_made_of
+from cairn.pipeline import Interval, Pipeline
+from cairn.replay.compare_key import Comparison, Made, compare_key, reasons_for
+from cairn.replay.find_interval import Replayable, find_interval
+from cairn.replay.key_input import OpenSpark, PlannedKey, plan_key
+from cairn.replay.run_key import KeyRun, run_key
+from cairn.rows.routing import INITIAL
+from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.adapters.work_folders import work_folder
+from state_backend.checkpoint.coordinator import Begun
+from state_backend.checkpoint.forgotten_keys import returning_keys
+from state_backend.checkpoint.log import Log
+from state_backend.formats.json_keys import parse_key
+from state_backend.formats.types import parse_struct
+from state_backend.inspection.key_entries import KeyEntries, SearchedKey, entries_of, read_key
+from state_backend.inspection.key_rows import KeyRows, read_key_rows
+from state_backend.inspection.state_table import StateSource
+from state_backend.ports.storage import Storage
+from state_backend.values.errors import StateUnusable
+from state_backend.values.key_groups import shard_of
+from state_backend.values.records import Content, Record
+
+Watch = Callable[[Any], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """A replayed interval of one key.
+
+    Attributes:
+        pipeline: The pipeline.
+        key: The key.
+        found: The interval's checkpoint and base.
+        before: The key's entries in the base.
+        planned: The plan of the interval, with the key's rows.
+        run: The result of the processor.
+        comparison: The difference from the committed result.
+        reasons: Possible reasons of the difference; empty if there is none.
+        notes: Facts that limit what the replay can tell.
+    """
+
+    pipeline: Pipeline
+    key: SearchedKey
+    found: Replayable
+    before: KeyEntries
+    planned: PlannedKey
+    run: KeyRun
+    comparison: Comparison
+    reasons: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def same(self) -> bool:
+        """Return True if the replay equals the committed result in values and types."""
+        return self.comparison.same
+
+    @property
+    def output(self) -> list[dict[str, Any]]:
+        """The rows that the replay put out."""
+        return self.run.output.to_pylist()  # type: ignore[no-any-return]
+
+    @property
+    def late(self) -> list[dict[str, Any]]:
+        """The key's late rows."""
+        return self.run.late.to_pylist()  # type: ignore[no-any-return]
+
+
+def replay_key(
+    pipeline: Pipeline,
+    key: str | tuple[Any, ...] | SearchedKey,
+    interval: str | Interval,
+    root: str,
+    *,
+    spark: OpenSpark | None = None,
+    made: Watch = lambda processor: None,
+    log: Log | None = None,
+) -> Replay:
+    """Run one key of one committed interval again, and compare the result with the committed one. Write nothing.
+
+    Args:
+        pipeline: The pipeline, with the code to run.
+        key: The key, as a person writes it, or as a tuple of values.
+        interval: The id of a checkpoint, the start of an interval, or the interval.
+        root: URL of the folder that holds the pipelines.
+        spark: Opens a Spark session, for sources that need one; None: the source must do without.
+        made: Called with the processor before its first use, for example by a debugger.
+        log: The log; None reads it.
+
+    Raises:
+        NoSuchCheckpoint: There is no such interval.
+        StateUnusable: The interval's checkpoint or its base is dropped.
+        UsageError: The key does not fit, the pipeline no longer fits the recorded state, or the source needs Spark.
+        SourceError: The source raised.
+        ProcessorError: The processor raised.
+    """
+    url = join_url(root, pipeline.name)
+    storage = open_storage(url)
+    log = coordinator_of(pipeline, root).log() if log is None else log
+    if log.newest is None:
+        raise StateUnusable(f"pipeline {pipeline.name!r} has no checkpoint below {root}; run an interval first")
+    found = find_interval(log, pipeline.name, interval)
+    content = found.record.content
+    searched = key_of(key, content)
+    begun = _begun(log, found)
+    attempt = Attempt(id="replay", interval=content.interval, run=content.run, permissions=content.permissions)
+    planned = plan_key(pipeline, root, attempt, begun, searched, zone=content.time.zone or "UTC", spark=spark)
+    with work_folder("replay") as work:
+        before = _entries(url, found.base, searched, storage, _new(work / "base"), content)
+        committed = _entries(url, found.record, searched, storage, _new(work / "committed"), content)
+        rows = _committed_rows(content, searched, storage, work)
+
+        def once(name: str, made: Watch) -> tuple[KeyRun, Comparison]:
+            job = planned.plan.job
+            run = run_key(job, pipeline.processor, planned.batches, before, searched, _new(work / name), made=made)
+            ordered = pipeline.api != "arrow"
+            compared = compare_key(
+                committed, run.entries, searched.group, (rows[0], run.output), (rows[1], run.late), ordered=ordered
+            )
+            return run, compared
+
+        run, comparison = once("first", made)
+        reasons: list[str] = []
+        if not comparison.same:
+            with quiet_logs():
+                again, _ = once("second", lambda processor: None)
+            reasons = reasons_for(content, _made(pipeline, planned, content), deterministic=_same_run(run, again))
+    return Replay(
+        pipeline=pipeline,
+        key=searched,
+        found=found,
+        before=before,
+        planned=planned,
+        run=run,
+        comparison=comparison,
+        reasons=tuple(reasons),
+        notes=tuple(_notes(found, planned, content, rows, comparison)),
+    )
+
+
+def key_of(key: str | tuple[Any, ...] | SearchedKey, content: Content) -> SearchedKey:
+    """Return the key that a user names, by the recorded schema of the key.
+
+    Raises:
+        UsageError: The key does not fit the schema.
+    """
+    if isinstance(key, SearchedKey):
+        return key
+    schema = parse_struct(content.key_schema)
+    values = parse_key(key, schema) if isinstance(key, str) else key
+    return SearchedKey.of(values, schema, content.max_parallelism)
+
+
+def _begun(log: Log, found: Replayable) -> Begun:
+    content = found.record.content
+    base_id = found.base.id if found.base is not None else None
+    returning = returning_keys(log, content.interval.start_ms, base_id)
+    return Begun(
+        attempt="replay",
+        h0=0,
+        base=found.base,
+        returning=tuple(r for r in returning if r.key.forget in content.filtered),
+    )
+
+
+def _new(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def _entries(
+    url: str, record: Record | None, key: SearchedKey, storage: Storage, work: Path, content: Content
+) -> KeyEntries:
+    if record is None:
+        return entries_of(key, content.states, ())
+    return read_key(StateSource.of_record(url, record), key, storage, work)
+
+
+def _committed_rows(content: Content, key: SearchedKey, storage: Storage, work: Path) -> tuple[KeyRows, KeyRows]:
+    shard = shard_of(key.group, content.parallelism, content.max_parallelism)
+    output, late = (
+        read_key_rows([f for f in content.outputs if f.late == late], content.attempt, shard, key, storage, work)
+        for late in (False, True)
+    )
+    return output, late
+
+
+def _same_run(first: KeyRun, second: KeyRun) -> bool:
+    return (first.entries.stored, first.output.to_pylist()) == (second.entries.stored, second.output.to_pylist())
+
+
+def _made(pipeline: Pipeline, planned: PlannedKey, content: Content) -> Made:
+    job, read = planned.plan.job, planned.read
+    hashed = would_be_made_of(planned.session, pipeline, content.interval, read, content.permissions)
+    return Made(
+        code_hash=job.code_hash,
+        code_version=job.code_version,
+        position=json.loads(json.dumps(read.position)),
+        input_hash=hashed,
+    )
+
+
+def _notes(
+    found: Replayable,
+    planned: PlannedKey,
+    content: Content,
+    rows: tuple[KeyRows, KeyRows],
+    comparison: Comparison,
+) -> Iterator[str]:
+    job = planned.plan.job
+    if found.status != "completed":
+        yield f"checkpoint {found.record.id} is {found.status}"
+    if found.base_status not in (None, "completed"):
+        yield f"its base, checkpoint {content.base_id}, is {found.base_status}; the replay starts from it, as the interval did"
+    if content.filtered:
+        yield "the interval left out keys that `cairn forget` removed, and the replay leaves them out too"
+    if comparison.same and job.code_hash != content.code_hash:
+        yield "the code is not the recorded code, but gives the same result for this key"
+    if rows[0].rows is None:
+        yield "the output has no key columns, so its rows can't be compared"
+    if planned.rows(INITIAL):
+        yield "the interval read initial state, whose position no record has"
+    if content.parallelism != planned.plan.job.parallelism:
+        yield f"the interval ran on {content.parallelism} shards, which changes no key"
+
+
+@contextmanager
+def quiet_logs() -> Iterator[None]:
+    """Keep the processor's log lines of a second run from the user."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)

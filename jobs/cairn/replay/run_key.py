@@ -1,0 +1,133 @@
+"""Run the processor for one key over a store that holds nothing else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from cairn.replay.trace import Call, Trace, TracedFactory
+from cairn.shard_jobs.interval import IntervalJob
+from cairn.shard_jobs.run_on_shards import StopWatch
+from cairn.shipping.ship_processor import processor_on_driver
+from state_backend.adapters.rocks import EngineOptions, RocksStore
+from state_backend.checkpoint.forgotten_keys import is_key
+from state_backend.inspection.key_entries import KeyEntries, SearchedKey, Stored, entries_of
+from state_backend.shard.restore import RestoredShard
+from state_backend.state import layout
+from state_backend.values.key_groups import range_of
+from state_backend.values.records import KeyGroupState
+from state_backend.values.zones import local_zone, zone_of
+
+
+@dataclass(frozen=True, slots=True)
+class InProcess:
+    """Factory of processors for shards that run in this process.
+
+    A Spark worker would import the processor's modules again. This factory uses the modules that this process has
+    imported, with all patches of a test.
+    """
+
+    processor: Any
+    pipeline: str
+
+    def __call__(self) -> Any:
+        """Make a new processor."""
+        return processor_on_driver(self.processor, self.pipeline)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyRun:
+    """The result of the processor for one key.
+
+    Attributes:
+        calls: The calls into the processor.
+        entries: The key's entries after the interval.
+        output: The rows out, as a reader of the output file gets them.
+        late: The late rows.
+    """
+
+    calls: list[Call]
+    entries: KeyEntries
+    output: pa.Table
+    late: pa.Table
+
+
+def run_key(
+    job: IntervalJob,
+    processor: Any,
+    batches: Sequence[pa.RecordBatch],
+    base: KeyEntries,
+    key: SearchedKey,
+    work: Path,
+    *,
+    made: Callable[[Any], None] = lambda processor: None,
+) -> KeyRun:
+    """Run the processor for one key, as a shard's job does.
+
+    Args:
+        job: The job of the interval.
+        processor: The processor as the pipeline declares it.
+        batches: The tick, and the key's rows.
+        base: The key's entries before the interval.
+        key: The key.
+        work: An empty local folder.
+        made: Called with the new processor, before its first use.
+
+    Raises:
+        ProcessorError: The processor raised an exception or yielded an unfit row.
+    """
+    trace = Trace()
+    factory: Any = TracedFactory(processor, job.pipeline, trace, made)
+    job = replace(job, processor=factory)
+    if any(r.base and is_key(r.key, key.encoded) for r in job.returning):
+        base = entries_of(key, job.states, ())
+    with local_zone(zone_of(job.zone)), closing(RocksStore(work / "db", EngineOptions(cache_dir=None))) as store:
+        store.write([*base.stored, *((index, b"") for index in index_keys(base.stored))])
+        restored = RestoredShard(
+            store=store,
+            base=None,
+            key_group_states=(counts_of(base, key.group),),
+            opened=(),
+            opened_inline=frozenset(),
+            downloaded_bytes=0,
+        )
+        owned = range_of(0, 1, job.max_parallelism)
+        computed = job.compute(iter(batches), job.open_state(restored), owned, work, StopWatch())
+        ids = sorted([*(d.state_id for d in job.states), layout.TIMERS])
+        stored: list[Stored] = []
+        for state_id in ids:
+            start = layout.prefix(key.group, state_id) + key.encoded
+            stored += store.scan(start, layout.after(start))
+        return KeyRun(
+            calls=trace.calls,
+            entries=entries_of(key, job.states, stored),
+            output=computed.output.read(),
+            late=computed.late.read(),
+        )
+
+
+def index_keys(stored: Sequence[Stored]) -> list[bytes]:
+    """Return the keys of the timer index and of the expiry index for these entries."""
+    found = []
+    for stored_key, entry in stored:
+        if stored_key[2] == layout.TIMERS:
+            found.append(layout.timer_index_key(stored_key))
+        elif not layout.is_positions(entry) and (expiry_ms := layout.expiry_of(entry)) is not None:
+            group = int.from_bytes(stored_key[:2], "big")
+            found.append(layout.expiry_key(group, expiry_ms, stored_key[2], stored_key[3:]))
+    return found
+
+
+def counts_of(entries: KeyEntries, group: int) -> KeyGroupState:
+    """Return the numbers of these entries by state. The digest is 0, because nothing compares it."""
+    names = {d.state_id: d.name for d in entries.states.values()} | {layout.TIMERS: layout.TIMERS_NAME}
+    found = [
+        names[key[2]] for key, entry in entries.stored if key[2] == layout.TIMERS or not layout.is_positions(entry)
+    ]
+    return KeyGroupState(key_group=group, entries=dict(Counter(found)), digest=0)

@@ -1,0 +1,258 @@
+"""Record the calls into a processor: rows in, reads and writes of state, timers, rows out.
+
+The user's processor and its handle stay what they are. `TracedProcessor` stands between the runner and the processor,
+and replaces methods of the state objects and of the handle by functions that also record.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+
+from cairn.arrow_processor import BatchResult, KeyedBatch
+from cairn.runners.mutable_values import copy_of
+from cairn.runners.user_code import iterable
+from cairn.shipping.ship_processor import processor_on_driver
+
+_READS = {"exists", "get", "getValue", "containsKey", "iterator", "keys", "values"}
+_TIMERS = ("registerTimer", "deleteTimer", "listTimers")
+_STATES = ("getValueState", "getListState", "getMapState")
+
+
+@dataclass(slots=True, kw_only=True)
+class Use:
+    """One use of a state or of a timer within a call.
+
+    Attributes:
+        what: The name of the state; "timer" for a timer.
+        method: The method that the processor called.
+        arguments: The arguments.
+        result: The result of a read; the elements that were read, for an iterator. None for a write.
+        reads: True if the use only reads.
+    """
+
+    what: str
+    method: str
+    arguments: tuple[Any, ...] = ()
+    result: Any = None
+    reads: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Call:
+    """One call into the processor.
+
+    Attributes:
+        handler: The name of the method.
+        processing_time_ms: The processing time that the processor saw, in milliseconds since the epoch.
+        watermark_ms: The watermark that the processor saw.
+        timer_ms: The time of the expired timer; None for other calls.
+        rows: The rows in.
+        uses: Uses of states and timers, in order.
+        output: The rows out.
+    """
+
+    handler: str
+    processing_time_ms: int
+    watermark_ms: int
+    timer_ms: int | None = None
+    rows: list[Any] = field(default_factory=list)
+    uses: list[Use] = field(default_factory=list)
+    output: list[Any] = field(default_factory=list)
+
+
+class Trace:
+    """The calls of one replay, in order."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self._open: list[Call] = []
+        # Methods of state objects call one another. Only the outermost call is the processor's.
+        self._depth = 0
+
+    def begin(self, handler: str, time: Any, timer_ms: int | None = None) -> Call:
+        """Add a call, which gets all uses from now on."""
+        call = Call(
+            handler=handler,
+            processing_time_ms=time.getCurrentProcessingTimeInMs(),
+            watermark_ms=time.getCurrentWatermarkInMs(),
+            timer_ms=timer_ms,
+        )
+        self.calls.append(call)
+        self._open = [call]
+        return call
+
+    def watch(self, owner: Any, name: str, what: str) -> None:
+        """Replace a method of an object by a function that also records the call."""
+        method = getattr(owner, name, None)
+        if method is None:
+            return
+
+        @functools.wraps(method)
+        def watched(*arguments: Any, **named: Any) -> Any:
+            if self._depth or not self._open:
+                return method(*arguments, **named)
+            given = (*arguments, *named.values())
+            use = Use(what=what, method=name, arguments=tuple(map(plain_value, given)), reads=name in _READS)
+            self._open[0].uses.append(use)
+            with self._inside():
+                result = method(*arguments, **named)
+            if hasattr(result, "__next__"):
+                use.result, use.reads = [], True
+                return self._followed(result, use)
+            use.result = plain_value(result)
+            return result
+
+        with suppress(AttributeError):  # The object has slots: its uses stay unrecorded.
+            setattr(owner, name, watched)
+
+    def _followed(self, results: Iterator[Any], use: Use) -> Iterator[Any]:
+        while True:
+            with self._inside():
+                result = next(results, self)
+            if result is self:
+                return
+            use.result.append(plain_value(result))
+            yield result
+
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+
+
+class TracedProcessor:
+    """A user's processor whose calls are recorded.
+
+    Args:
+        processor: The user's processor.
+        trace: Gets the calls.
+    """
+
+    def __init__(self, processor: Any, trace: Trace) -> None:
+        self._processor, self._trace = processor, trace
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._processor, name)
+
+    def init(self, handle: Any) -> None:
+        """Call the processor's `init` with a handle whose states and timers are recorded."""
+        for name in _STATES:
+            setattr(handle, name, self._declaring(getattr(handle, name)))
+        self._processor.init(handle)
+        for name in _TIMERS:
+            self._trace.watch(handle, name, "timer")
+
+    def _declaring(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def declare(stateName: str, *arguments: Any, **named: Any) -> Any:
+            state = method(stateName, *arguments, **named)
+            for name in dir(state) if state is not None else ():
+                if not name.startswith("_") and callable(getattr(state, name)):
+                    self._trace.watch(state, name, stateName)
+            return state
+
+        return declare
+
+    # --- row and pandas API -------------------------------------------------------------------------------------------
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        """Call the processor, and record rows in and out."""
+        call = self._trace.begin("handleInputRows", timerValues)
+        results = self._processor.handleInputRows(key, _recorded(rows, call.rows), timerValues)
+        return _recorded(iterable(results, "handleInputRows"), call.output)
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        """Call the processor, and record the row of initial state."""
+        call = self._trace.begin("handleInitialState", timerValues)
+        call.rows += rows_of(initialState)
+        self._processor.handleInitialState(key, initialState, timerValues)
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
+        """Call the processor, and record the rows out."""
+        call = self._trace.begin("handleExpiredTimer", timerValues, expiredTimerInfo.getExpiryTimeInMs())
+        results = self._processor.handleExpiredTimer(
+            key=key, timerValues=timerValues, expiredTimerInfo=expiredTimerInfo
+        )
+        return _recorded(iterable(results, "handleExpiredTimer"), call.output)
+
+    # --- Arrow API ----------------------------------------------------------------------------------------------------
+
+    def handleBatch(self, batch: KeyedBatch) -> BatchResult:
+        """Call the processor, and record the batch's rows and states."""
+        return self._batch("handleBatch", batch)
+
+    def handleExpiredTimers(self, batch: KeyedBatch) -> BatchResult:
+        """Call the processor, and record the batch's timers and states."""
+        return self._batch("handleExpiredTimers", batch)
+
+    def _batch(self, handler: str, batch: KeyedBatch) -> BatchResult:
+        call = self._trace.begin(handler, batch.time)
+        call.rows += batch.rows.to_pylist()
+        for name, table in batch.states.items():
+            held = [row if there else None for row, there in zip(table.to_pylist(), batch.exists[name], strict=True)]
+            call.uses.append(Use(what=name, method="get", result=held[0] if len(held) == 1 else held, reads=True))
+        result: BatchResult = getattr(self._processor, handler)(batch)
+        if isinstance(result, BatchResult):
+            for name, table in result.states.items():
+                written = table.to_pylist() if isinstance(table, pa.Table) else [*table]
+                call.uses.append(Use(what=name, method="update", arguments=(*written,)))
+            for name, cleared in result.cleared.items():
+                call.uses += [Use(what=name, method="clear") for gone in cleared if gone]
+            if result.output is not None:
+                call.output += result.output.to_pylist()
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class TracedFactory:
+    """Factory of traced processors, which uses the modules that this process has imported.
+
+    Attributes:
+        processor: The processor as the pipeline declares it.
+        pipeline: The name of the pipeline.
+        trace: Gets the calls.
+        made: Called with each new processor, before its first use.
+    """
+
+    processor: Any
+    pipeline: str
+    trace: Trace
+    made: Callable[[Any], None] = lambda processor: None
+
+    def __call__(self) -> TracedProcessor:
+        """Make a new processor."""
+        processor = processor_on_driver(self.processor, self.pipeline)
+        self.made(processor)
+        return TracedProcessor(processor, self.trace)
+
+
+def _recorded(items: Any, into: list[Any]) -> Iterator[Any]:
+    for item in items:
+        into += rows_of(item)
+        yield item
+
+
+def rows_of(item: Any) -> list[Any]:
+    """Return a row or a frame as a list of dicts, which the processor can't change."""
+    if isinstance(item, pd.DataFrame):
+        return item.to_dict("records")
+    return [plain_value(item)]
+
+
+def plain_value(value: Any) -> Any:
+    """Return a copy of a value, with rows as dicts."""
+    if hasattr(value, "asDict"):
+        return copy_of(value.asDict(True))
+    if isinstance(value, pa.Table | pa.RecordBatch):
+        return value.to_pylist()
+    return copy_of(value)

@@ -1,0 +1,75 @@
+"""Answers about DataFrames of Spark Connect that need no request to the server.
+
+A request makes the server analyse the whole plan: it lists the input files again, which takes tens of milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+_RELATION = "spark.connect.Relation"
+# Relations that read no other relation, and are never streaming.
+_BATCH = frozenset({"local_relation", "cached_local_relation", "chunked_cached_local_relation", "range"})
+
+
+def is_streaming(frame: DataFrame) -> bool:
+    """Return True if the DataFrame is streaming. The server is asked only if the plan does not show the answer."""
+    if _is_remote(frame):
+        remote: Any = frame
+        if _is_batch(remote._plan.plan(remote.sparkSession.client)):
+            return False
+    return bool(frame.isStreaming)
+
+
+def _is_remote(frame: object) -> bool:
+    return type(frame).__module__.startswith("pyspark.sql.connect")
+
+
+def _is_batch(relation: Any) -> bool:
+    """Return True if a relation of Spark Connect's protocol is certainly not streaming.
+
+    A table, a view or the result of an SQL text may be streaming: only the server knows.
+    """
+    kind = relation.WhichOneof("rel_type")
+    if kind == "read":
+        return relation.read.WhichOneof("read_type") == "data_source" and not relation.read.is_streaming
+    if kind in _BATCH:
+        return True
+    below = [*_relations_below(relation)]
+    return bool(below) and all(map(_is_batch, below))
+
+
+def _relations_below(message: Any) -> Iterator[Any]:
+    for _, value in message.ListFields():
+        for part in _messages(value):
+            if part.DESCRIPTOR.full_name == _RELATION:
+                yield part
+            else:
+                yield from _relations_below(part)
+
+
+def _messages(value: Any) -> Iterator[Any]:
+    """Yield the messages of a field: the field itself, or those in a list or a map."""
+    if hasattr(value, "DESCRIPTOR"):
+        yield value
+    elif not isinstance(value, str | bytes) and hasattr(value, "__iter__"):
+        parts = value.values() if hasattr(value, "values") else value
+        yield from (part for part in parts if hasattr(part, "DESCRIPTOR"))
+
+
+def with_schema(frame: DataFrame, schema: StructType) -> DataFrame:
+    """Tell a DataFrame of Spark Connect its schema, so that the client does not ask the server, and return it.
+
+    Args:
+        frame: The DataFrame; a classic one is returned unchanged.
+        schema: The schema that the server would return.
+    """
+    if _is_remote(frame):
+        remote: Any = frame
+        remote._cached_schema = schema
+    return frame

@@ -1,0 +1,159 @@
+"""Look up one key of a checkpoint for a page: its state, its history, and the command that replays its interval.
+
+A process of its own reads the state (`cairn.command.look_up_key`), with limits of time, memory and size. It gets the key
+by its standard input, because other users of the host can read a process's arguments. One process runs at a time, and
+nothing is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cairn_ui.find_pipelines import PipelineRef
+from cairn_ui.human_units import size, span
+from cairn_ui.limited_process import Ended, run_module
+
+MODULE = "cairn.command.look_up_key"
+# A form with a longer key is refused. Airflow's API server would otherwise hold the whole form in its memory.
+MOST_KEY_BYTES = 64 << 10
+_SECONDS, _MEMORY_BYTES, _SAID_BYTES = 30.0, 1 << 30, 1 << 20
+# Longer values are cut on the page.
+_MOST_VALUE = 2000
+_MOST_COMMAND = 4000
+
+
+class Busy(Exception):
+    """The error that another look-up is already running."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """An entry of the key's state as the page shows it: texts, without markup."""
+
+    state: str
+    place: str
+    expires: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The result of a look-up.
+
+    Attributes:
+        typed: The key as the user typed it.
+        key: The key as JSON; None if the look-up failed.
+        entries: The key's entries in the checkpoint.
+        steps: Lines about each checkpoint that changed the key, newest first.
+        more: True if older checkpoints were not searched.
+        replay: The command that replays the checkpoint's interval for the key; None if it ran no processor, or if the
+            key is too long for a command.
+        problem: Why the look-up failed; None if it did not fail.
+        too_much: True if a limit was exceeded.
+        seconds: How long the look-up took.
+    """
+
+    typed: str
+    key: str | None = None
+    entries: tuple[Entry, ...] = ()
+    steps: tuple[tuple[str, ...], ...] = ()
+    more: bool = False
+    replay: str | None = None
+    problem: str | None = None
+    too_much: bool = False
+    seconds: float = 0.0
+
+
+_running = threading.Lock()
+
+
+def look_up(ref: PipelineRef, checkpoint: int, typed: str, environment: Mapping[str, str]) -> Found:
+    """Look up a key in a checkpoint.
+
+    Args:
+        ref: The pipeline.
+        checkpoint: Id of the checkpoint.
+        typed: The key as the user typed it.
+        environment: Variables to add to the environment of the process.
+
+    Raises:
+        Busy: Another look-up is running.
+    """
+    if not _running.acquire(blocking=False):
+        raise Busy
+    try:
+        asked = {"root": ref.root, "pipeline": ref.name, "checkpoint": checkpoint, "key": typed}
+        ended = run_module(
+            [MODULE],
+            environment,
+            seconds=_SECONDS,
+            memory_bytes=_MEMORY_BYTES,
+            said_bytes=_SAID_BYTES,
+            given=json.dumps(asked).encode(),
+        )
+    finally:
+        _running.release()
+    return found_in(ref, typed, ended)
+
+
+def found_in(ref: PipelineRef, typed: str, ended: Ended) -> Found:
+    """Return the result of a look-up whose process has ended. A pure function.
+
+    Args:
+        ref: The pipeline.
+        typed: The key as the user typed it.
+        ended: The process.
+    """
+    if ended.code is None:
+        problem = f"The look-up took longer than {span(_SECONDS)}. The command line has no such limit."
+        return Found(typed=typed, problem=problem, too_much=True)
+    if ended.out_of_memory:
+        problem = f"The look-up needed more than {size(_MEMORY_BYTES)} of memory. The command line has no such limit."
+        return Found(typed=typed, problem=problem, too_much=True)
+    if ended.code != 0:
+        problem = ended.errors.strip()[-_MOST_VALUE:] or f"The look-up ended with exit code {ended.code}"
+        return Found(typed=typed, problem=problem)
+    if len(ended.said) > _SAID_BYTES:
+        problem = (
+            f"State and history of this key take more than {size(_SAID_BYTES)}. The command line has no such limit."
+        )
+        return Found(typed=typed, problem=problem, too_much=True)
+    said: dict[str, Any] = json.loads(ended.said)
+    key = json.dumps(said["key"], ensure_ascii=False)
+    return Found(
+        typed=typed,
+        key=_cut(key),
+        entries=tuple(
+            Entry(state=state, place=_cut(_place(row)), expires=row.get("expires_at", ""), value=_cut(_value(row)))
+            for state, rows in said["states"].items()
+            for row in rows
+        ),
+        steps=tuple(tuple(map(_cut, step)) for step in said["history"]),
+        more=said["more"],
+        replay=_replay(ref, key, said["replay"]),
+        seconds=ended.seconds,
+    )
+
+
+def _place(row: Mapping[str, Any]) -> str:
+    return next((json.dumps(row[name], ensure_ascii=False) for name in ("user_key", "pos") if name in row), "")
+
+
+def _value(row: Mapping[str, Any]) -> str:
+    return json.dumps(row["value"], ensure_ascii=False) if "value" in row else ""
+
+
+def _replay(ref: PipelineRef, key: str, checkpoint: int | None) -> str | None:
+    if checkpoint is None or len(key) > _MOST_COMMAND:
+        return None
+    code = ref.code or "module:NAME"
+    return shlex.join(["cairn", "replay", key, str(checkpoint), "--root", ref.root, "--code", code])
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MOST_VALUE else f"{text[:_MOST_VALUE]}… ({len(text):,} characters)"

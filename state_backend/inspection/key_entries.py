@@ -1,0 +1,180 @@
+"""Read all entries of one key in a checkpoint: states and timers, as they are stored.
+
+Only the SSTs that may hold the key are fetched. Expired entries are not among the entries: each interval deletes them
+at its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from state_backend.formats.key_codec import KeyCodec
+from state_backend.formats.schema_evolution import row_reader
+from state_backend.formats.spark_hash import key_group as key_group_of
+from state_backend.formats.types import StructType, parse_struct
+from state_backend.inspection.state_diff import EntryChange, changes_of_group
+from state_backend.inspection.state_table import StateSource, open_shard
+from state_backend.ports.storage import Storage
+from state_backend.shard.file_cache import FileCache
+from state_backend.state import layout
+from state_backend.state.entries import decode_entry
+from state_backend.values.errors import UsageError
+from state_backend.values.key_groups import shard_of
+from state_backend.values.records import StateDescriptor
+
+Stored = tuple[bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchedKey:
+    """A key, with its encoded form and its key group.
+
+    Attributes:
+        values: The values of the key columns, as `parse_key` returns them.
+        schema: The schema of the key.
+        encoded: The encoded key.
+        group: The number of the key's group.
+    """
+
+    values: tuple[Any, ...]
+    schema: StructType
+    encoded: bytes
+    group: int
+
+    @classmethod
+    def of(cls, values: tuple[Any, ...], schema: StructType, max_parallelism: int) -> SearchedKey:
+        """Return the key with these values.
+
+        Args:
+            values: The values of the key columns.
+            schema: The schema of the key.
+            max_parallelism: The number of key groups.
+        """
+        encoded, group = KeyCodec(schema).encode(values), key_group_of(values, schema, max_parallelism)
+        return cls(values=values, schema=schema, encoded=encoded, group=group)
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """The values by the names of their columns."""
+        return dict(zip(self.schema.names, self.values, strict=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyEntries:
+    """The stored entries of one key. Two `KeyEntries` can be compared with `changes_of_key`.
+
+    Attributes:
+        keys: The codec of the key.
+        states: The descriptors of the states, by name.
+        stored: Stored keys and values, ascending, without the keys of the indexes. Each timer has an entry of its own.
+    """
+
+    keys: KeyCodec
+    states: Mapping[str, StateDescriptor]
+    stored: tuple[Stored, ...] = ()
+    _by_prefix: dict[bytes, list[Stored]] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for stored_key, entry in self.stored:
+            self._by_prefix.setdefault(stored_key[:3], []).append((stored_key[3:], entry))
+
+    def scan(self, group: int, state_id: int | None) -> Iterator[Stored]:
+        """Yield the entries of one state, as `Side.scan` does."""
+        if state_id is not None:
+            yield from self._by_prefix.get(layout.prefix(group, state_id), [])
+
+    def timers(self) -> list[int]:
+        """Return the times of the timers, ascending, in milliseconds since the epoch."""
+        return [layout.unpack_time(key[-8:]) for key, _ in self.stored if key[2] == layout.TIMERS]
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        """Return the entries of a state in the order of their stored keys.
+
+        Args:
+            name: The name of the state.
+
+        Returns:
+            For each entry `value`, and `user_key` of a map, `pos` of a list, and `expiry_ms` of an entry that expires.
+        """
+        descriptor = self.states[name]
+        version = descriptor.versions[-1]
+        user_keys = KeyCodec(parse_struct(version.user_key)) if version.user_key is not None else None
+        decode, names = row_reader(name, descriptor.versions), parse_struct(version.value).names
+        rows = []
+        for stored_key, entry in self.stored:
+            if stored_key[2] != descriptor.state_id:
+                continue
+            found = decode_entry(descriptor, stored_key, entry, self.keys, user_keys)
+            if found is None:
+                continue
+            row: dict[str, Any] = {}
+            if user_keys is not None and found.user_key is not None:
+                row["user_key"] = dict(zip(user_keys.schema.names, found.user_key, strict=True))
+            if found.position is not None:
+                row["pos"] = found.position
+            row["value"] = dict(zip(names, decode(found.row), strict=True))
+            if found.expiry_ms is not None:
+                row["expiry_ms"] = found.expiry_ms
+            rows.append(row)
+        return rows
+
+
+def read_key(
+    source: StateSource, key: SearchedKey, storage: Storage, work: Path, cache: FileCache | None = None
+) -> KeyEntries:
+    """Return the entries of a key in a checkpoint or a native savepoint.
+
+    Args:
+        source: The checkpoint or savepoint.
+        key: The key.
+        storage: The storage of the source's URL.
+        work: A local folder, which gets the files of one shard.
+        cache: A cache of files, for calls with several checkpoints; None: every file is downloaded.
+
+    Raises:
+        UsageError: The source is a canonical savepoint.
+        CorruptFile: A file is missing or damaged.
+        CheckpointDropped: A file is missing because retention dropped the checkpoint meanwhile.
+    """
+    if source.canonical:
+        raise UsageError(f"{source} is a canonical savepoint, which only `cairn get` reads key by key")
+    content = source.content
+    ids = [*(d.state_id for d in content.states), layout.TIMERS]
+    starts = [layout.prefix(key.group, state_id) + key.encoded for state_id in sorted(ids)]
+    spans = [(start, layout.after(start)) for start in starts]
+    shard = shard_of(key.group, content.parallelism, content.max_parallelism)
+    stored: list[Stored] = []
+    with open_shard(source, shard, storage, work, spans=spans, cache=cache) as (store, _):
+        for start, end in spans:
+            for stored_key, entry in store.scan(start, end):
+                if stored_key[2] == layout.TIMERS:
+                    timers = layout.timers_in(stored_key[3:], entry)
+                    stored += [(stored_key[:3] + timer, b"") for timer in timers]
+                else:
+                    stored.append((stored_key, entry))
+    return entries_of(key, content.states, stored)
+
+
+def entries_of(key: SearchedKey, states: Sequence[StateDescriptor], stored: Sequence[Stored]) -> KeyEntries:
+    """Return stored entries as `KeyEntries`.
+
+    Args:
+        key: The key of the entries.
+        states: The descriptors of the states.
+        stored: Stored keys and values, ascending.
+    """
+    return KeyEntries(keys=KeyCodec(key.schema), states={d.name: d for d in states}, stored=tuple(stored))
+
+
+def changes_of_key(before: KeyEntries, after: KeyEntries, group: int) -> list[EntryChange]:
+    """Return the changes that turn the entries `before` into the entries `after`, state by state.
+
+    Args:
+        before: The entries of the key in one checkpoint.
+        after: The entries of the same key in another checkpoint.
+        group: The key's group.
+    """
+    return [*changes_of_group(before, after, group)]

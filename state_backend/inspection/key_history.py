@@ -1,0 +1,296 @@
+"""The history of one key: the retained checkpoints that changed the key, with the change of each.
+
+The search reads the digests of the key's group first. A checkpoint whose group has the digest of the checkpoint before
+did not change the key, so its state is not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from state_backend.checkpoint.dropped_checkpoint import telling_drops
+from state_backend.checkpoint.log import Log, base_of
+from state_backend.checkpoint.parallel import at_once
+from state_backend.inspection.describe import code_name, plain, state_of
+from state_backend.inspection.key_entries import KeyEntries, SearchedKey, changes_of_key, entries_of, read_key
+from state_backend.inspection.key_rows import KeyRows, read_key_rows
+from state_backend.inspection.state_diff import EntryChange, describe_change
+from state_backend.inspection.state_table import StateSource
+from state_backend.ports.storage import Storage
+from state_backend.shard.file_cache import FileCache
+from state_backend.shard.manifest import manifest_of
+from state_backend.state import layout
+from state_backend.values.errors import CorruptFile, NotFound
+from state_backend.values.intervals import Interval, format_instant, from_ms, shown_ms
+from state_backend.values.key_groups import shard_of
+from state_backend.values.records import Content, OutputFile, Record, RunRef, ShardRef, Tombstone
+
+_CACHE_BYTES = 1 << 30
+_NOTHING = KeyRows(rows=None, read_bytes=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyStep:
+    """One checkpoint of a key's history.
+
+    Attributes:
+        record: The record of a retained checkpoint; the tombstone of a dropped one, of which only rows are known.
+        status: The status of the checkpoint, as `cairn list` names it.
+        since: The checkpoint that `changes` compare with: the base, or the nearest retained ancestor. None for empty
+            state.
+        between: The number of dropped checkpoints between `since` and this checkpoint. `changes` include theirs.
+        unknown: Why the state before is unknown; None if it is known. `changes` then list the whole state of the key.
+        changes: The changed entries and timers of the key.
+        fired_ms: The times of removed timers that were due, in milliseconds since the epoch.
+        output: The key's rows in the output of the interval; None if they were not searched.
+        late: The key's late rows; None if they were not searched.
+    """
+
+    record: Record | Tombstone
+    status: str
+    since: int | None
+    between: int
+    unknown: str | None
+    changes: tuple[EntryChange, ...]
+    fired_ms: tuple[int, ...]
+    output: KeyRows | None
+    late: KeyRows | None
+
+
+def history_of_key(
+    log: Log,
+    url: str,
+    key: SearchedKey,
+    storage: Storage,
+    work: Path,
+    *,
+    follow_output: bool = False,
+    newest_first: bool = False,
+) -> Iterator[KeyStep]:
+    """Yield the retained checkpoints that changed a key, by id.
+
+    Args:
+        log: The log of the pipeline.
+        url: URL of the pipeline's folder.
+        key: The key.
+        storage: The storage of the pipeline's folder.
+        work: An empty local folder.
+        follow_output: Search the key's rows in all output and all late rows, also in the output of dropped checkpoints.
+            Checkpoints with such rows are then yielded too. False searches rows only in checkpoints that changed the key.
+        newest_first: Yield the newest checkpoint first.
+
+    Raises:
+        CorruptFile: A file is missing or damaged.
+        CheckpointDropped: A commit dropped a checkpoint meanwhile.
+    """
+    steps = _Steps(log, url, key, storage, work)
+    ids = {*log.retained}
+    if follow_output:
+        ids |= {checkpoint_id for checkpoint_id, _ in log.current_outputs().values()}
+    for checkpoint_id in sorted(ids, reverse=newest_first):
+        step = steps.step(checkpoint_id, follow_output)
+        if step is not None:
+            yield step
+
+
+class _Steps:
+    def __init__(self, log: Log, url: str, key: SearchedKey, storage: Storage, work: Path) -> None:
+        self._log, self._url, self._key, self._storage, self._work = log, url, key, storage, work
+        self._cache = FileCache(work / "cache", _CACHE_BYTES)
+        self._records = {record.id: record for record in log.completed()}
+        self._groups = self._read_groups()
+        self._entries: dict[int, KeyEntries] = {}
+
+    def _read_groups(self) -> dict[int, Any]:
+        """Return counts and digest of the key's group, by checkpoint; None for a group without entries."""
+        refs = {n: _ref_of(record.content, self._key.group) for n, record in self._records.items()}
+        groups: dict[int, Any] = {}
+        different: list[tuple[int, ShardRef]] = []
+        same: dict[int, int] = {}
+        for n, ref in refs.items():
+            base = self._records[n].content.base_id
+            if base in refs and refs[base] == ref:
+                same[n] = base
+            else:
+                different.append((n, ref))
+
+        def read(item: tuple[int, ShardRef]) -> Any:
+            n, ref = item
+            with telling_drops(self._storage, n):
+                try:
+                    manifest = manifest_of(ref, self._storage)
+                except NotFound as error:
+                    raise CorruptFile(f"checkpoint {n}: a manifest is missing: {error}") from error
+            found = [s for s in manifest.key_group_states if s.key_group == self._key.group]
+            return (found[0].entries, found[0].digest) if found else None
+
+        for (n, _), group in zip(different, at_once(read, different), strict=True):
+            groups[n] = group
+        for n in sorted(same):
+            groups[n] = groups[same[n]]
+        return groups
+
+    def step(self, checkpoint_id: int, follow_output: bool) -> KeyStep | None:
+        record = self._records.get(checkpoint_id)
+        if record is None:
+            return self._dropped(checkpoint_id)
+        content = record.content
+        since, between, unknown = self._before(record)
+        changes: list[EntryChange] = []
+        before_group = self._groups[since] if since is not None else None
+        if before_group != self._groups[checkpoint_id]:
+            before = self._read(since) if since is not None else entries_of(self._key, content.states, ())
+            changes = changes_of_key(before, self._read(checkpoint_id), self._key.group)
+        output = late = None
+        if changes or follow_output:
+            output, late = self._rows(content.outputs, content.attempt, content.parallelism)
+        if not changes and not _any(output) and not _any(late):
+            return None
+        return KeyStep(
+            record=record,
+            status=state_of(self._log, record),
+            since=since,
+            between=between,
+            unknown=unknown,
+            changes=tuple(changes),
+            fired_ms=self._fired(record, since, changes),
+            output=output,
+            late=late,
+        )
+
+    def _dropped(self, checkpoint_id: int) -> KeyStep | None:
+        entry = self._log.entry(checkpoint_id)
+        if not isinstance(entry, Tombstone):
+            return None
+        # A tombstone does not say how many shards the checkpoint had, so all its files are searched.
+        output, late = self._rows(self._log.outputs(checkpoint_id), "", 1)
+        if not _any(output) and not _any(late):
+            return None
+        why = "the checkpoint is dropped: its rows are known, its state is not"
+        return KeyStep(
+            record=entry,
+            status="dropped",
+            since=None,
+            between=0,
+            unknown=why,
+            changes=(),
+            fired_ms=(),
+            output=output,
+            late=late,
+        )
+
+    def _before(self, record: Record) -> tuple[int | None, int, str | None]:
+        """Return the checkpoint that a checkpoint is compared with, the dropped ones between, and what is unknown."""
+        content, between, first = record.content, 0, min(self._records)
+        if content.kind == "restore":
+            return None, 0, f"the state was restored from {content.restored_from or 'an earlier checkpoint'}"
+        base = content.base_id
+        if base is None:
+            return None, 0, None
+        while base is not None and base not in self._records:
+            if base < first:
+                return None, 0, f"the base, checkpoint {content.base_id}, is dropped"
+            entry = self._log.entry(base)
+            base = base_of(entry) if isinstance(entry, Tombstone) else None
+            between += 1
+        if base is None:
+            return None, 0, f"the base, checkpoint {content.base_id}, is dropped"
+        return base, between, None
+
+    def _read(self, checkpoint_id: int) -> KeyEntries:
+        if checkpoint_id not in self._entries:
+            while len(self._entries) > 8:  # A state is usually compared twice: with its base, and with its successor.
+                del self._entries[next(iter(self._entries))]
+            source = StateSource.of_record(self._url, self._records[checkpoint_id])
+            folder = self._work / f"state-{checkpoint_id}"
+            folder.mkdir()
+            self._entries[checkpoint_id] = read_key(source, self._key, self._storage, folder, self._cache)
+        return self._entries[checkpoint_id]
+
+    def _rows(self, files: tuple[OutputFile, ...], attempt: str, parallelism: int) -> tuple[KeyRows, KeyRows]:
+        shard = shard_of(self._key.group, parallelism, max(self._max_parallelism, parallelism))
+        found = [
+            read_key_rows([f for f in files if f.late == late], attempt, shard, self._key, self._storage, self._work)
+            for late in (False, True)
+        ]
+        return found[0], found[1]
+
+    @property
+    def _max_parallelism(self) -> int:
+        return next(iter(self._records.values())).content.max_parallelism
+
+    def _fired(self, record: Record, since: int | None, changes: list[EntryChange]) -> tuple[int, ...]:
+        base = self._records[since].content if since is not None else None
+        due_ms = due_until_ms(record.content, base)
+        gone = [c.before.value["at_ms"] for c in changes if c.state == layout.TIMERS_NAME and c.before is not None]
+        return tuple(at_ms for at_ms in gone if at_ms <= due_ms)
+
+
+def due_until_ms(content: Content, base: Content | None) -> int:
+    """Return the time up to which an interval fired timers, in milliseconds since the epoch.
+
+    Args:
+        content: The content of the interval's record.
+        base: The content of its base; None if the interval started from empty state.
+    """
+    time = content.time
+    if time.mode != "event":
+        return time.processing_time_ms
+    # Only the rule "observed" records a late watermark. Its timers fire up to the base's watermark.
+    if time.late_watermark_ms is not None:
+        return (base.time.watermark_ms if base is not None else 0) or 0
+    return time.watermark_ms or 0
+
+
+def _ref_of(content: Content, group: int) -> ShardRef:
+    return content.shards[shard_of(group, content.parallelism, content.max_parallelism)]
+
+
+def _any(rows: KeyRows | None) -> bool:
+    return rows is not None and rows.rows is not None and rows.rows.num_rows > 0
+
+
+def describe_step(step: KeyStep) -> dict[str, Any]:
+    """Return a step of a key's history as JSON values. Rows that were not searched, or can't be told apart, are None."""
+    record = step.record
+    content = record.content if isinstance(record, Record) else None
+    run: RunRef = content.run if content is not None else record.run  # type: ignore[union-attr]
+    interval: Interval = record.interval
+    kind = content.kind if content is not None else record.kind  # type: ignore[union-attr]
+    attempt = content.attempt if content is not None else record.attempt  # type: ignore[union-attr]
+    changes = [describe_change(c) for c in step.changes if c.state != layout.TIMERS_NAME]
+    timers = [c for c in step.changes if c.state == layout.TIMERS_NAME]
+    added = sorted(c.after.value["at_ms"] for c in timers if c.after is not None)
+    removed = sorted(c.before.value["at_ms"] for c in timers if c.before is not None)
+    return {
+        "checkpoint": record.id,
+        "kind": kind,
+        "status": step.status,
+        "start": format_instant(interval.start),
+        "end": format_instant(interval.end),
+        "since": step.since,
+        "dropped_between": step.between,
+        "unknown": step.unknown,
+        "code": code_name(content) if content is not None else None,
+        "attempt": attempt,
+        "run": {"run_id": run.run_id, "clear_number": run.clear_number, "try_number": run.try_number},
+        "changes": changes,
+        "timers_set": _instants(added),
+        "timers_fired": _instants(sorted(step.fired_ms)),
+        "timers_deleted": _instants([at for at in removed if at not in step.fired_ms]),
+        "output": _plain_rows(step.output),
+        "late": _plain_rows(step.late),
+    }
+
+
+def _instants(times_ms: list[int]) -> list[str]:
+    return [format_instant(from_ms(shown_ms(ms))) for ms in times_ms]
+
+
+def _plain_rows(found: KeyRows | None) -> list[dict[str, Any]] | None:
+    if found is None or found.rows is None:
+        return None
+    return [plain(row) for row in found.rows.to_pylist()]

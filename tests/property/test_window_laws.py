@@ -1,0 +1,235 @@
+"""Windows, sessions and funnels beside oracles in SQL, which see the whole history. The cut into intervals changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cairn.aggregates import ApproxDistinct, Count, First, Last, Max, Mean, Min, StdDev, Sum, Variance
+from cairn.processors import Funnel, SessionWindow, SlidingWindow, TumblingWindow
+from tests.support.cut_histories import (
+    DELAY,
+    Cut,
+    History,
+    as_texts,
+    ask,
+    histories,
+    oracle_laws,
+    pipeline_of,
+    run_cut,
+    three_cuts,
+    union,
+)
+
+pytestmark = pytest.mark.long("up to 300 histories for each processor, each in three cuts", runs_in="ci")
+
+_AGGREGATES = {
+    "rows": (Count(), "count(*)"),
+    "values": (Count("value"), "count(value)"),
+    "total": (Sum("value"), "CAST(sum(value) AS BIGINT)"),
+    "amounts": (Sum("amount"), "CAST(sum(amount) AS DECIMAL(19, 2))"),
+    "mean": (Mean("value"), "avg(value)"),
+    "spread": (Variance("value"), "if(count(value) > 1, var_samp(value), NULL)"),
+    "deviation": (StdDev("value"), "if(count(value) > 1, stddev_samp(value), NULL)"),
+    "least": (Min("text"), "min(text)"),
+    "most": (Max("value"), "max(value)"),
+    "largest": (Max("amount"), "max(amount)"),
+    "first": (First("value"), "first(value ORDER BY arrived, seq)"),
+    "last": (Last("amount"), "last(amount ORDER BY arrived, seq)"),
+    "first_text": (First("text", ignore_nulls=True), "first(text ORDER BY arrived, seq) FILTER (text IS NOT NULL)"),
+    "last_text": (Last("text", ignore_nulls=True), "last(text ORDER BY arrived, seq) FILTER (text IS NOT NULL)"),
+    "texts": (ApproxDistinct("text"), "count(DISTINCT text)"),
+}
+_DECLARED = {name: aggregate for name, (aggregate, _) in _AGGREGATES.items()}
+_COLUMNS = ", ".join(f'{sql} AS "{name}"' for name, (_, sql) in _AGGREGATES.items())
+_MINUTE_US = 60_000_000
+_LATENESS = [timedelta(minutes=minutes) for minutes in (5, 30, 90)]
+modes = st.sampled_from([{}, {"early": True}, *({"allowed_lateness": lateness} for lateness in _LATENESS)])
+rows_of_values = histories(
+    columns={
+        "value": ("int", st.none() | st.integers(-2, 2)),
+        "text": ("string", st.none() | st.sampled_from(["", "a", "B"])),
+        "amount": ("decimal(9,2)", st.none() | st.decimals(-2, 2, places=2)),
+        "gap": ("int", st.sampled_from([1, 300, 600, 3600])),
+    },
+    null_times=False,
+)
+Oracle = Callable[[datetime], list[dict[str, Any]]]
+
+
+def rounded(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows whose variances have few enough digits to be equal."""
+    return [
+        {name: round(v, 9) if name in ("spread", "deviation") and v is not None else v for name, v in row.items()}
+        for row in rows
+    ]
+
+
+def check(history: History, cuts: list[Cut], processor: type, mode: dict[str, Any], oracle: Oracle) -> None:
+    """Compare the output of each cut with the oracle's rows: all of them at the end, or those of each interval."""
+    pipeline = pipeline_of(type("Mine", (processor,), {**mode, **_DECLARED}))
+    begin, finish = processor.bounds  # type: ignore[attr-defined]
+    for cut in cuts:
+        outputs = [rounded(output) for output in run_cut(pipeline, history, cut)]
+        if not mode:
+            assert union(outputs) == as_texts(rounded(oracle(cut.ends[-1]))), cut
+            continue
+        table: dict[Any, Any] = {}
+        versions: dict[Any, int] = {}
+        finals: set[Any] = set()
+        for end, output in zip(cut.ends, outputs, strict=True):
+            assert len({(repr(row["k"]), row[begin]) for row in output}) == len(output), (cut, end)
+            for row in output:
+                window = (repr(row["k"]), row[begin])
+                assert row.pop("version") == versions.get(window, 0) + 1 and window not in finals
+                versions[window] = versions.get(window, 0) + 1
+                if row.pop("is_final", False):
+                    finals.add(window)
+                if row.pop("is_deleted", False):
+                    del table[window]
+                else:
+                    table[window] = row
+            now, expected = as_texts(list(table.values())), rounded(oracle(end))
+            if "early" in mode:
+                assert now == as_texts(expected), (cut, end)
+                continue
+            due = end - DELAY + mode["allowed_lateness"]
+            at = due.replace(tzinfo=None) if history.schema.find("t timestamp_ntz") > 0 else due
+            assert set(now) <= set(as_texts(expected)), (cut, end)
+            assert set(now) >= set(as_texts([row for row in expected if row[finish] <= at])), (cut, end)
+        assert as_texts(list(table.values())) == as_texts(rounded(oracle(cut.ends[-1])))
+        assert "early" not in mode or finals == set(table)
+
+
+@oracle_laws
+@given(rows_of_values, three_cuts(), st.sampled_from([20, 60, 420]), st.sampled_from([0, 10, -5]), modes)
+def test_tumbling_window(history: Any, cuts: Any, size: int, offset: int, mode: Any) -> None:
+    window = f"t - to_microseconds((epoch_us(t) - {offset * _MINUTE_US}) % {size * _MINUTE_US})"
+
+    def oracle(end: datetime) -> list[dict[str, Any]]:
+        return ask(
+            f"""SELECT k, {window} AS window_start, {window} + to_minutes({size}) AS window_end, {_COLUMNS}
+            FROM history WHERE arrived < '{end}' GROUP BY ALL""",
+            history,
+        )
+
+    spans = {"size": timedelta(minutes=size), "offset": timedelta(minutes=offset)}
+    check(history, cuts, type("Spans", (TumblingWindow,), spans), mode, oracle)
+
+
+@oracle_laws
+@given(
+    rows_of_values,
+    three_cuts(),
+    st.sampled_from([(20, 20), (60, 20), (50, 20), (90, 60), (420, 60)]),
+    st.sampled_from([0, 10, -5]),
+    modes,
+)
+def test_sliding_window(history: Any, cuts: Any, spans: tuple[int, int], offset: int, mode: Any) -> None:
+    size, slide = spans
+
+    def oracle(end: datetime) -> list[dict[str, Any]]:
+        return ask(
+            f"""SELECT k, t - to_microseconds(before) AS window_start,
+                t - to_microseconds(before) + to_minutes({size}) AS window_end, {_COLUMNS}
+            FROM (
+                SELECT *, (epoch_us(t) - {offset * _MINUTE_US}) % {slide * _MINUTE_US} + nth * {slide * _MINUTE_US} AS before
+                FROM history, range({-(-size // slide)}) AS numbers(nth) WHERE arrived < '{end}'
+            ) WHERE before < {size * _MINUTE_US} GROUP BY ALL""",
+            history,
+        )
+
+    declared = {"size": size, "slide": slide, "offset": offset}
+    settings = {name: timedelta(minutes=minutes) for name, minutes in declared.items()}
+    check(history, cuts, type("Spans", (SlidingWindow,), settings), mode, oracle)
+
+
+@oracle_laws
+@given(rows_of_values, three_cuts(), st.sampled_from([5, 15, 60, "gap"]), modes)
+def test_session_window(history: Any, cuts: Any, gap: Any, mode: Any) -> None:
+    seconds = gap if gap == "gap" else gap * 60
+
+    def oracle(end: datetime) -> list[dict[str, Any]]:
+        return ask(
+            f"""WITH ends AS (SELECT *, t + to_seconds({seconds}) AS e FROM history WHERE arrived < '{end}'),
+            reached AS (
+                SELECT *, max(e) OVER (
+                    PARTITION BY k ORDER BY t, e ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+                ) AS before FROM ends
+            ),
+            numbered AS (
+                SELECT *, count_if(before IS NULL OR t > before) OVER (
+                    PARTITION BY k ORDER BY t, e ROWS UNBOUNDED PRECEDING
+                ) AS session FROM reached
+            )
+            SELECT k, min(t) AS session_start, max(e) AS session_end, {_COLUMNS} FROM numbered GROUP BY k, session""",
+            history,
+        )
+
+    settings = {"gap": gap if gap == "gap" else timedelta(minutes=gap)}
+    check(history, cuts, type("Spans", (SessionWindow,), settings), mode, oracle)
+
+
+# --- Funnel -----------------------------------------------------------------------------------------------------------
+
+_FUNNELS = """
+WITH RECURSIVE ordered AS (
+    SELECT k, t, row_number() OVER (PARTITION BY k ORDER BY t, arrived, seq) AS n, list_position({steps}, page) AS step
+    FROM history
+), walk AS (
+    SELECT DISTINCT k, 1::BIGINT AS n, 0::BIGINT AS level, 0::BIGINT AS last, []::{of}[] AS times, 'skip' AS kind FROM ordered
+    UNION ALL
+    SELECT k, CASE kind WHEN 'abandon' THEN last + 1 ELSE n + 1 END,
+        CASE kind WHEN 'open' THEN 1 WHEN 'advance' THEN level + 1 WHEN 'skip' THEN level ELSE 0 END,
+        CASE WHEN kind IN ('open', 'advance', 'complete') THEN n ELSE last END,
+        CASE kind WHEN 'open' THEN [t] WHEN 'advance' THEN list_append(times, t)
+            WHEN 'complete' THEN list_append(times, t) ELSE times END,
+        kind
+    FROM (
+        SELECT w.k, w.n, w.level, w.last, w.times, o.t, CASE
+            WHEN w.level > 0 AND (o.n IS NULL OR o.t >= w.times[1] + {within}) THEN 'abandon'
+            WHEN o.step = w.level + 1 AND o.step = {count} THEN 'complete'
+            WHEN w.level < 2 AND o.step = 1 THEN 'open'
+            WHEN w.level > 0 AND o.step = w.level + 1 THEN 'advance'
+            ELSE 'skip' END AS kind
+        FROM walk w LEFT JOIN ordered o ON o.k IS NOT DISTINCT FROM w.k AND o.n = w.n
+        WHERE o.n IS NOT NULL OR w.level > 0
+    )
+)
+SELECT k, times[1] AS funnel_start, times[-1] AS funnel_end, CAST(len(times) AS INT) AS steps_reached,
+    ({steps})[len(times)] AS last_step, kind = 'complete' AS is_completed, times AS step_times
+FROM walk WHERE kind IN ('abandon', 'complete')
+"""
+
+
+@oracle_laws
+@given(
+    histories(
+        columns={"page": ("string", st.none() | st.sampled_from(["a", "a", "b", "b", "c", "x"]))},
+        most_rows=40,
+        null_times=False,
+    ),
+    three_cuts(),
+    st.sampled_from([("a", "b"), ("a", "b", "c"), ("b", "a")]),
+    st.sampled_from([5, 20, 60, 600]),
+    st.sampled_from([0, 1, 32]),
+)
+def test_funnel(history: Any, cuts: Any, steps: Any, within: int, rounds: int) -> None:
+    settings = {"step": "page", "steps": steps, "within": timedelta(minutes=within)}
+    pipeline = pipeline_of(type("Steps", (Funnel,), settings))
+    sql = _FUNNELS.format(
+        steps=list(steps),
+        count=len(steps),
+        within=f"INTERVAL {within} MINUTES",
+        of="TIMESTAMP" if "t timestamp_ntz" in history.schema else "TIMESTAMPTZ",
+    )
+    expected = as_texts(ask(sql, history))
+    with patch("cairn.processors.funnel._ROUNDS", rounds):
+        for cut in cuts:
+            assert union(run_cut(pipeline, history, cut)) == expected, cut

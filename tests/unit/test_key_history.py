@@ -1,0 +1,215 @@
+"""`cairn history`: the checkpoints that changed a key, and what is known of those that count no longer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from cairn.command.cli import app
+from cairn.testing import PipelineTester
+from state_backend.adapters.open_storage import open_storage
+from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.values.retention import KeepLast
+from tests.support.accounts import DAYS, SCHEMA, accounts, at, day
+
+
+def on_disk(folder: Path, **settings: Any) -> PipelineTester:
+    return PipelineTester(accounts(**settings), input_schema=SCHEMA, root=f"file://{folder}")
+
+
+def history(folder: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(app, ["history", *arguments, "--root", f"file://{folder}", "--pipeline", "accounts"])
+
+
+def steps(folder: Path, *arguments: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(history(folder, *arguments, "--json").stdout)["checkpoints"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("root")
+    tester = on_disk(folder)
+    for n, rows in DAYS.items():
+        tester.run(rows, day(n))
+    return folder
+
+
+def test_a_checkpoint_is_listed_if_it_changed_the_key(root: Path) -> None:
+    assert [step["checkpoint"] for step in steps(root, "ann")] == [1, 2, 4]
+    assert [step["checkpoint"] for step in steps(root, "bob")] == [1, 3, 5]
+    assert [step["checkpoint"] for step in steps(root, "carl")] == [1, 3]
+    nobody = history(root, "dora")
+    assert nobody.exit_code == 1
+    assert nobody.stdout == 'key {"account": "dora"} of \'accounts\': 0 of 5 retained checkpoints changed it\n'
+
+
+def test_a_checkpoint_shows_fields_timers_rows_code_and_run(root: Path) -> None:
+    result = history(root, "ann")
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert lines[0] == 'key {"account": "ann"} of \'accounts\': 3 of 5 retained checkpoints changed it'
+    second = lines.index(next(line for line in lines if line.startswith("checkpoint 2 ")))
+    assert lines[second].startswith("checkpoint 2 [2024-01-02T00:00:00Z, 2024-01-03T00:00:00Z), code ")
+    assert ", attempt " in lines[second] and ", run tester__" in lines[second] and lines[second].endswith(" try 1")
+    assert lines[second + 1 : second + 8] == [
+        "  ~ balance: total 5 -> 16, due_ms 1704326400000 -> 1704412800000",
+        "  + amounts [1]: amount=1",
+        "  + amounts [2]: amount=10",
+        '  + days day="2024-01-02": rows=2',
+        "  timer set: 2024-01-05T00:00:00Z",
+        "  timer deleted: 2024-01-04T00:00:00Z",
+        "  1 row put out",
+    ]
+
+
+def test_a_timer_that_was_due_has_fired(root: Path) -> None:
+    carl = steps(root, "carl")[-1]
+    assert (carl["timers_fired"], carl["timers_deleted"]) == (["2024-01-04T00:00:00Z"], [])
+    assert carl["output"] == [{"account": "carl", "kind": "idle", "balance": 1, "rows": 0}]
+    assert (
+        '    {"account": "carl", "kind": "idle", "balance": 1, "rows": 0}'
+        in history(root, "carl", "--follow-output").stdout.splitlines()
+    )
+
+
+def test_key_groups_with_an_equal_digest_are_not_read(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from state_backend.inspection import key_history
+
+    read: list[int] = []
+    whole = key_history.read_key
+
+    def counting(source: Any, *arguments: Any) -> Any:
+        read.append(source.checkpoint_id)
+        return whole(source, *arguments)
+
+    monkeypatch.setattr(key_history, "read_key", counting)
+    assert [step["checkpoint"] for step in steps(root, "carl")] == [1, 3]
+    # 1 against nothing, 3 against 2: each state is read once, and no other.
+    assert sorted(read) == [1, 2, 3]
+
+
+def late(tester: PipelineTester) -> None:
+    tester.run([("ann", 1, at(1)), ("bob", 1, at(1))])
+    tester.run([("ann", 1, at(3))])
+    tester.run([("ann", 1, at(3)), ("ann", 4, at(4))])
+    tester.run([("ann", 1, at(1)), ("ann", 5, at(5))])
+
+
+def rerun(tester: PipelineTester) -> None:
+    tester.run(DAYS[1], day(1))
+    tester.run(DAYS[2], day(2))
+    tester.run([("ann", 6, at(1))], day(1))
+
+
+def dropped(tester: PipelineTester) -> None:
+    tester.deploy(replace(tester.pipeline, retention=KeepLast(2)))
+    for n in (1, 2, 3, 4):
+        tester.run([("ann", n, at(n))], day(n))
+
+
+def rescaled(tester: PipelineTester) -> None:
+    tester.run(DAYS[1], day(1))
+    tester.rescale(5)
+    tester.run(DAYS[2], day(2))
+
+
+def quarantined(tester: PipelineTester) -> None:
+    tester.run(DAYS[1], day(1))
+    tester.run(DAYS[2], day(2))
+    Coordinator(open_storage(f"{tester.root}/accounts"), "accounts").quarantine(2, "by hand")
+
+
+TABLE: dict[str, tuple[Callable[[PipelineTester], None], dict[str, Any], list[dict[str, Any]]]] = {
+    "late rows": (
+        late,
+        {"time_mode": "event", "event_time": "at", "watermark_delay": timedelta(hours=1)},
+        [{"checkpoint": 1}, {"checkpoint": 2}, {"checkpoint": 3, "late": 0}, {"checkpoint": 4, "late": 1}],
+    ),
+    "a replaced result and its stale successor": (
+        rerun,
+        {},
+        [
+            {"checkpoint": 1, "status": "replaced by 3"},
+            {"checkpoint": 2, "status": "stale by 3", "since": 1},
+            {"checkpoint": 3, "status": "completed", "since": None, "unknown": None},
+        ],
+    ),
+    "dropped checkpoints": (
+        dropped,
+        {},
+        [
+            {"checkpoint": 3, "since": None, "unknown": "the base, checkpoint 2, is dropped"},
+            {"checkpoint": 4, "since": 3, "unknown": None},
+        ],
+    ),
+    "other shards": (rescaled, {}, [{"checkpoint": 1}, {"checkpoint": 2, "since": 1, "changed": ["balance"]}]),
+    "a quarantined checkpoint": (
+        quarantined,
+        {},
+        [{"checkpoint": 1, "status": "completed"}, {"checkpoint": 2, "status": "quarantined"}],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TABLE)
+def test_what_is_known_and_what_is_not(tmp_path: Path, case: str) -> None:
+    act, settings, wanted = TABLE[case]
+    act(on_disk(tmp_path, **settings))
+    found = steps(tmp_path, "ann")
+    assert len(found) == len(wanted)
+    for step, expected in zip(found, wanted, strict=True):
+        for name, value in expected.items():
+            match name:
+                case "late":
+                    assert len(step["late"]) == value
+                case "changed":
+                    assert [c["state"] for c in step["changes"] if c["change"] == "changed"] == value
+                case _:
+                    assert step[name] == value, (name, step)
+    assert history(tmp_path, "ann").exit_code == 0
+
+
+def test_the_output_of_dropped_checkpoints_is_followed(tmp_path: Path) -> None:
+    dropped(on_disk(tmp_path))
+    found = steps(tmp_path, "ann", "--follow-output")
+    assert [(s["checkpoint"], s["status"], len(s["output"])) for s in found] == [
+        (1, "dropped", 1),
+        (2, "dropped", 1),
+        (3, "completed", 1),
+        (4, "completed", 1),
+    ]
+    assert (
+        "  the state before is unknown: the checkpoint is dropped: its rows are known, its state is not"
+        in history(tmp_path, "ann", "--follow-output").stdout.splitlines()
+    )
+
+
+def test_an_output_without_key_columns_is_told(tmp_path: Path) -> None:
+    class Anonymous(accounts().processor):  # type: ignore[misc,name-defined]
+        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+            from pyspark.sql import Row
+
+            for row in super().handleInputRows(key, rows, timerValues):
+                yield Row(balance=row.balance)
+
+    on_disk(tmp_path, processor=Anonymous, output_schema="balance long").run(DAYS[1], day(1))
+    assert steps(tmp_path, "ann")[0]["output"] is None
+    assert "  the output has no key columns, so rows of the key can't be told apart" in history(tmp_path, "ann").stdout
+
+
+def test_nothing_is_written_below_the_root(root: Path) -> None:
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    history(root, "ann", "--follow-output")
+    assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
+
+
+def test_a_pipeline_without_checkpoints_is_refused(tmp_path: Path) -> None:
+    assert "no pipeline at" in history(tmp_path, "ann").stderr

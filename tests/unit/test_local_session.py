@@ -1,0 +1,97 @@
+"""The stand-in for Spark: it reads what Spark would read, or says that Spark is needed."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cairn.replay.local_session import LocalFrame, LocalSession, NeedsSpark
+from state_backend.formats.types import parse_struct
+from state_backend.inspection.key_entries import SearchedKey
+from state_backend.values.errors import StateTypeError
+
+KEY = SearchedKey.of(
+    ("ann",),
+    parse_struct({"type": "struct", "fields": [{"name": "k", "type": "string", "nullable": True, "metadata": {}}]}),
+    16,
+)
+SESSION = LocalSession("UTC")
+
+
+def write(folder: Path, name: str = "rows.parquet", **columns: Any) -> str:
+    pq.write_table(pa.table(columns), folder / name, row_group_size=2)
+    return f"file://{folder / name}"
+
+
+def rows(frame: LocalFrame) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = frame.rows_of(KEY, ["k"]).table.to_pylist()
+    return found
+
+
+def test_the_rows_of_a_key_are_read_from_files(tmp_path: Path) -> None:
+    at = pa.array([datetime(2024, 1, n, tzinfo=UTC) for n in (1, 2, 3)], pa.timestamp("us", "UTC"))
+    first = write(tmp_path, k=["ann", "bob", "ann"], n=[1, 2, 3], at=at)
+    frame = SESSION.read.parquet(first)
+    assert frame.schema.simpleString() == "struct<k:string,n:bigint,at:timestamp>" and not frame.isStreaming
+    assert [row["n"] for row in rows(frame)] == [1, 3]
+    assert rows(frame.select("n", "k")) == [{"n": 1, "k": "ann"}, {"n": 3, "k": "ann"}]
+    declared = SESSION.read.schema("k string, n bigint, gone double").parquet(first, first)
+    assert rows(declared)[1] == {"k": "ann", "n": 3, "gone": None} and len(rows(declared)) == 4
+
+
+def test_rows_in_memory(tmp_path: Path) -> None:
+    frame = SESSION.createDataFrame([("ann", Decimal("1.50"), date(2024, 1, 1))], "k string, d decimal(5,2), day date")
+    assert rows(frame) == [{"k": "ann", "d": Decimal("1.50"), "day": date(2024, 1, 1)}]
+
+
+@pytest.mark.parametrize(
+    ("use", "says"),
+    [
+        (lambda s, path: s.sql("select 1"), "spark.sql"),
+        (lambda s, path: s.read.json(path), "spark.read.json"),
+        (lambda s, path: s.read.option("mergeSchema", "true"), "spark.read.option"),
+        (lambda s, path: s.read.parquet(path).where("n = 1"), "DataFrame.where"),
+        (lambda s, path: s.read.parquet(path).select("*"), "select of expressions"),
+        (lambda s, path: s.read.parquet(path).select("n", "n"), "select of expressions"),
+        (lambda s, path: s.read.parquet("gs://bucket/rows.parquet"), "files of gs"),
+        (
+            lambda s, path: s.read.parquet(str(Path(path).parent).removeprefix("file:")),
+            "is not the name of one local file",
+        ),
+        (lambda s, path: s.read.parquet(path.replace("rows", "*")), "is not the name of one local file"),
+        (lambda s, path: rows(s.read.schema("k string, n int").parquet(path)), "column 'n' is int64 in the file"),
+        (
+            lambda s, path: s.read.schema("k string, n map<string, int>").parquet(path),
+            "a column of type map<string,int>",
+        ),
+        (lambda s, path: s.read.schema("k nonsense").parquet(path), "nonsense"),
+        (lambda s, path: s.createDataFrame([("ann",)]), "createDataFrame without a schema"),
+        (lambda s, path: s.createDataFrame([("ann",)], "k map<string, int>"), "only Spark can sort"),
+    ],
+)
+def test_all_else_needs_spark(tmp_path: Path, use: Any, says: str) -> None:
+    path = write(tmp_path, k=["ann"], n=[1])
+    with pytest.raises(NeedsSpark) as raised:
+        use(SESSION, path)
+    assert says in str(raised.value)
+
+
+def test_files_that_spark_would_read_otherwise_need_spark(tmp_path: Path) -> None:
+    nanos = write(tmp_path, "nanos.parquet", k=["ann"], at=pa.array([1], pa.timestamp("ns")))
+    unsigned = write(tmp_path, "unsigned.parquet", k=["ann"], n=pa.array([1], pa.uint32()))
+    other = write(tmp_path, "other.parquet", k=["ann"], m=[1])
+    plain = write(tmp_path, "plain.parquet", k=["ann"], n=[1])
+    for paths in ([nanos], [unsigned], [plain, other]):
+        with pytest.raises(NeedsSpark):
+            SESSION.read.parquet(*paths)
+
+
+def test_a_key_column_of_another_type_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StateTypeError, match="don't fit the recorded key"):
+        rows(SESSION.read.parquet(write(tmp_path, k=[1], n=[1])))

@@ -1,0 +1,388 @@
+"""Windows and sessions of the ready-made processors: small examples, and declarations that are refused.
+
+Their laws beside oracles in SQL: tests/property/test_window_laws.py.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from random import Random
+from typing import Any
+
+import pytest
+from pyspark.sql.types import DayTimeIntervalType, IntegerType
+
+from cairn.aggregates import ApproxDistinct, Count, First, Last, Max, Mean, Min, StdDev, Sum, Variance
+from cairn.errors import ProcessorError, UsageError
+from cairn.processors import Funnel, SessionWindow, SlidingWindow, TumblingWindow
+from cairn.spark.ddl import parse_ddl_locally
+from cairn.testing import PipelineTester
+from tests.unit.test_ready_made import DAY, HOUR, TIMED, at, declared, ready, seqs
+
+MINUTE = timedelta(minutes=1)
+READINGS = "user string, seq int, at timestamp, celsius double"
+NOW = {**TIMED, "watermark_delay": timedelta(0)}
+
+
+def spans(rows: list[dict[str, Any]], *names: str) -> list[Any]:
+    """Return key, begin, end and other columns of each row. The times are texts; a null is None."""
+    bounds = [name for name in rows[0] if name.endswith(("_start", "_end"))] if rows else []
+    return sorted(
+        (row["user"], *(row[b] and f"{row[b]:%H:%M}" for b in bounds), *(row[name] for name in names)) for row in rows
+    )
+
+
+def windowed(base: type, settings: dict[str, Any], pipeline: dict[str, Any] = TIMED) -> PipelineTester:
+    return ready(declared(base, **{"n": Count(), **settings}), READINGS, **pipeline)
+
+
+# --- TumblingWindow ---------------------------------------------------------------------------------------------------
+
+
+def test_an_interval_that_closes_a_window_puts_out_one_row_of_it() -> None:
+    window = windowed(TumblingWindow, {"size": HOUR, "early": True}, {**TIMED, "watermark_delay": HOUR})
+    assert spans(window.run([("ann", 1, at(0, 10), 5.0)]).output, "n", "version", "is_final") == [
+        ("ann", "00:00", "01:00", 1, 1, False)
+    ]
+    closing = window.run([("ann", 2, at(0, 20), 5.0)])
+    assert spans(closing.output, "n", "version", "is_final") == [("ann", "00:00", "01:00", 2, 2, True)]
+    assert window.state("windows") == [] and window.timers() == []
+
+
+def test_a_window_of_one_interval_never_enters_the_state() -> None:
+    window = windowed(TumblingWindow, {"size": 10 * MINUTE}, NOW)
+    result = window.run([("ann", minute, at(0, minute), 5.0) for minute in range(0, 60, 5)])
+    assert (len(result.output), window.state("windows"), window.timers()) == (6, [], [])
+
+
+@pytest.mark.parametrize("base", [TumblingWindow, SlidingWindow])
+def test_late_rows_correct_a_window(base: Any) -> None:
+    size = {"size": HOUR, **({"slide": HOUR} if base is SlidingWindow else {})}
+    window = windowed(base, {**size, "allowed_lateness": HOUR}, {**TIMED, "watermark_delay": HOUR})
+    found = [
+        spans(window.run(rows).output, "n", "version")
+        for rows in (
+            [("ann", 1, at(0, 10), 5.0), ("bob", 2, at(0, 20), 5.0)],
+            [("ann", 3, at(0, 30), 5.0), ("cid", 4, at(0, 40), 5.0)],
+            [("ann", 5, at(1, 30), 5.0)],
+            [],
+            [],
+        )
+    ]
+    assert found == [
+        [("ann", "00:00", "01:00", 1, 1), ("bob", "00:00", "01:00", 1, 1)],
+        [("ann", "00:00", "01:00", 2, 2), ("cid", "00:00", "01:00", 1, 1)],
+        [("ann", "01:00", "02:00", 1, 1)],
+        [],
+        [],
+    ]
+    states = ["windows"] if base is TumblingWindow else ["panes", "put_out"]
+    assert [window.state(name) for name in states] == [[]] * len(states) and window.timers() == []
+
+
+def test_windows_that_share_a_timer_all_close() -> None:
+    window = windowed(TumblingWindow, {"size": HOUR, "allowed_lateness": HOUR}, {**TIMED, "watermark_delay": 2 * HOUR})
+    window.run([("ann", 1, at(0, 10), 5.0)])
+    window.run([("ann", 2, at(1, 10), 5.0)])
+    for rows in ([], [("ann", 3, at(1, 20), 5.0)], [], []):
+        window.run(rows)
+    assert window.state("windows") == [] and window.timers() == []
+
+
+# --- SlidingWindow ----------------------------------------------------------------------------------------------------
+
+
+def test_a_row_counts_in_all_windows_that_have_it() -> None:
+    window = windowed(SlidingWindow, {"size": HOUR, "slide": 20 * MINUTE, "most": Max("celsius")}, NOW)
+    first = window.run([("ann", 1, at(0, 10), 5.0), ("ann", 2, at(0, 30), 7.0), ("bob", 3, at(0, 59), None)])
+    assert spans(first.output, "n", "most") == [
+        ("ann", "00:00", "01:00", 2, 7.0),
+        ("ann", "23:20", "00:20", 1, 5.0),
+        ("ann", "23:40", "00:40", 2, 7.0),
+        ("bob", "00:00", "01:00", 1, None),
+    ]
+    assert [row["user_key_pane_start"] for row in window.state("panes")] == [at(0, 20), at(0, 40)]
+    assert spans(window.run().output, "n", "most") == [
+        ("ann", "00:20", "01:20", 1, 7.0),
+        ("bob", "00:20", "01:20", 1, None),
+        ("bob", "00:40", "01:40", 1, None),
+    ]
+    assert window.state("panes") == [] and window.timers() == []
+
+
+def test_panes_are_as_long_as_the_common_divisor() -> None:
+    window = windowed(SlidingWindow, {"size": 50 * MINUTE, "slide": 20 * MINUTE, "offset": 5 * MINUTE}, NOW)
+    window.run([("ann", 1, at(0, 44), 5.0)])
+    assert [row["user_key_pane_start"] for row in window.state("panes")] == [at(0, 35)]
+
+
+def test_early_rows_of_sliding_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cairn.runners.arrow_runner.ROUND_ROWS", 1)
+    window = windowed(
+        SlidingWindow, {"size": 2 * HOUR, "slide": HOUR, "early": True}, {**TIMED, "watermark_delay": HOUR}
+    )
+    names = ("n", "version", "is_final")
+    rows = [("ann", 1, at(0, 10), 5.0), ("ann", 2, at(0, 20), 5.0), ("bob", 3, at(0), 5.0)]
+    assert spans(window.run(rows).output, *names) == [
+        ("ann", "00:00", "02:00", 2, 1, False),
+        ("ann", "23:00", "01:00", 2, 1, False),
+        ("bob", "00:00", "02:00", 1, 1, False),
+        ("bob", "23:00", "01:00", 1, 1, False),
+    ]
+    assert spans(window.run([("ann", 4, at(1, 10), 5.0)]).output, *names) == [
+        ("ann", "00:00", "02:00", 3, 2, False),
+        ("ann", "01:00", "03:00", 1, 1, False),
+        ("ann", "23:00", "01:00", 2, 2, True),
+        ("bob", "23:00", "01:00", 1, 2, True),
+    ]
+    for _ in range(2):
+        window.run()
+    assert [window.state("panes"), window.state("put_out"), window.timers()] == [[], [], []]
+
+
+def test_many_windows_are_put_out_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cairn.processors.sliding_window._PAIRS", 2)
+    window = windowed(SlidingWindow, {"size": HOUR, "slide": 10 * MINUTE}, NOW)
+    rows = [(f"user {n}", n, at(0, n), 5.0) for n in range(0, 60, 7)]
+    found = [*window.run(rows).output, *window.run().output]
+    assert len(found) == 6 * len(rows)
+
+
+# --- SessionWindow ----------------------------------------------------------------------------------------------------
+
+
+def test_a_session_ends_after_a_gap() -> None:
+    window = windowed(SessionWindow, {"gap": 10 * MINUTE, "last": Last("celsius")}, {**TIMED, "watermark_delay": HOUR})
+    rows = [
+        ("ann", 1, at(0, 5), 1.0),
+        ("ann", 2, at(0, 14), 2.0),
+        ("ann", 3, at(0, 24), 3.0),
+        ("ann", 4, at(0, 50), 4.0),
+    ]
+    assert window.run(rows).output == []
+    assert [(row["user_key_session_start"], row["session_end"]) for row in window.state("sessions")] == [
+        (at(0, 5), at(0, 34)),
+        (at(0, 50), at(1)),
+    ]
+    assert spans(window.run([("ann", 5, at(1, 5), 5.0)]).output, "n", "last") == [
+        ("ann", "00:05", "00:34", 3, 3.0),
+        ("ann", "00:50", "01:00", 1, 4.0),
+    ]
+    assert spans(window.run().output, "n") == [("ann", "01:05", "01:15", 1)]
+    assert window.state("sessions") == [] and window.timers() == []
+
+
+def test_a_late_row_merges_two_sessions() -> None:
+    aggregates = {
+        "total": Sum("celsius"),
+        "mean": Mean("celsius"),
+        "variance": Variance("celsius"),
+        "deviation": StdDev("celsius"),
+        "least": Min("celsius"),
+        "most": Max("celsius"),
+        "first": First("celsius"),
+        "last": Last("celsius"),
+        "values": ApproxDistinct("celsius"),
+    }
+    window = windowed(SessionWindow, {"gap": 10 * MINUTE, **aggregates}, {**TIMED, "watermark_delay": HOUR})
+    window.run([("ann", 1, at(0, 40), 4.0), ("ann", 2, at(0, 20), 2.0)])
+    merged = window.run([("ann", 3, at(0, 30), 6.0)])
+    (row,) = merged.output
+    assert {name: row[name] for name in aggregates} == {
+        "total": 12.0,
+        "mean": 4.0,
+        "variance": 4.0,
+        "deviation": 2.0,
+        "least": 2.0,
+        "most": 6.0,
+        "first": 4.0,
+        "last": 6.0,
+        "values": 3,
+    }
+    assert spans(merged.output, "n") == [("ann", "00:20", "00:50", 3)]
+    assert window.state("sessions") == [] and window.timers() == []
+
+
+@pytest.mark.parametrize("of", [IntegerType(), DayTimeIntervalType()])
+def test_a_gap_per_row(of: Any) -> None:
+    schema = parse_ddl_locally("user string, seq int, at timestamp").add("gap", of)
+    window = ready(declared(SessionWindow, gap="gap", n=Count()), schema, **NOW)
+    minutes = (lambda m: 60 * m) if isinstance(of, IntegerType) else (lambda m: m * MINUTE)
+    rows = [
+        ("ann", 1, at(0, 0), minutes(30)),
+        ("ann", 2, at(0, 5), minutes(1)),
+        ("ann", 3, at(0, 30), minutes(5)),
+        ("ann", 4, at(0, 36), minutes(1)),
+    ]
+    assert spans(window.run(rows).output, "n") == [("ann", "00:00", "00:35", 3), ("ann", "00:36", "00:37", 1)]
+
+
+def test_a_row_without_a_gap_is_refused() -> None:
+    window = ready(declared(SessionWindow, gap="seq", n=Count()), READINGS, **NOW)
+    with pytest.raises(
+        ProcessorError, match=r"Mine: a row of key user='ann' has no gap: its 'seq' is 0; filter or fill such rows"
+    ):
+        window.run([("ann", 0, at(0), 5.0)])
+
+
+def test_sessions_that_were_put_out_and_merge(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cairn.runners.arrow_runner.ROUND_ROWS", 1)
+    window = windowed(SessionWindow, {"gap": 10 * MINUTE, "early": True}, TIMED)
+    names = ("n", "version", "is_final", "is_deleted")
+    first = window.run([("ann", 1, at(0, 20), 1.0), ("ann", 2, at(0, 40), 1.0), ("bob", 3, at(0, 20), 1.0)])
+    assert spans(first.output, *names) == [
+        ("ann", "00:20", "00:30", 1, 1, False, False),
+        ("ann", "00:40", "00:50", 1, 1, False, False),
+        ("bob", "00:20", "00:30", 1, 1, False, False),
+    ]
+    # One row joins the sessions of ann. Another one moves the begin of bob's session.
+    second = window.run([("ann", 4, at(0, 30), 1.0), ("bob", 5, at(0, 15), 1.0)])
+    assert spans(second.output, *names) == [
+        ("ann", "00:20", "00:50", 3, 2, False, False),
+        ("ann", "00:40", None, None, 2, False, True),
+        ("bob", "00:15", "00:30", 2, 1, False, False),
+        ("bob", "00:20", None, None, 2, False, True),
+    ]
+    assert spans(window.run().output, *names) == [
+        ("ann", "00:20", "00:50", 3, 3, True, False),
+        ("bob", "00:15", "00:30", 2, 2, True, False),
+    ]
+    assert window.state("sessions") == [] and window.timers() == []
+
+
+def test_late_rows_correct_sessions() -> None:
+    window = windowed(SessionWindow, {"gap": 10 * MINUTE, "allowed_lateness": HOUR}, {**TIMED, "watermark_delay": HOUR})
+    names = ("n", "version", "is_deleted")
+    first = window.run([("ann", 1, at(0, 20), 1.0), ("ann", 2, at(0, 40), 1.0), ("bob", 3, at(0, 55), 1.0)])
+    assert spans(first.output, *names) == [
+        ("ann", "00:20", "00:30", 1, 1, False),
+        ("ann", "00:40", "00:50", 1, 1, False),
+    ]
+    second = window.run([("ann", 4, at(0, 30), 1.0), ("bob", 5, at(1), 1.0)])
+    assert spans(second.output, *names) == [
+        ("ann", "00:20", "00:50", 3, 2, False),
+        ("ann", "00:40", None, None, 2, True),
+        ("bob", "00:55", "01:10", 2, 1, False),
+    ]
+    for _ in range(2):
+        assert window.run().output == []
+    assert window.state("sessions") == [] and window.timers() == []
+
+
+def test_sessions_that_share_a_timer_all_close() -> None:
+    window = windowed(SessionWindow, {"gap": HOUR, "allowed_lateness": HOUR}, {**TIMED, "watermark_delay": 3 * HOUR})
+    window.run([("ann", 1, at(0), 5.0)])
+    window.run([("ann", 2, at(1, 0) + timedelta(microseconds=500), 5.0)])
+    window.run([("ann", 3, at(1, 30), 5.0)])
+    for _ in range(4):
+        window.run()
+    assert window.state("sessions") == [] and window.timers() == []
+
+
+# --- declarations that are refused ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("base", "settings", "message"),
+    [
+        (SlidingWindow, {"size": HOUR}, r"Mine\.slide is missing; write slide = timedelta\(hours=1\)"),
+        (SlidingWindow, {"size": MINUTE, "slide": HOUR}, r"Mine\.slide is .*, longer than size = .*: rows between two"),
+        (SlidingWindow, {"size": HOUR, "slide": HOUR, "offset": 1}, r"Mine\.offset is 1; write offset = timedelta"),
+        (
+            SessionWindow,
+            {"early": True},
+            r"Mine\.gap is missing; write gap = timedelta\(minutes=30\), or name a column",
+        ),
+        (SessionWindow, {"gap": 30}, r"Mine\.gap is 30; write gap = timedelta\(minutes=30\), or name a column"),
+        (SessionWindow, {"gap": -HOUR}, r"Mine\.gap is datetime\.timedelta\(.*\); write gap"),
+        (
+            SessionWindow,
+            {"gap": HOUR, "size": HOUR},
+            r"Mine\.size is no setting of SessionWindow; its settings are gap",
+        ),
+        (
+            TumblingWindow,
+            {"size": HOUR, "allowed_lateness": 5},
+            r"Mine\.allowed_lateness is 5; write allowed_lateness =",
+        ),
+        (
+            SessionWindow,
+            {"gap": HOUR, "allowed_lateness": HOUR, "early": True},
+            r"Mine\.early is True and allowed_lateness is set: early rows include .*; leave out allowed_lateness",
+        ),
+    ],
+)
+def test_a_wrong_setting_is_refused_where_the_class_is_declared(base: type, settings: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        declared(base, **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"gap": "gaps"}, r"Mine\.gap names column 'gaps', which the input lacks; its columns are user string,"),
+        ({"gap": "celsius"}, r"Mine\.gap names column 'celsius', which is double; name a column with an interval, or"),
+        ({"gap": HOUR, "session_end": Count()}, "Mine: SessionWindow adds the column 'session_end' to the output, but"),
+    ],
+)
+def test_sessions_that_do_not_fit_the_pipeline_are_refused(settings: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        windowed(SessionWindow, settings).run([])
+
+
+def test_rows_before_1970() -> None:
+    begin = datetime(1969, 12, 31, 22, tzinfo=DAY.tzinfo)
+    window = windowed(SessionWindow, {"gap": HOUR}, {**NOW, "start": begin})
+    found = [window.run([("ann", hour, begin + hour * HOUR + MINUTE, 1.0)]).output for hour in range(3)]
+    assert spans([row for output in [*found, window.run().output, window.run().output] for row in output], "n") == [
+        ("ann", "22:01", "01:01", 3)
+    ]
+
+
+def test_late_rows_are_kept_aside() -> None:
+    window = windowed(SessionWindow, {"gap": HOUR}, NOW)
+    window.run()
+    assert seqs(window.run([("ann", 1, at(0, 30), 1.0), ("ann", 2, at(1, 30), 1.0)]).late) == [1]
+
+
+# --- state over many intervals ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.long("60 intervals for each processor", runs_in="ci")
+@pytest.mark.parametrize(
+    ("base", "settings"),
+    [
+        (TumblingWindow, {"size": HOUR}),
+        (TumblingWindow, {"size": HOUR, "allowed_lateness": HOUR}),
+        (SlidingWindow, {"size": HOUR, "slide": 20 * MINUTE}),
+        (SlidingWindow, {"size": HOUR, "slide": 20 * MINUTE, "early": True}),
+        (SlidingWindow, {"size": HOUR, "slide": 20 * MINUTE, "allowed_lateness": HOUR}),
+        (SessionWindow, {"gap": 10 * MINUTE}),
+        (SessionWindow, {"gap": 10 * MINUTE, "early": True}),
+        (SessionWindow, {"gap": 10 * MINUTE, "allowed_lateness": HOUR}),
+        (Funnel, {"step": "celsius", "steps": (1.0, 2.0, 3.0), "within": HOUR}),
+    ],
+)
+def test_state_is_flat_over_60_intervals(base: type, settings: dict[str, Any]) -> None:
+    aggregates = {} if base is Funnel else {"n": Count(), "last": Last("celsius")}
+    window = ready(declared(base, **aggregates, **settings), READINGS, **TIMED)
+    random = Random(7)
+    states = {TumblingWindow: ["windows"], SlidingWindow: ["panes"], SessionWindow: ["sessions"], Funnel: ["rows"]}[
+        base
+    ]
+    states += ["put_out"] * (base is SlidingWindow and len(settings) > 2)
+    sizes = []
+    for hour in range(60):
+        window.run(
+            [
+                (f"user {key}", n, at(hour, random.randrange(-60, 60)), float(random.randrange(1, 4)))
+                for key in range(4)
+                for n in range(3)
+            ]
+        )
+        if hour % 10 == 9:
+            sizes.append(sum(len(window.state(name)) for name in states) + len(window.timers()))
+    assert max(sizes[1:]) <= 1.5 * min(sizes[1:]), sizes
+    for _ in range(6):
+        window.run()
+    assert [window.state(name) for name in states] == [[]] * len(states) and window.timers() == []
