@@ -419,9 +419,10 @@ def test_days_on_the_server_leave_what_they_leave_on_disk(server: S3Server, tmp_
             ):
                 records = [r for days in (range(6), range(4, 6), range(6, 10)) for r in run(PIPELINE, root, days)]
             log = coordinator_of(PIPELINE, root).log()
-            found[root[:2]] = [(one.checkpoint, one.interval) for one in records], [
-                (one.id, one.content.interval, one.content.digest) for one in log.completed()
-            ]
+            found[root[:2]] = (
+                [(one.checkpoint, one.interval) for one in records],
+                [(one.id, one.content.interval, one.content.digest) for one in log.completed()],
+            )
             assert not verify_pipeline(open_storage(f"{root}/counting")).findings
     finally:
         DAYS.clear()
