@@ -34,10 +34,15 @@ from state_backend.values.errors import (
 from tests.support.faulty_proxy import FaultKind, Request
 from tests.support.s3_server import BUCKET, S3Server, s3_server
 from tests.support.storage_calls import CALLS, LARGE, NEW, OLD, STEP_BYTES, Call, at_once, generation, handle_of
+from tests.support.tiers import at_tier
 
 pytestmark = pytest.mark.s3
 
-FAULTS: tuple[FaultKind, ...] = tuple(k for k in get_args(FaultKind) if k not in ("401", "403", "429", "trickled"))
+FAULTS: tuple[FaultKind, ...] = at_tier(
+    fast=("lost",),
+    ci=("503", "lost", "truncated"),
+    all=tuple(k for k in get_args(FaultKind) if k not in ("401", "403", "429", "trickled")),
+)
 # A stalled request takes `read_s`: enough for a busy machine, less than the deadline of the patient.
 HURRY = Patience(deadline_s=0.3, connect_s=1.0, read_s=1.0, first_delay_s=0.01, longest_delay_s=0.05)
 PATIENT = replace(HURRY, deadline_s=30.0, read_s=2.0)
