@@ -42,6 +42,12 @@ SCHEMES = {
         over_network=True,
         needs=("google", "Google's client", "gcs"),
     ),
+    "s3": Scheme(
+        module="state_backend.adapters.s3_storage",
+        form="s3://bucket/prefix",
+        over_network=True,
+        needs=("boto3", "Amazon's SDK", "s3"),
+    ),
     "memory": Scheme(module="state_backend.adapters.memory_storage", form=None),
 }
 ACCEPTED = " or ".join(scheme.form for scheme in SCHEMES.values() if scheme.form is not None)

@@ -28,6 +28,7 @@ import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import timedelta
 from uuid import uuid4
 
@@ -49,6 +50,7 @@ logger = logging.getLogger("cairn")
 LASTS = timedelta(minutes=15)
 
 _JOIN_S = 10.0
+_RENEWED = ", renewals: "
 
 
 def plan_leases(leases: Sequence[FileInfo], newest_record_ms: int) -> tuple[set[int], list[FileInfo]]:
@@ -113,12 +115,19 @@ def take_lease(storage: Storage, checkpoint_id: int, what: str, lasts: timedelta
 
 
 def renew(storage: Storage, path: str) -> bool:
-    """Write a lease again, so that it lasts from now on, and return False if the lease had ended and was deleted."""
+    """Write a lease again, so that it lasts from now on, and return False if the lease had ended and was deleted.
+
+    The text for people counts the renewals. With the same bytes, the file could keep its generation on an object store
+    (`FileInfo.generation`). A clean-up that saw the lease before would then delete the renewed lease.
+    """
     try:
         info = storage.stat(path)
         if info is None:
             return False
-        storage.replace(path, storage.read(path), generation=info.generation)
+        lease = record_codec.decode(storage.read(path), path, Lease)
+        holder, _, count = lease.holder.partition(_RENEWED)
+        renewed = replace(lease, holder=f"{holder}{_RENEWED}{int(count or 0) + 1}")
+        storage.replace(path, record_codec.encode(renewed), generation=info.generation)
     except (NotFound, PreconditionFailed):
         return False
     return True

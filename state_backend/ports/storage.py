@@ -6,8 +6,8 @@ Every adapter gives these guarantees, and the commit protocol depends on them:
 2. A file is visible whole or not at all. `read`, `stat` and `list` never show a file that a crash left half-written.
 3. When a write returns, the file survives a crash of the machine, and every later `read` and `stat` sees the file.
    Every later `list` sees it too, except where `lists_late` is true: there a listing may be some seconds old.
-4. `replace` and `delete` with a generation change only the generation that the caller saw. For any other generation
-   they change nothing.
+4. `replace` and `delete` with a generation change a file only while it has that generation. Files with other bytes have
+   other generations. A caller that rewrites a file to make it younger must change its bytes.
 5. An error other than `UnknownOutcome` means that the call changed nothing. Only `DeletesMany.delete_many` may have
    deleted some files when it raises.
 6. `download` yields exactly the bytes that its handle describes, or no file.
@@ -46,7 +46,7 @@ class Storage(Protocol):
 
     @property
     def url(self) -> str:
-        """The root's URL, for messages: `file:///...`, `gs://...` or `memory://...`."""
+        """The root's URL, for messages: `file:///...`, `gs://...`, `s3://...` or `memory://...`."""
 
     def read(self, path: str, *, offset: int = 0) -> bytes:
         """Return a file's bytes from `offset` on; for metadata, since state files may be too large for memory.

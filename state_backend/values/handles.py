@@ -38,7 +38,8 @@ class FileInfo:
     Attributes:
         path: The path relative to the root of the storage.
         size_bytes: The size of the file.
-        generation: A number that changes with every write to the path.
+        generation: A number that changes with every write of other bytes to the path. After a write of the same bytes it may
+            stay the same, or come back.
         modified_ms: A time by the storage's clock, in milliseconds since the epoch. It is never earlier than the moment
             when the file got this path, even if the file is a link or a copy of an older file.
         crc32c: The checksum of the content; None if the storage keeps no checksums (local files).

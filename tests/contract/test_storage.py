@@ -26,6 +26,7 @@ from state_backend.adapters.gcs_storage import GcsStorage
 from state_backend.adapters.local_storage import CHUNK_BYTES, LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.adapters.open_storage import folders_in, join_url, open_storage, remove_all
+from state_backend.adapters.s3_storage import S3Storage
 from state_backend.adapters.schemes import is_over_network
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import (
@@ -43,6 +44,8 @@ from state_backend.values.errors import (
 from state_backend.values.handles import Handle
 from tests.support.faulty_storage import Fault, FaultyStorage, StopHere, lost_answer_at, stop_at
 from tests.support.gcs_server import BUCKET, GcsServer, gcs_server
+from tests.support.s3_server import BUCKET as S3_BUCKET
+from tests.support.s3_server import S3Server, s3_server
 
 
 def memory(_: Path) -> Storage:
@@ -63,6 +66,10 @@ def gcs(_: Path) -> Storage:
     return GcsStorage(BUCKET, f"contract/{uuid4().hex}")
 
 
+def s3(_: Path) -> Storage:
+    return S3Storage(S3_BUCKET, f"contract/{uuid4().hex}")
+
+
 def faultless(folder: Path) -> Storage:
     return FaultyStorage(local(folder), {})
 
@@ -74,11 +81,24 @@ def server() -> Iterator[GcsServer]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def amazon() -> Iterator[S3Server]:
+    with s3_server() as server:
+        yield server
+
+
 GCS = pytest.param(gcs, marks=pytest.mark.gcs)
+S3 = pytest.param(s3, marks=pytest.mark.s3)
 
 
-@pytest.fixture(params=[memory, memory_below, local, GCS, faultless])
-def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+@pytest.fixture(autouse=True)
+def _amazon_if_marked(request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("s3") is not None:
+        request.getfixturevalue("amazon")
+
+
+@pytest.fixture(params=[memory, memory_below, local, GCS, S3, faultless])
+def storage(request: pytest.FixtureRequest, tmp_path: Path, _amazon_if_marked: None) -> Storage:
     make: Callable[[Path], Storage] = request.param
     return make(tmp_path / "storage")
 
@@ -87,7 +107,9 @@ def paths(storage: Storage, prefix: str) -> list[str]:
     return [info.path for info in storage.list(prefix)]
 
 
-@pytest.mark.parametrize("make", [local, GCS, pytest.param(lambda _: MemoryStorage("memory://folders"), id="memory")])
+@pytest.mark.parametrize(
+    "make", [local, GCS, S3, pytest.param(lambda _: MemoryStorage("memory://folders"), id="memory")]
+)
 def test_folders_are_listed_without_their_files(
     make: Callable[[Path], Storage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,12 +251,12 @@ def test_replace_and_delete_match_the_generation(storage: Storage) -> None:
 
 
 def test_no_generation_comes_back(storage: Storage) -> None:
-    """Not by replacing, and not by deleting and creating, however fast."""
+    """Not by replacing, and not by deleting and creating, however fast. On S3, the same bytes have the same generation."""
     seen = []
-    for _ in range(50):
-        storage.create("record", b"same")
+    for n in range(50):
+        storage.create("record", b"%d" % n)
         seen.append(generation(storage, "record"))
-        storage.replace("record", b"same", generation=seen[-1])
+        storage.replace("record", b"-%d" % n, generation=seen[-1])
         seen.append(generation(storage, "record"))
         storage.delete("record")
     assert len(set(seen)) == 100
@@ -276,7 +298,7 @@ def test_upload_and_download_are_inverse(storage: Storage, tmp_path: Path, size_
 
 
 @pytest.mark.parametrize("size_bytes", [0, 2 * CHUNK_BYTES + 1])
-@pytest.mark.parametrize("from_", [memory_below, local, GCS, faultless])
+@pytest.mark.parametrize("from_", [memory_below, local, GCS, S3, faultless])
 def test_a_copy_does_not_depend_on_its_source(
     storage: Storage, tmp_path: Path, from_: Callable[[Path], Storage], size_bytes: int
 ) -> None:
@@ -324,7 +346,7 @@ def test_no_clock_of_a_host_dates_a_file(
         assert info is not None and abs(info.modified_ms - now_s() * 1000) < 60_000
 
 
-@pytest.mark.parametrize("from_", [memory_below, local, GCS])
+@pytest.mark.parametrize("from_", [memory_below, local, GCS, S3])
 def test_a_damaged_file_is_not_copied(storage: Storage, tmp_path: Path, from_: Callable[[Path], Storage]) -> None:
     source = from_(tmp_path / "source")
     handle = changed(source.create("a", b"something else"), crc32c=google_crc32c.value(b"what was acked"))
@@ -755,7 +777,7 @@ def test_names_too_long_for_the_disk_are_a_wrong_call(tmp_path: Path) -> None:
         LocalStorage(tmp_path).create("x" * 300, b"")
 
 
-@pytest.mark.parametrize("make", [local, GCS, pytest.param(lambda _: MemoryStorage("memory://all"), id="memory")])
+@pytest.mark.parametrize("make", [local, GCS, S3, pytest.param(lambda _: MemoryStorage("memory://all"), id="memory")])
 def test_all_files_are_removed_and_counted(
     make: Callable[[Path], Storage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -783,6 +805,7 @@ def test_open_storage_by_url(tmp_path: Path) -> None:
     ("url", "over_network"),
     [
         ("gs://bucket/a", True),
+        ("s3://bucket/a", True),
         ("file:///a", False),
         ("/a", False),
         ("memory://a", False),
@@ -809,7 +832,10 @@ def test_memory_by_url_is_one_per_name(request: pytest.FixtureRequest) -> None:
         ("gs:///prefix", "gs://bucket/prefix"),
         ("gs://bucket/a/../b", "'..'"),
         ("gs://bucket//a", "not a storage path"),
-        ("s3://bucket", "file:///absolute/path"),
+        ("s3://", "s3://bucket/prefix"),
+        ("s3://bucket/a/../b", "'..'"),
+        ("s3://buc ket", "not a bucket"),
+        ("az://bucket", "file:///absolute/path"),
         ("relative/path", "file:///absolute/path"),
         ("file://host/path", "file:///absolute/path"),
         ("file:///a/../b", "'..'"),

@@ -7,9 +7,8 @@ import multiprocessing
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from dataclasses import replace as changed
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -18,7 +17,6 @@ from urllib.request import Request as UrlRequest
 from urllib.request import urlopen
 from uuid import uuid4
 
-import google_crc32c
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
@@ -40,19 +38,17 @@ from state_backend.values.errors import (
     UnknownOutcome,
     UsageError,
 )
-from state_backend.values.handles import Handle
 from tests.support.faulty_proxy import FaultKind, Request
 from tests.support.gcs_server import BUCKET, GcsServer, gcs_server
+from tests.support.storage_calls import CALLS, LARGE, NEW, OLD, STEP_BYTES, Call, at_once, generation, handle_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.gcs
 
-STEP_BYTES = 256 * 1024
 HURRY = Patience(deadline_s=1.2, request_s=0.2, first_delay_s=0.01, longest_delay_s=0.05)
 FAULTS: tuple[FaultKind, ...] = tuple(kind for kind in get_args(FaultKind) if kind not in ("401", "403"))
-OLD, NEW, LARGE = b"old" * 100, b"new" * 200, os.urandom(2 * STEP_BYTES + 77)
 
 
 @pytest.fixture(scope="module")
@@ -86,77 +82,7 @@ def calm(storage: GcsStorage) -> GcsStorage:
     return GcsStorage(BUCKET, folder_of(storage))
 
 
-def generation(storage: GcsStorage, path: str) -> int:
-    info = storage.stat(path)
-    assert info is not None
-    return info.generation
-
-
 # --- every call under every fault -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """A call of the port on a storage where ``old`` exists: what it does to which file, if it takes effect."""
-
-    name: str
-    run: Callable[[GcsStorage, Path], object]
-    returns: Callable[[GcsStorage, Path, object], bool]
-    path: str = "old"
-    before: bytes | None = OLD
-    after: bytes | None = OLD
-
-
-def handle_of(path: str, data: bytes) -> Handle:
-    return Handle(path=path, size_bytes=len(data), crc32c=google_crc32c.value(data))
-
-
-def creating(name: str, data: bytes, run: Callable[[GcsStorage, Path], object]) -> Call:
-    made = handle_of("new", data)
-    return Call(name=name, run=run, returns=lambda _, __, got: got == made, path="new", before=None, after=data)
-
-
-CALLS = [
-    Call(name="read", run=lambda s, _: s.read("old"), returns=lambda _, __, got: got == OLD),
-    Call(name="stat", run=lambda s, _: s.stat("old"), returns=lambda s, _, got: got == s.stat("old") is not None),
-    Call(
-        name="stat of nothing",
-        run=lambda s, _: s.stat("new"),
-        returns=lambda _, __, got: got is None,
-        path="new",
-        before=None,
-        after=None,
-    ),
-    Call(name="list", run=lambda s, _: list(s.list("o")), returns=lambda s, _, got: got == [s.stat("old")]),
-    Call(
-        name="download",
-        run=lambda s, folder: s.download(handle_of("large", LARGE), folder / "got"),
-        returns=lambda _, folder, __: (folder / "got").read_bytes() == LARGE,
-    ),
-    creating("create", NEW, lambda s, _: s.create("new", NEW)),
-    creating("upload", NEW, lambda s, folder: s.upload("new", folder / "small")),
-    creating("upload in steps", LARGE, lambda s, folder: s.upload("new", folder / "large")),
-    creating("copy", LARGE, lambda s, _: s.copy_from(s, handle_of("large", LARGE), "new")),
-    Call(
-        name="replace",
-        run=lambda s, _: s.replace("old", NEW, generation=generation(s, "old")),
-        returns=lambda _, __, got: got == handle_of("old", NEW),
-        after=NEW,
-    ),
-    Call(name="delete", run=lambda s, _: s.delete("old"), returns=lambda _, __, got: got is True, after=None),
-    Call(
-        name="delete many",
-        run=lambda s, _: s.delete_many(["old", "absent"]),
-        returns=lambda _, __, got: got in (0, 1),  # where an answer was lost, the repeat finds nothing
-        after=None,
-    ),
-    Call(
-        name="delete a generation",
-        run=lambda s, _: s.delete("old", generation=generation(s, "old")),
-        returns=lambda _, __, got: got is True,
-        after=None,
-    ),
-]
 
 
 def prepared(storage: GcsStorage, folder: Path) -> None:
@@ -176,12 +102,6 @@ def stored(storage: GcsStorage, path: str) -> bytes | None:
 def only_of(storage: GcsStorage) -> Callable[[Request], bool]:
     folder = folder_of(storage)
     return lambda r: folder in unquote(r.target) or folder.encode() in r.body
-
-
-def at_once(cases: Iterable[tuple[object, ...]], check: Callable[..., int]) -> int:
-    """Runs the cases in threads, since most of their time is waiting; the sum of what they return."""
-    with ThreadPoolExecutor(8) as pool:
-        return sum(done.result() for done in [pool.submit(check, *case) for case in cases])
 
 
 @pytest.mark.parametrize("kind", FAULTS)

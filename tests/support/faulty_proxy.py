@@ -74,7 +74,7 @@ class FaultyProxy:
             def handle_any(self) -> None:
                 proxy._serve(self)
 
-            do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = handle_any
+            do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = handle_any
 
             def log_message(self, *_: object) -> None:
                 pass
@@ -163,7 +163,8 @@ def _send(handler: BaseHTTPRequestHandler, answer: Answer, *, cut: bool = False,
     for name, value in answer.headers.items():
         if name.lower() not in ("content-length", "transfer-encoding", "connection"):
             handler.send_header(name, value)
-    handler.send_header("Content-Length", str(len(answer.body)))
+    told = answer.headers.get("Content-Length") if handler.command == "HEAD" else None
+    handler.send_header("Content-Length", told or str(len(answer.body)))
     handler.end_headers()
     if slowly:
         for at in range(len(answer.body)):

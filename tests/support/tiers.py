@@ -36,7 +36,7 @@ SOFTWARE = {
     "airflow": ("java", "make java"),
     "browser": ("chromium", "apt-get install chromium chromium-driver"),
 }
-NOT_FAST = ("spark", "airflow", "browser", "cluster", "gcs")
+NOT_FAST = ("spark", "airflow", "browser", "cluster", "gcs", "s3")
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 

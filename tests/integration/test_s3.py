@@ -1,0 +1,434 @@
+"""State on S3: every call of the adapter under every fault, compatible stores, and days of a pipeline beside a disk."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import traceback
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+from urllib.parse import unquote
+from uuid import uuid4
+
+import pytest
+from botocore.exceptions import ClientError
+
+from state_backend.adapters import s3_storage
+from state_backend.adapters.local_storage import LocalStorage
+from state_backend.adapters.s3_storage import Patience, S3Storage
+from state_backend.checkpoint import leases
+from state_backend.values.errors import (
+    AlreadyExists,
+    CairnError,
+    CorruptFile,
+    NotFound,
+    PermissionRefused,
+    PreconditionFailed,
+    StorageUnavailable,
+    UnknownOutcome,
+    UsageError,
+)
+from tests.support.faulty_proxy import FaultKind, Request
+from tests.support.s3_server import BUCKET, S3Server, s3_server
+from tests.support.storage_calls import CALLS, LARGE, NEW, OLD, STEP_BYTES, Call, at_once, generation, handle_of
+from tests.support.tiers import at_tier
+
+pytestmark = pytest.mark.s3
+
+FAULTS: tuple[FaultKind, ...] = at_tier(
+    fast=("lost",),
+    ci=("503", "lost", "truncated"),
+    all=tuple(k for k in get_args(FaultKind) if k not in ("401", "403", "429", "trickled")),
+)
+# A stalled request takes `read_s`: enough for a busy machine, less than the deadline of the patient.
+HURRY = Patience(deadline_s=0.3, connect_s=1.0, read_s=1.0, first_delay_s=0.01, longest_delay_s=0.05)
+PATIENT = replace(HURRY, deadline_s=30.0, read_s=2.0)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3Server]:
+    with s3_server() as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def _small_parts(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3_storage, "PART_BYTES", STEP_BYTES)
+    monkeypatch.setattr(s3_storage, "COPIED_PART_BYTES", STEP_BYTES)
+    monkeypatch.setattr(s3_storage, "SERVER_COPIES_BYTES", STEP_BYTES)
+
+
+def fresh(patience: Patience | None = None) -> S3Storage:
+    return S3Storage(BUCKET, f"faults/{uuid4().hex}", patience=patience)
+
+
+def calm(storage: S3Storage) -> S3Storage:
+    """The same folder, without hurry."""
+    return S3Storage(BUCKET, storage.url.removeprefix(f"s3://{BUCKET}/"))
+
+
+def prepared(storage: S3Storage, folder: Path) -> None:
+    folder.mkdir()
+    storage = calm(storage)
+    storage.create("old", OLD)
+    storage.create("large", LARGE)
+    (folder / "small").write_bytes(NEW)
+    (folder / "large").write_bytes(LARGE)
+
+
+def stored(storage: S3Storage, path: str) -> bytes | None:
+    try:
+        return calm(storage).read(path)
+    except NotFound:
+        return None
+
+
+def only_of(storage: S3Storage) -> Callable[[Request], bool]:
+    folder = storage.url.removeprefix(f"s3://{BUCKET}/")
+    return lambda r: folder in unquote(r.target) or folder.encode() in r.body
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_one_broken_request_is_made_good(server: S3Server, tmp_path: Path, kind: FaultKind) -> None:
+    def check(call: Call) -> int:
+        for at in range(20):
+            storage, folder = fresh(PATIENT), tmp_path / f"{call.name} {at}"
+            prepared(storage, folder)
+            with server.broken(kind, skip=at, only=only_of(storage)) as planned:
+                got = call.run(storage, folder)
+            assert call.returns(calm(storage), folder, got), (call.name, at)
+            assert stored(storage, call.path) == call.after, (call.name, at)
+            if planned.struck == 0:  # the call has no more requests
+                return at
+        pytest.fail(f"{call.name} does not end")
+
+    assert at_once([(call,) for call in CALLS], check) >= 19
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_a_server_that_stays_broken_is_told(server: S3Server, tmp_path: Path, kind: FaultKind) -> None:
+    """StorageUnavailable means that nothing was changed, UnknownOutcome that the file is the old or the new one."""
+
+    def check(call: Call, skip: int) -> int:
+        storage, folder, error = fresh(HURRY), tmp_path / f"{call.name} {skip}", None
+        prepared(storage, folder)
+        with server.broken(kind, skip=skip, times=10**9, only=only_of(storage)):
+            try:
+                got = call.run(storage, folder)
+            except CairnError as caught:
+                error = caught
+        case = f"{call.name}, from request {skip} on: {error!r}"
+        found = stored(storage, call.path)
+        match error:
+            case None:
+                assert call.returns(calm(storage), folder, got), case
+                assert found == call.after, case
+                return 0
+            case StorageUnavailable():
+                assert found == call.before, case
+            case UnknownOutcome():
+                assert found in (call.before, call.after), case
+                assert call.before != call.after, case
+            case _:
+                pytest.fail(case)
+        told = "".join(traceback.format_exception(error))
+        assert storage.url in str(error) and server.url not in told and "Signature" not in told
+        assert not (folder / "got").exists()
+        return 1
+
+    assert at_once([(call, skip) for call in CALLS for skip in range(3)], check) >= len(CALLS)
+
+
+def test_a_repeat_that_is_refused_knows_its_own_file(server: S3Server) -> None:
+    storage = fresh()
+    for kind in ("lost", "lost 503"):
+        with server.broken(kind, only=lambda r: r.method == "PUT"):
+            assert storage.create(kind, NEW) == handle_of(kind, NEW)
+        with server.broken(kind, only=lambda r: r.method == "PUT"):
+            storage.replace(kind, OLD, generation=generation(storage, kind))
+        assert storage.read(kind) == OLD
+
+
+def test_a_repeat_that_meets_another_writer_does_not_claim_to_know(server: S3Server) -> None:
+    storage, other = fresh(), fresh()
+    other = calm(storage)
+
+    def overtaken(r: Request) -> bool:
+        if r.method != "PUT" or b"theirs" in r.body or not r.target.endswith("/a"):
+            return False
+        if other.stat("a") is None:
+            other.create("a", b"theirs")
+        else:
+            other.replace("a", other.read("a") + b" again", generation=generation(other, "a"))
+        return True
+
+    with server.broken("reset", only=overtaken), pytest.raises(UnknownOutcome, match="'a'"):
+        storage.create("a", b"ours")
+    with server.broken("reset", only=overtaken), pytest.raises(UnknownOutcome, match="'a'"):
+        storage.replace("a", b"ours", generation=generation(storage, "a"))
+    assert storage.read("a").startswith(b"theirs again")
+
+
+def test_a_delete_sent_again_never_meets_a_newer_file(server: S3Server) -> None:
+    storage = fresh()
+    other = calm(storage)
+    storage.create("a", OLD)
+    deletes: list[int] = []
+
+    def second(r: Request) -> bool:
+        if r.method == "DELETE":
+            deletes.append(1)
+            if len(deletes) == 2:
+                other.create("a", NEW)
+        return r.method == "DELETE"
+
+    with server.broken("lost", only=second), pytest.raises(UnknownOutcome):
+        storage.delete("a")
+    assert storage.read("a") == NEW
+
+
+def test_another_write_under_way_is_waited_for(server: S3Server) -> None:
+    storage = fresh(HURRY)
+    server.conflicts = 1
+    assert storage.create("a", NEW) == handle_of("a", NEW)
+    server.conflicts = 10**9
+    with pytest.raises(StorageUnavailable, match=r"HTTP 409 ConditionalRequestConflict for 0\.3 s; .*try again"):
+        storage.create("b", NEW)
+    server.conflicts = 0
+    assert storage.stat("b") is None
+
+
+def test_damaged_bytes_leave_no_file(server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage, forward = fresh(HURRY), server.forward
+    for name, data in (("small", b"payload"), ("large", b"payload" * STEP_BYTES)):
+        (tmp_path / name).write_bytes(data)
+
+        def damaged(request: Request) -> Any:
+            body = request.body.replace(b"payload", b"payIoad", 1)
+            return forward(replace(request, body=body) if request.method == "PUT" else request)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(server, "forward", damaged)
+            with pytest.raises(StorageUnavailable, match="BadDigest"):
+                storage.upload(name, tmp_path / name)
+        assert storage.stat(name) is None
+        assert storage.upload(name, tmp_path / name) == handle_of(name, data)
+
+
+def test_a_store_that_ignores_conditions_is_refused_by_name(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3_storage, "_conditional", set())
+    monkeypatch.setattr(server, "ignores_conditions", True)
+    storage = fresh()
+    with pytest.raises(
+        UsageError, match=r"the server http://127\.0\.0\.1:\d+ ignores the precondition of a conditional create"
+    ):
+        storage.create("a", b"1")
+    monkeypatch.setattr(server, "ignores_conditions", False)
+    storage.create("a", b"1")
+    assert [f.path for f in storage.list("")] == ["a"]
+    before = len(server.requests)
+    fresh().create("b", b"1")
+    assert len(server.requests) == before + 1  # the bucket's server is asked once in a process
+
+
+def test_a_renewed_lease_has_another_generation(server: S3Server) -> None:
+    """A clean-up that saw the lease before its renewal must not delete it."""
+    storage = fresh()
+    storage.create("HEAD.json", b"")
+    path = "leases/00000000000000000042-900-00000000-0000-0000-0000-000000000001.json"
+    from state_backend.formats import record_codec
+    from state_backend.values.records import Lease
+
+    lease = Lease(id=42, lease="00000000-0000-0000-0000-000000000001", seconds=900, holder="an export")
+    storage.create(path, record_codec.encode(lease))
+    seen = generation(storage, path)
+    for renewals in (1, 2):
+        assert leases.renew(storage, path)
+        found = record_codec.decode(storage.read(path), path, Lease)
+        assert found.holder == f"an export, renewals: {renewals}"
+        with pytest.raises(PreconditionFailed):
+            storage.delete(path, generation=seen)
+        seen = generation(storage, path)
+    storage.delete(path)
+    assert not leases.renew(storage, path)
+
+
+def every_call(storage: S3Storage, folder: Path) -> list[Callable[[], object]]:
+    (folder / "file").touch()
+    return [
+        lambda: storage.read("a"),
+        lambda: storage.create("a", b""),
+        lambda: storage.replace("a", b"", generation=0x61),
+        lambda: storage.replace("a", b"", generation=7),
+        lambda: storage.upload("a", folder / "file"),
+        lambda: storage.download(handle_of("a", b""), folder / "got"),
+        lambda: storage.copy_from(storage, handle_of("a", b""), "b"),
+        lambda: storage.copy_from(storage, handle_of("a", LARGE), "b"),
+        lambda: storage.stat("a"),
+        lambda: list(storage.list("")),
+        lambda: storage.delete("a"),
+        lambda: storage.delete_many(["a"]),
+    ]
+
+
+def test_a_bucket_that_does_not_exist_is_named(server: S3Server, tmp_path: Path) -> None:
+    for number in range(12):
+        storage = S3Storage(f"no-such-bucket-{number}", "a")
+        with pytest.raises(UsageError, match=f"no-such-bucket-{number}' does not exist; create it first"):
+            every_call(storage, tmp_path)[number]()
+
+
+def test_refused_identities_are_told_what_to_do(server: S3Server, tmp_path: Path) -> None:
+    storage = fresh(HURRY)
+    for call in every_call(storage, tmp_path):
+        with server.broken("403", times=10), pytest.raises(PermissionRefused, match=r"s3:PutObject.* s3:ListBucket"):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "error", "says"),
+    [
+        (403, "ExpiredToken", UsageError, "the credentials are refused: renew them"),
+        (403, "SignatureDoesNotMatch", UsageError, "the credentials are refused"),
+        (403, "RequestTimeTooSkewed", UsageError, "check this host's clock"),
+        (403, "AccessDenied", PermissionRefused, "s3:PutObject"),
+        (404, "NoSuchBucket", UsageError, "create it first"),
+        (404, "NoSuchKey", NotFound, "does not exist"),
+        (412, "PreconditionFailed", PreconditionFailed, "another process"),
+        (409, "ConditionalRequestConflict", StorageUnavailable, "try again"),
+        (503, "SlowDown", StorageUnavailable, "HTTP 503 SlowDown for 180 s; check the network"),
+    ],
+)
+def test_each_refusal_has_an_error_with_its_next_step(
+    server: S3Server, status: int, code: str, error: type[CairnError], says: str
+) -> None:
+    answer = {"Error": {"Code": code, "Message": "secret"}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    made = fresh()._translated("read 'a'", ClientError(answer, "GetObject"), None)
+    assert isinstance(made, error) and says in str(made) and "secret" not in str(made)
+
+
+def test_without_credentials_the_ways_to_give_them_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "absent"))
+    for call in every_call(S3Storage("some-bucket"), tmp_path):
+        with pytest.raises(UsageError, match="set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"):
+            call()
+    monkeypatch.setenv("AWS_PROFILE", "absent")
+    with pytest.raises(UsageError, match="ProfileNotFound; expected credentials"):
+        S3Storage("some-bucket").read("a")
+
+
+def test_settings_reach_the_server(server: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CAIRN_S3_REQUEST_PAYER", "requester")
+    monkeypatch.setenv("CAIRN_S3_ENCRYPTION", "aws:kms")
+    monkeypatch.setenv("CAIRN_S3_KMS_KEY_ID", "key-1")
+    storage, before = fresh(), len(server.requests)
+    (tmp_path / "file").write_bytes(LARGE)
+    storage.create("a", NEW)
+    storage.upload("large", tmp_path / "file")
+    assert storage.read("a") == NEW and storage.read("large") == LARGE
+    sent = server.requests[before:]
+    assert {r.headers.get("x-amz-request-payer") for r in sent} == {"requester"}
+    begun = [r for r in sent if r.headers.get("x-amz-server-side-encryption")]
+    assert {r.headers["x-amz-server-side-encryption-aws-kms-key-id"] for r in begun} == {"key-1"} and len(begun) == 2
+    assert generation(storage, "a") != generation(storage, "large")
+
+
+def test_a_copy_within_the_server_moves_no_bytes(server: S3Server) -> None:
+    storage, target = fresh(), fresh()
+    handle = storage.create("large", LARGE)
+    before = len(server.requests)
+    assert target.copy_from(storage, handle, "here") == handle_of("here", LARGE)
+    assert all(len(r.body) < 2000 and r.method != "GET" for r in server.requests[before:])
+    assert storage.delete("large")
+    assert target.read("here") == LARGE
+    with pytest.raises(NotFound, match="large"):
+        target.copy_from(storage, handle, "there")
+    storage.create("large", NEW * 1000)
+    with pytest.raises(CorruptFile, match=f"expected {len(LARGE)} bytes"):
+        target.copy_from(storage, handle, "there")
+    assert [info.path for info in target.list("")] == ["here"]
+    disk = LocalStorage(Path(os.environ["AIRFLOW_HOME"]) / uuid4().hex)
+    assert target.copy_from(disk, disk.create("a", LARGE), "b") == handle_of("b", LARGE)
+
+
+def test_parts_of_a_failed_upload_are_removed(server: S3Server, tmp_path: Path) -> None:
+    storage = fresh()
+    (tmp_path / "file").write_bytes(LARGE)
+    storage.create("a", NEW)
+    with pytest.raises(AlreadyExists):
+        storage.upload("a", tmp_path / "file")
+    found = storage._client("look").list_multipart_uploads(
+        Bucket=BUCKET, Prefix=storage.url.removeprefix(f"s3://{BUCKET}/")
+    )
+    assert "Uploads" not in found
+
+
+def test_parts_grow_so_that_ten_thousand_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3_storage, "PART_BYTES", 2)
+    monkeypatch.setattr(s3_storage, "PARTS_OF_ONE_SIZE", 2)
+    pieces = [*s3_storage._pieces([b"0123456789", b"abcdef"])]
+    assert pieces == [(b"01", False), (b"23", False), (b"4567", False), (b"89ab", False), (b"cdef", True)]
+    assert [*s3_storage._pieces([])] == [(b"", True)]
+
+
+def _in_a_child(storage: S3Storage, number: int) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda n: storage.create(f"child/{number}/{n}", b"%d" % n), range(20)))
+        assert list(pool.map(lambda n: storage.read(f"parent/{n}"), range(4))) == [b"0", b"1", b"2", b"3"]
+
+
+def test_a_storage_survives_a_fork(server: S3Server) -> None:
+    storage = fresh()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda n: storage.create(f"parent/{n}", b"%d" % n), range(4)))
+    context = multiprocessing.get_context("fork")
+    children = [context.Process(target=_in_a_child, args=(storage, n)) for n in range(3)]
+    for child in children:
+        child.start()
+    _in_a_child(storage, 3)
+    for child in children:
+        child.join(60)
+        assert child.exitcode == 0
+    assert len(list(storage.list("child/"))) == 80
+
+
+def test_an_etag_is_a_generation_and_back() -> None:
+    for etag in ('"d41d8cd98f00b204e9800998ecf8427e"', '"d41d8cd98f00b204e9800998ecf8427e-37"', '"any text"'):
+        assert s3_storage._etag(s3_storage._generation({"ETag": etag})) == etag
+    assert [s3_storage._etag(n) for n in (-1, 0, 7, 0xFF)] == [None] * 4
+
+
+def test_days_on_the_server_leave_what_they_leave_on_disk(server: S3Server, tmp_path: Path) -> None:
+    """Ten days, re-runs and a trial, with faults strewn over the requests: equal digests and rows."""
+    from cairn.operations.coordinator_of import coordinator_of
+    from state_backend.adapters.open_storage import open_storage
+    from state_backend.inspection.verify import verify_pipeline
+    from tests.support.counting import DAYS, day
+    from tests.support.trials import OLD as PIPELINE
+    from tests.support.trials import run
+
+    DAYS.update({day(n).start: [(f"user {i}", "fig", i + n) for i in range(0, 400, 1 + n)] for n in range(10)})
+    found = {}
+    try:
+        for root in (f"s3://{BUCKET}/days/{uuid4().hex}", f"file://{tmp_path}"):
+            with (
+                server.broken("503", skip=3, times=2),
+                server.broken("lost", skip=35),
+                server.broken("reset", skip=60),
+                server.broken("truncated", skip=90, only=lambda r: r.method == "GET"),
+            ):
+                records = [r for days in (range(6), range(4, 6), range(6, 10)) for r in run(PIPELINE, root, days)]
+            log = coordinator_of(PIPELINE, root).log()
+            found[root[:2]] = (
+                [(one.checkpoint, one.interval) for one in records],
+                [(one.id, one.content.interval, one.content.digest) for one in log.completed()],
+            )
+            assert not verify_pipeline(open_storage(f"{root}/counting")).findings
+    finally:
+        DAYS.clear()
+    assert found["s3"] == found["fi"]
