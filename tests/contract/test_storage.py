@@ -264,18 +264,18 @@ def test_no_generation_comes_back(storage: Storage) -> None:
 
 def test_of_many_replacers_exactly_one_wins(storage: Storage) -> None:
     storage.create("record", b"start")
-    for _ in range(20):
+    for round_ in range(20):
         seen, start = generation(storage, "record"), threading.Barrier(6)
 
-        def attempt(writer: int, seen: int = seen, start: threading.Barrier = start) -> object:
+        def attempt(writer: int, seen: int = seen, start: threading.Barrier = start, round_: int = round_) -> object:
             start.wait()
-            return outcome(lambda: storage.replace("record", b"%d" % writer, generation=seen))
+            return outcome(lambda: storage.replace("record", b"%d %d" % (round_, writer), generation=seen))
 
         with ThreadPoolExecutor(6) as pool:
             outcomes = list(pool.map(attempt, range(6)))
         assert outcomes.count(None) == 1
         assert outcomes.count(PreconditionFailed) == 5
-        assert storage.read("record") == b"%d" % outcomes.index(None)
+        assert storage.read("record") == b"%d %d" % (round_, outcomes.index(None))
 
 
 # --- upload and download ------------------------------------------------------------------------------------------------
