@@ -120,7 +120,7 @@ class Patience:
     """Time limits of requests and their repeats, in seconds.
 
     Attributes:
-        deadline_s: A request is repeated until this long after its beginning.
+        deadline_s: A request is repeated for at most this time.
         connect_s: Timeout of a connection.
         read_s: Timeout of the next bytes of an answer.
         first_delay_s: The n-th repeat waits for a random time of at most `first_delay_s * 2**(n-1)`.
@@ -562,7 +562,8 @@ class S3Storage:
     def _refuse_if_conditions_are_ignored(self, doing: str) -> None:
         """Raise `UsageError` if the server ignores preconditions. Amazon's own endpoints are not asked.
 
-        A file is created twice and deleted by a wrong ETag. The server must refuse the second and the third request.
+        The requests create a file twice, then replace and delete the file with a wrong ETag. The server must refuse all but
+        the first.
         """
         client = self._client(doing)
         endpoint = client.meta.endpoint_url
@@ -590,9 +591,9 @@ class S3Storage:
         if refused != [False, True, True, True]:
             ignored = ["create", "create", "replace", "delete"][refused.index(False, 1)]
             raise UsageError(
-                f"can't {doing}: the server {endpoint} ignores the precondition of a conditional {ignored}, so that two "
-                "writers would overwrite each other's files; use a release of the server that keeps conditional requests, "
-                "or another storage"
+                f"can't {doing}: the server {endpoint} ignores the precondition of a conditional {ignored}\n"
+                "Two writers could overwrite each other's files. Use a release of the server that supports conditional "
+                "requests, or another storage"
             )
         _conditional.add((endpoint, self._bucket))
 
@@ -618,7 +619,7 @@ class S3Storage:
             NotFound: The server answers 404. The caller decides what is absent.
             PreconditionFailed: The server answers 412. The caller decides what that means.
             UnknownOutcome: Any other failure of a write that may have taken effect.
-            UsageError: The credentials are refused.
+            UsageError: The credentials are missing or refused, or S3 reports that the bucket does not exist.
             PermissionRefused: The identity lacks a permission.
             StorageUnavailable: The request failed for another reason, or until the deadline.
         """

@@ -17,6 +17,7 @@ from cairn.errors import ProcessorError, UsageError
 from cairn.processors import Funnel, SessionWindow, SlidingWindow, TumblingWindow
 from cairn.spark.ddl import parse_ddl_locally
 from cairn.testing import PipelineTester
+from tests.support.tiers import at_tier
 from tests.unit.test_ready_made import DAY, HOUR, TIMED, at, declared, ready, seqs
 
 MINUTE = timedelta(minutes=1)
@@ -348,7 +349,7 @@ def test_late_rows_are_kept_aside() -> None:
 # --- state over many intervals ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.long("60 intervals for each processor", runs_in="ci")
+@pytest.mark.long("30 intervals for each processor, 60 in make test-all", runs_in="ci")
 @pytest.mark.parametrize(
     ("base", "settings"),
     [
@@ -363,7 +364,7 @@ def test_late_rows_are_kept_aside() -> None:
         (Funnel, {"step": "celsius", "steps": (1.0, 2.0, 3.0), "within": HOUR}),
     ],
 )
-def test_state_is_flat_over_60_intervals(base: type, settings: dict[str, Any]) -> None:
+def test_state_is_flat_over_many_intervals(base: type, settings: dict[str, Any]) -> None:
     aggregates = {} if base is Funnel else {"n": Count(), "last": Last("celsius")}
     window = ready(declared(base, **aggregates, **settings), READINGS, **TIMED)
     random = Random(7)
@@ -372,7 +373,7 @@ def test_state_is_flat_over_60_intervals(base: type, settings: dict[str, Any]) -
     ]
     states += ["put_out"] * (base is SlidingWindow and len(settings) > 2)
     sizes = []
-    for hour in range(60):
+    for hour in range(at_tier(fast=30, ci=30, all=60)):
         window.run(
             [
                 (f"user {key}", n, at(hour, random.randrange(-60, 60)), float(random.randrange(1, 4)))

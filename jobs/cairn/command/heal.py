@@ -89,8 +89,8 @@ def heal(
 ) -> int:
     """Run every stale, failed, quarantined and missing interval up to a date, in order.
 
-    Runs at work are waited for. Open and paused backfills are adopted or ended. A killed call changes nothing that the
-    same command does not continue.
+    Runs at work are waited for. Open and paused backfills are adopted or ended. If this call is killed, the same
+    command continues.
     """
     check_no_trial(root, "heal")
     last_instant("--to", to)  # A wrong text is told before storage and Airflow are asked.

@@ -141,9 +141,10 @@ def lines_of(found: Replay) -> Iterator[str]:
     record = found.found.record
     content = record.content
     base = f"checkpoint {content.base_id}" if content.base_id is not None else "empty state"
+    rows = len(found.planned.rows())
     yield (
         f"checkpoint {record.id} of {found.pipeline.name!r}, {content.interval}, key {_text(found.key.named)}: "
-        f"{len(found.planned.rows())} rows, from {base}{', read with Spark' if found.planned.with_spark else ''}"
+        f"{rows} row{'' if rows == 1 else 's'}, from {base}{', read with Spark' if found.planned.with_spark else ''}"
     )
     for number, call in enumerate(found.run.calls, 1):
         yield from _lines_of_call(number, call)

@@ -20,7 +20,7 @@ log = logging.getLogger("cairn")
 
 DEDUPLICATE = "dropDuplicates or distinct (use cairn.processors.Deduplicate)"
 WINDOW_FUNCTION = "a window function (use cairn.processors.Deduplicate, Latest, History or TopN)"
-TIME_WINDOW = "an aggregation by time window (use cairn.processors.TumblingWindow)"
+TIME_WINDOW = "an aggregation by time window (use cairn.processors.TumblingWindow, SlidingWindow or SessionWindow)"
 RANGE_JOIN = "a join over a range (use cairn.processors.IntervalJoin or LookupJoin)"
 _OPERATIONS = (DEDUPLICATE, WINDOW_FUNCTION, TIME_WINDOW, RANGE_JOIN)
 
