@@ -1,8 +1,8 @@
 """Look up one key of a checkpoint for a page: its state, its history, and the command that replays its interval.
 
-A process of its own reads the state (`cairn.command.look_up_key`), with limits of time, memory and size. It gets the key
-by its standard input, because other users of the host can read a process's arguments. One process runs at a time, and
-nothing is kept.
+A process of its own reads the state (`cairn.command.look_up_key`), with limits of time, memory and size. The process
+reads the key from its standard input, because other users of the host can read arguments. One process runs at a time, and
+Cairn keeps nothing.
 """
 
 from __future__ import annotations

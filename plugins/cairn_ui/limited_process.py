@@ -69,7 +69,7 @@ def run_module(
         environment: Variables to add to the environment of the process.
         seconds: The process is killed after this time.
         memory_bytes: Largest memory for the process's data (RLIMIT_DATA).
-        said_bytes: Largest output of which the result has all bytes.
+        said_bytes: The result has at most this many bytes of the output, plus one.
         given: The process's standard input.
     """
     root, began_s = repo_root(), time.monotonic()
@@ -77,8 +77,8 @@ def run_module(
     # Each library gets one thread and uses the common heap. Otherwise memory that libraries reserve without using it
     # would count against the memory limit.
     slim = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"}
-    # The process writes its output to files, of which only `said_bytes` are read. With pipes, the API server would have
-    # to read all output, however large.
+    # The process writes its output to files, and the API server reads only the first bytes. With pipes, the API server
+    # would have to read all output, however large.
     with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as errors, tempfile.TemporaryFile() as input_:
         input_.write(given)
         input_.seek(0)

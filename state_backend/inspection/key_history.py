@@ -37,10 +37,10 @@ class KeyStep:
     """One checkpoint of a key's history.
 
     Attributes:
-        record: The record of a retained checkpoint; the tombstone of a dropped one, of which only rows are known.
+        record: The record of a retained checkpoint; the tombstone of a dropped one, where only rows are known.
         status: The status of the checkpoint, as `cairn list` names it.
-        since: The checkpoint that `changes` compare with: the base, or the nearest retained ancestor. None for empty
-            state.
+        since: The checkpoint that `changes` compare with: the base, or the nearest retained ancestor. None if the
+            interval began with empty state, or if `unknown` is set.
         between: The number of dropped checkpoints between `since` and this checkpoint. `changes` include theirs.
         unknown: Why the state before is unknown; None if it is known. `changes` then list the whole state of the key.
         changes: The changed entries and timers of the key.

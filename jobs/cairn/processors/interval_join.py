@@ -230,7 +230,7 @@ class IntervalJoin(ReadyMade):
         state.appendList(added.owners, added.rows)
 
     def _alone(self, batch: KeyedBatch, side: int, rows: SideRows) -> pa.Table:
-        """Return output rows without partner."""
+        """Return the rows without partner, with nulls for the other side."""
         none, every = np.full(len(rows.owners), -1), np.arange(len(rows.owners))
         at = (every, none) if side == 0 else (none, every)
         both = list(self._none)

@@ -247,7 +247,7 @@ class SessionWindow(Windows):
         put_out = ~waits & (self.early | known | (ceil_ms(ends - self._lateness) <= due_ms))
         changed = versions + put_out
         keep = np.flatnonzero(~closes)
-        # Remove stored sessions that close or that have another begin now.
+        # Remove stored sessions that close or whose start changed.
         gone = line.members[closes[line.of_member] | ~same_begin]
         self._sessions.removeKey(stored.owners[gone], self._user_keys(stored.begins[gone]))
         self._write(owners[keep], begins[keep], ends[keep], parts.take(pa.array(keep)), changed[keep])
@@ -349,7 +349,7 @@ def _sessions_of(stored: _Stored, owners: Int64s, starts: Int64s, ends: Int64s, 
         owners: Index of each row's key.
         starts: Event time of each row.
         ends: Event time plus gap of each row.
-        carried: Begins of sessions of the first key that count as changed without a row.
+        carried: Starts of the first key's sessions that the previous batch changed. They count as changed.
     """
     held = len(stored.owners)
     all_owners = np.concatenate([stored.owners, owners])

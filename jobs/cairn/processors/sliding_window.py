@@ -55,8 +55,8 @@ class SlidingWindow(Windows):
         early: True puts out a window in each interval with new rows too: one row per interval. The output then has two
             more columns: `version`, which numbers the rows of a window from 1, and `is_final`. The state `put_out` has
             the version of each open window.
-        allowed_lateness: Part of the watermark delay. A window is put out so long before the watermark passes its end.
-            Late rows then put out a corrected row of the window. The output has the column `version`.
+        allowed_lateness: Part of the watermark delay. A window is put out when the watermark reaches its end minus
+            this time. Late rows then put out a corrected row of the window. The output has the column `version`.
 
     Example:
         class LastDay(SlidingWindow):
@@ -146,7 +146,7 @@ class SlidingWindow(Windows):
         entries = self._panes.iterator()
         owners, panes = entries.key_of_row, numbers(whole(entries.keys[PANE]))
         due_us = batch.time.getCurrentWatermarkInMs() * 1000
-        # All earlier windows of a key have been put out: the timer of the first other window fired now.
+        # The first expired timer of a key belongs to its first window that is not put out yet.
         first_fired_us = (numbers(whole(batch.rows["expiry_ms"]))[batch.row_offsets[:-1]] - 1) * 1000
         low = self._end_after(first_fired_us + self._lateness)[owners]
         high = np.full(len(owners), self._end_up_to(due_us + self._lateness))
@@ -170,11 +170,11 @@ class SlidingWindow(Windows):
     # --- panes and windows --------------------------------------------------------------------------------------------
 
     def _last_end(self, panes: Int64s) -> Int64s:
-        """Return the end of the last window that has each pane."""
+        """For each pane, return the end of the last window that contains it."""
         return panes - (panes - self._offset) % self._slide + self._size
 
     def _first_end(self, panes: Int64s) -> Int64s:
-        """Return the end of the first window that has each pane."""
+        """For each pane, return the end of the first window that contains it."""
         last = self._last_end(panes)
         return last - (last - panes - 1) // self._slide * self._slide
 
@@ -209,7 +209,7 @@ class SlidingWindow(Windows):
         while begin < len(owners):
             before = until[begin - 1] if begin else 0
             end = max(int(np.searchsorted(until, before + _PAIRS, "right")), begin + 1)
-            # All panes of a key come together.
+            # A slice never splits the panes of a key.
             end = int(np.searchsorted(owners, owners[end - 1], "right"))
             at = np.repeat(np.arange(begin, end), counts[begin:end])
             nth = np.arange(len(at)) - (until - counts)[at] + before

@@ -198,7 +198,7 @@ class Windows(ReadyMade, ABC):
         return [f"{name}_{part}" for name, parts in self._parts.items() for part in parts]
 
     def _arrivals(self, batch: KeyedBatch) -> Arrivals:
-        """Return the order of arrival of a batch's rows. The numbers of a key go on in its next batch."""
+        """Return the order of arrival of a batch's rows. If a key continues in the next batch, its numbers continue."""
         of_key = np.arange(batch.rows.num_rows) - np.repeat(batch.row_offsets[:-1], np.diff(batch.row_offsets))
         if self._numbered_before:
             of_key[: batch.row_offsets[1]] += self._numbered_before

@@ -1,4 +1,4 @@
-"""Write the entries of one key from Python values, and return entries as Python values, for tests."""
+"""Convert Python values to the stored entries of one key, and back. Tests of `--to-test` use this."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _SIMPLE = (
 class NeedsSpark(BaseException):
     """A source, or the initial state, uses more of Spark than the stand-in knows.
 
-    It is no `Exception`, so that a source can't catch it and return other rows.
+    A source can't catch it as an `Exception`, and return other rows.
     """
 
 

@@ -54,7 +54,7 @@ def _relations_below(message: Any) -> Iterator[Any]:
 
 
 def _messages(value: Any) -> Iterator[Any]:
-    """Yield the messages of a field: the field itself, or those in a list or a map."""
+    """Yield the protobuf messages that a field holds: itself, or the items of a list or a map."""
     if hasattr(value, "DESCRIPTOR"):
         yield value
     elif not isinstance(value, str | bytes) and hasattr(value, "__iter__"):
@@ -63,7 +63,7 @@ def _messages(value: Any) -> Iterator[Any]:
 
 
 def with_schema(frame: DataFrame, schema: StructType) -> DataFrame:
-    """Tell a DataFrame of Spark Connect its schema, so that the client does not ask the server, and return it.
+    """Set the schema of a Spark Connect DataFrame, and return the DataFrame. The client then does not ask the server.
 
     Args:
         frame: The DataFrame; a classic one is returned unchanged.
