@@ -24,8 +24,18 @@ HEAVY = (
     "cairn_ui.routes",
 )
 
-# The kinds of storage, for the check of a root: three modules that import the standard library alone.
-LIGHT = {"state_backend", "state_backend.adapters", "state_backend.adapters.schemes"}
+# The kinds of storage, for the check of a root; and schedules, for a DAG that takes the schedule of its Pipeline. These modules import the
+# standard library alone.
+LIGHT = {
+    "state_backend",
+    "state_backend.adapters",
+    "state_backend.adapters.schemes",
+    "state_backend.values",
+    "state_backend.values.errors",
+    "state_backend.values.intervals",
+    "state_backend.values.schedule",
+    "state_backend.values.zones",
+}
 
 PROBE = """
 import json, runpy, sys

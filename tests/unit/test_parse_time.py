@@ -21,7 +21,8 @@ from state_backend.values.errors import UsageError
         ("data/st5", False),
         ("./data", False),
         ("file://data/st5", False),
-        ("s3://bucket/state", False),
+        ("s3://bucket/state", True),
+        ("az://bucket/state", False),
         ("", False),
     ],
 )

@@ -228,6 +228,7 @@ RUN = {
     "make test-all": "not run: these are the tests",
     "python -m pytest tests/integration/test_wheel.py": "not run: minutes; it is the suite's own command, with a file",
     "python -m pytest tests/unit/test_retention.py -k day": "not run: it is the suite's own command, with a file",
+    "python -m pytest tests/unit/test_every_file.py": "not run: minutes; it is the suite's own command, with a file",
     "make wheel": HERE + "test_the_wheel_has_its_own_name_and_every_package",
     "make ui": "tests/integration/test_first_hour.py::test_the_first_pipeline_in_airflow",
     "make ui PORT=8081": "tests/integration/test_first_hour.py::test_the_first_pipeline_in_airflow as printed",
