@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from dataclasses import replace as changed
 from pathlib import Path
 from random import uniform
-from typing import Any, TypeVar
+from typing import Any
 from uuid import uuid4
 
 import boto3
@@ -111,8 +111,6 @@ _NEVER_SENT = (
     ParamValidationError,
     ProxyConnectionError,
 )
-
-R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,7 +315,7 @@ class S3Storage:
     def _look(self, path: str, doing: str) -> dict[str, Any] | None:
         """Return the answer to a HEAD request, or None if the file is absent."""
         try:
-            found = self._send(doing, "head_object", None, Key=self._name(path))
+            found = self._send(doing, "head_object", None, Key=self._name(path), ChecksumMode="ENABLED")
         except NotFound:
             self._require_bucket(doing)
             return None
@@ -368,9 +366,8 @@ class S3Storage:
             except NotFound:
                 return write.uncertain
             except PreconditionFailed:
-                if (
-                    write.uncertain
-                ):  # An earlier attempt may have deleted the file before another process wrote a new one.
+                # An earlier attempt may have deleted the file before another process wrote a new one.
+                if write.uncertain:
                     raise _unknown(doing) from None
                 continue  # The file was rewritten after the look.
             return True
@@ -407,11 +404,12 @@ class S3Storage:
         found = source._look(handle.path, doing)
         if found is None:
             raise NotFound(f"can't {doing}: the file does not exist")
-        size_bytes = found["ContentLength"]
-        if size_bytes != handle.size_bytes:
+        size_bytes, crc32c = found["ContentLength"], _whole_crc32c(found) or _base64(handle.crc32c)
+        if (size_bytes, crc32c) != (handle.size_bytes, _base64(handle.crc32c)):
             raise CorruptFile(
                 f"{handle.path!r} of {source.url} is damaged: expected {handle.size_bytes} bytes with crc32c "
-                f"{handle.crc32c:08x}, found {size_bytes} bytes; restore an older checkpoint, or put the file back from a copy"
+                f"{_base64(handle.crc32c)}, found {size_bytes} bytes with crc32c {crc32c}; restore an older checkpoint, or put the "
+                "file back from a copy"
             )
 
         def parts(upload: dict[str, str]) -> Iterator[dict[str, Any]]:
@@ -732,9 +730,8 @@ class _Body:
         self._storage._bucket_seen = True
         self._etag = answer["ETag"]
         self._size_bytes = self._at + answer["ContentLength"]
-        # Without FULL_OBJECT, the checksum of a multipart upload is one of its parts' checksums.
-        if whole and answer.get("ChecksumType") == "FULL_OBJECT":
-            self.crc32c = answer.get("ChecksumCRC32C")
+        if whole:
+            self.crc32c = _whole_crc32c(answer)
         body = answer["Body"]
         try:
             while piece := body.read(CHUNK_BYTES):
@@ -779,6 +776,12 @@ def _pieces(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
             del waiting[:size]
             number += 1
     yield bytes(waiting), True
+
+
+def _whole_crc32c(answer: dict[str, Any]) -> str | None:
+    """Return the base64 checksum of the whole file in an answer; None if the server reports none."""
+    # Without FULL_OBJECT, the checksum of a multipart upload is one of its parts' checksums.
+    return answer.get("ChecksumCRC32C") if answer.get("ChecksumType") == "FULL_OBJECT" else None
 
 
 def _part(answer: dict[str, Any]) -> dict[str, str]:

@@ -351,6 +351,13 @@ def test_a_copy_within_the_server_moves_no_bytes(server: S3Server) -> None:
     storage.create("large", NEW * 1000)
     with pytest.raises(CorruptFile, match=f"expected {len(LARGE)} bytes"):
         target.copy_from(storage, handle, "there")
+    # As a server does that reports checksums: the size alone would fit.
+    look = storage._look
+    other = {"ContentLength": len(LARGE), "ChecksumCRC32C": "AAAAAA==", "ChecksumType": "FULL_OBJECT"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(storage, "_look", lambda *given: {**(look(*given) or {}), **other})
+        with pytest.raises(CorruptFile, match=r"found .* bytes with crc32c AAAAAA=="):
+            target.copy_from(storage, handle, "there")
     assert [info.path for info in target.list("")] == ["here"]
     disk = LocalStorage(Path(os.environ["AIRFLOW_HOME"]) / uuid4().hex)
     assert target.copy_from(disk, disk.create("a", LARGE), "b") == handle_of("b", LARGE)

@@ -1,4 +1,4 @@
-"""The ready-made joins beside oracles in SQL, which see the whole history. The cut into intervals changes nothing."""
+"""The ready-made joins give the rows of SQL queries over the whole history, however the history is cut into intervals."""
 
 from __future__ import annotations
 

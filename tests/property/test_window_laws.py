@@ -1,4 +1,4 @@
-"""Windows, sessions and funnels beside oracles in SQL, which see the whole history. The cut into intervals changes nothing."""
+"""Windows, sessions and funnels give the rows of SQL queries over the whole history, however the history is cut into intervals."""
 
 from __future__ import annotations
 

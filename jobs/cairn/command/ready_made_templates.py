@@ -292,6 +292,7 @@ _HISTORY = ReadyMadeTemplate(
 ''',
         """def test_a_late_row_ends_the_version_before_it(tester: PipelineTester) -> None:
     tester.run([("ann", "Oslo", False, at(10)), ("ann", "Rome", False, at(30))])
+    # The output has the changed versions only: Rome did not change.
     versions = tester.run([("ann", "Bern", False, at(20))]).output
     found = [(row["city"], row["valid_from"].minute, row["valid_to"].minute) for row in versions]
     assert sorted(found) == [("Bern", 20, 30), ("Oslo", 10, 20)]"""

@@ -69,7 +69,9 @@ def warn_of_stateful_source(pipeline: Pipeline, rows: Any) -> None:
 
 
 def stateful_operations(rows: Any) -> list[str]:
-    """Return the operations of a DataFrame's plan that compare rows with each other.
+    """Return a description of each operation in a DataFrame's plan whose result depends on several rows.
+
+    The operations are those of `_OPERATIONS`: duplicates, window functions, time windows, joins over a range.
 
     Args:
         rows: A DataFrame of classic Spark or of Spark Connect.

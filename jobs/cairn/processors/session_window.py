@@ -111,11 +111,12 @@ class SessionWindow(Windows):
             batch: The rows of many keys.
 
         Returns:
-            The changed sessions that close in this interval. With `early` all changed sessions, and with
-            `allowed_lateness` those that have been put out or that are due. Rows that delete sessions.
+            A row for each changed session that closes in this interval. If `early` is set: for each changed session. If
+            `allowed_lateness` is set: for each changed session that was put out before, or whose time to be put out
+            has come. If a session that was put out no longer exists: a row that deletes it.
 
         Raises:
-            ProcessorError: A row has no event time or no gap, or an aggregate does not fit its type.
+            ProcessorError: A row has no event time or no gap, or the value of an aggregate exceeds the range of its type.
         """
         check_times(type(self).__name__, batch, self._handle.event_time)
         starts = numbers(whole(batch.rows[self._handle.event_time]))

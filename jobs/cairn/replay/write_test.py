@@ -116,14 +116,14 @@ def _schema(schema: t.StructType) -> str:
 
 
 def literal(value: Any, indent: int = 0) -> str:
-    """Return a value as Python source.
+    """Return Python source that evaluates to the value.
 
     Args:
         value: The value.
-        indent: The indentation of the line that the value begins on.
+        indent: The indentation of the line on which the value begins.
 
     Raises:
-        UsageError: The type has no literal.
+        UsageError: This function writes no literal for the type of the value.
     """
     flat = _flat(value)
     if len(flat) + indent <= _WIDTH or not value or not isinstance(value, list | dict):
