@@ -18,10 +18,10 @@ import os
 import re
 import time
 import weakref
-from base64 import b64decode, b64encode
+from base64 import b64decode
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from dataclasses import replace as changed
 from datetime import datetime
 from email import message_from_bytes
@@ -47,6 +47,7 @@ from google.oauth2 import credentials as oauth2
 from google.oauth2 import service_account
 
 from state_backend.adapters.local_storage import CHUNK_BYTES, read_chunks, write_verified
+from state_backend.adapters.uncertain_write import WRITE_KEY, Write, base64_of, unknown_outcome
 from state_backend.adapters.work_folders import work_folder
 from state_backend.ports.storage import Storage, check_path, check_prefix
 from state_backend.values.errors import (
@@ -72,7 +73,6 @@ BATCH = 100
 
 EMULATOR_VARIABLE = "STORAGE_EMULATOR_HOST"
 
-_WRITE_KEY = "cairn-write"
 _MAX_NAME_BYTES = 1024
 _SCOPES = ["https://www.googleapis.com/auth/devstorage.read_write"]
 _OVERLOAD = ("rateLimitExceeded", "userRateLimitExceeded", "quotaExceeded")
@@ -101,19 +101,6 @@ class Patience:
     request_s: float = 60.0
     first_delay_s: float = 0.5
     longest_delay_s: float = 20.0
-
-
-@dataclass(slots=True)
-class _Write:
-    """A write and its repeats.
-
-    Attributes:
-        nonce: The uuid that the file's metadata gets.
-        uncertain: A request has failed that may still have taken effect.
-    """
-
-    nonce: str = field(default_factory=lambda: uuid4().hex)
-    uncertain: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -495,7 +482,7 @@ class GcsStorage:
         with self._connections.lent() as google:
             for first in range(0, len(paths), BATCH):
                 waiting = set(paths[first : first + BATCH])
-                self._send(doing, functools.partial(self._delete_batch, google, waiting, gone), _Write())
+                self._send(doing, functools.partial(self._delete_batch, google, waiting, gone), Write())
         return len(gone)
 
     def _delete_batch(self, google: _Connection, waiting: set[str], gone: set[str], timeout_s: float) -> None:
@@ -534,7 +521,7 @@ class GcsStorage:
             raise failure or requests.ConnectionError("the server answered only a part of the batch")
 
     def _delete(self, google: _Connection, path: str, generation: int, doing: str) -> bool:
-        write, blob = _Write(), self._blob(google, path)
+        write, blob = Write(), self._blob(google, path)
 
         def remove(timeout_s: float) -> None:
             blob.delete(if_generation_match=generation, timeout=timeout_s, retry=None)
@@ -547,7 +534,7 @@ class GcsStorage:
             return write.uncertain
         except PreconditionFailed:
             if write.uncertain:  # An earlier request may have deleted the file before another process wrote a new one.
-                raise _unknown(doing) from None
+                raise unknown_outcome(doing) from None
             if (found := self._look(google, path, doing)) is None:
                 return False
             raise self._mismatch(found, doing) from None
@@ -565,7 +552,7 @@ class GcsStorage:
             with work_folder("copy") as folder:
                 source.download(handle, folder / "file")
                 return self.upload(path, folder / "file")
-        doing, write = f"copy {handle.path!r} of {source.url} to {path!r} of {self.url}", _Write()
+        doing, write = f"copy {handle.path!r} of {source.url} to {path!r} of {self.url}", Write()
         with self._connections.lent() as google:
             original = source._look(google, handle.path, doing)
             if original is None:
@@ -594,7 +581,7 @@ class GcsStorage:
                 )
             except NotFound:
                 if write.uncertain:
-                    raise _unknown(doing) from None
+                    raise unknown_outcome(doing) from None
                 self._page(google, self._root, None, doing, size=1)
                 raise
             return self._compared(google, _Stored.of(copy), changed(handle, path=path), 0, doing)
@@ -609,7 +596,7 @@ class GcsStorage:
             doing: The action and the file, in words: the text after "can't" in messages.
         """
         self._name(path)
-        steps, write = _steps(chunks), _Write()
+        steps, write = _steps(chunks), Write()
         data, whole = next(steps)
         handle = Handle(path=path, size_bytes=len(data), crc32c=google_crc32c.value(data))
         with self._connections.lent() as google:
@@ -634,7 +621,7 @@ class GcsStorage:
             return self._compared(google, stored, handle, generation, doing)
 
     def _insert(
-        self, google: _Connection, data: bytes, handle: Handle, generation: int, write: _Write, doing: str
+        self, google: _Connection, data: bytes, handle: Handle, generation: int, write: Write, doing: str
     ) -> _Stored:
         def insert(timeout_s: float) -> _Stored:
             blob = self._blob(google, handle.path, write)
@@ -646,7 +633,7 @@ class GcsStorage:
 
         return self._send(doing, insert, write)
 
-    def _begin(self, google: _Connection, path: str, generation: int, write: _Write, doing: str) -> str:
+    def _begin(self, google: _Connection, path: str, generation: int, write: Write, doing: str) -> str:
         """Begin an upload session, and return its URL.
 
         The server deletes a session that is never completed, and the session leaves no file.
@@ -669,7 +656,7 @@ class GcsStorage:
         return self._send(doing, begin)
 
     def _push(
-        self, google: _Connection, session: str, data: bytes, at: int, whole: Handle | None, write: _Write, doing: str
+        self, google: _Connection, session: str, data: bytes, at: int, whole: Handle | None, write: Write, doing: str
     ) -> _Stored:
         """Send one piece of an upload session.
 
@@ -690,7 +677,7 @@ class GcsStorage:
         Source: https://cloud.google.com/storage/docs/performing-resumable-uploads
         """
         end, total = at + len(data), "*" if whole is None else str(whole.size_bytes)
-        headers = {} if whole is None else {"x-goog-hash": f"crc32c={_base64(whole.crc32c)}"}
+        headers = {} if whole is None else {"x-goog-hash": f"crc32c={base64_of(whole.crc32c)}"}
         tried = False
 
         def put(body: bytes, content_range: str, timeout_s: float) -> tuple[_Stored | None, int]:
@@ -726,7 +713,7 @@ class GcsStorage:
 
         return self._send(doing, push, None if whole is None else write)
 
-    def _settled(self, google: _Connection, path: str, generation: int, write: _Write, doing: str) -> _Stored:
+    def _settled(self, google: _Connection, path: str, generation: int, write: Write, doing: str) -> _Stored:
         """Find out if a write took effect, after the server refused the write's last request.
 
         A request is repeated if its answer is lost. If the first request did write the file, the server refuses the
@@ -756,8 +743,8 @@ class GcsStorage:
             found = self._look(google, path, doing)
         except CairnError:
             found = None
-        if found is None or (found.metadata or {}).get(_WRITE_KEY) != write.nonce:
-            raise _unknown(doing)
+        if found is None or (found.metadata or {}).get(WRITE_KEY) != write.nonce:
+            raise unknown_outcome(doing)
         return _Stored.of(found)
 
     def _compared(self, google: _Connection, stored: _Stored, handle: Handle, generation: int, doing: str) -> Handle:
@@ -791,16 +778,16 @@ class GcsStorage:
             blob.delete(if_generation_match=stored.generation, timeout=timeout_s, retry=None)
 
         try:
-            self._send(doing, remove, _Write(uncertain=True))
+            self._send(doing, remove, Write(uncertain=True))
         except NotFound:
             pass
         except PreconditionFailed:
-            raise _unknown(doing) from None
+            raise unknown_outcome(doing) from None
         raise StorageUnavailable(f"{problem}; they were deleted, try again")
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    def _send(self, doing: str, request: Callable[[float], R], write: _Write | None = None) -> R:
+    def _send(self, doing: str, request: Callable[[float], R], write: Write | None = None) -> R:
         """Send a request, and repeat it while a repeat may help.
 
         Args:
@@ -851,14 +838,14 @@ class GcsStorage:
         # The error is raised outside the except blocks: otherwise its traceback would show the cause with its URLs.
         raise self._translated(doing, failure, write)
 
-    def _translated(self, doing: str, error: BaseException, write: _Write | None) -> BaseException:
+    def _translated(self, doing: str, error: BaseException, write: Write | None) -> BaseException:
         status = error.code if isinstance(error, GoogleAPICallError) else None
         if status in (404, 410):
             return NotFound(f"can't {doing}: the file does not exist")
         if status == 412:
             return PreconditionFailed(f"can't {doing}: another process has rewritten the file meanwhile")
         if write is not None and write.uncertain:
-            return _unknown(doing, _said(error))
+            return unknown_outcome(doing, _said(error))
         if isinstance(error, CairnError):
             return error
         reason = f"can't {doing}: {_said(error)}"
@@ -885,10 +872,10 @@ class GcsStorage:
     def _bucket_of(self, google: _Connection) -> Bucket:
         return google.client.bucket(self._bucket, user_project=self._project)
 
-    def _blob(self, google: _Connection, path: str, write: _Write | None = None) -> Blob:
+    def _blob(self, google: _Connection, path: str, write: Write | None = None) -> Blob:
         blob = self._bucket_of(google).blob(self._name(path))
         if write is not None:
-            blob.metadata = {_WRITE_KEY: write.nonce}
+            blob.metadata = {WRITE_KEY: write.nonce}
         return blob
 
     def _info(self, blob: Blob) -> FileInfo:
@@ -1049,15 +1036,5 @@ def _said(error: BaseException) -> str:
     return f"HTTP {error.code}{': ' + told if told else ''}"
 
 
-def _unknown(doing: str, found: str = "the server's answer was lost") -> UnknownOutcome:
-    return UnknownOutcome(
-        f"can't tell whether this took effect: {doing} ({found}); check the file before you try again"
-    )
-
-
 def _crc32c(text: str | None) -> int | None:
     return None if text is None else int.from_bytes(b64decode(text), "big")
-
-
-def _base64(crc32c: int) -> str:
-    return b64encode(crc32c.to_bytes(4, "big")).decode()

@@ -23,10 +23,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from dataclasses import replace as changed
 from pathlib import Path
 from random import uniform
@@ -54,6 +53,7 @@ from botocore.exceptions import (
 )
 
 from state_backend.adapters.local_storage import CHUNK_BYTES, read_chunks, write_verified
+from state_backend.adapters.uncertain_write import WRITE_KEY, Write, base64_of, unknown_outcome
 from state_backend.adapters.work_folders import work_folder
 from state_backend.ports.storage import Storage, check_path, check_prefix
 from state_backend.values.errors import (
@@ -64,7 +64,6 @@ from state_backend.values.errors import (
     PermissionRefused,
     PreconditionFailed,
     StorageUnavailable,
-    UnknownOutcome,
     UsageError,
 )
 from state_backend.values.handles import FileInfo, Handle
@@ -85,7 +84,6 @@ SERVER_COPIES_BYTES = CHUNK_BYTES
 BATCH = 1000
 """The number of files that one request deletes: the most that S3 accepts."""
 
-_WRITE_KEY = "cairn-write"
 _MAX_NAME_BYTES = 1024
 _REFUSED_CREDENTIALS = (
     "ExpiredToken",
@@ -134,19 +132,6 @@ class Patience:
     def delay_s(self, repeats: int) -> float:
         """Return a random delay before the next repeat, after so many repeats."""
         return uniform(0, min(self.first_delay_s * 2.0 ** min(repeats, 30), self.longest_delay_s))
-
-
-@dataclass(slots=True)
-class _Write:
-    """A write and its repeats.
-
-    Attributes:
-        nonce: The uuid that the file's metadata gets.
-        uncertain: A request has failed that may still have taken effect.
-    """
-
-    nonce: str = field(default_factory=lambda: uuid4().hex)
-    uncertain: bool = False
 
 
 class _Clients:
@@ -259,7 +244,7 @@ class S3Storage:
         """Return the bytes of a file from `offset` on, as `Storage.read` specifies."""
         body = _Body(self, path, f"read {path!r} of {self.url}", offset)
         data = b"".join(body)
-        if body.crc32c is not None and body.crc32c != (found := _base64(google_crc32c.value(data))):
+        if body.crc32c is not None and body.crc32c != (found := base64_of(google_crc32c.value(data))):
             raise StorageUnavailable(
                 f"can't read {path!r} of {self.url}: the received bytes have crc32c {found}, expected {body.crc32c}; "
                 "try again"
@@ -360,7 +345,7 @@ class S3Storage:
         while (found := self._look(path, doing)) is not None:
             if generation is not None and _generation(found) != generation:
                 raise self._mismatch(found, doing)
-            write = _Write()
+            write = Write()
             try:
                 self._send(doing, "delete_object", write, Key=self._name(path), IfMatch=found["ETag"])
             except NotFound:
@@ -368,7 +353,7 @@ class S3Storage:
             except PreconditionFailed:
                 # An earlier attempt may have deleted the file before another process wrote a new one.
                 if write.uncertain:
-                    raise _unknown(doing) from None
+                    raise unknown_outcome(doing) from None
                 continue  # The file was rewritten after the look.
             return True
         return False
@@ -382,7 +367,7 @@ class S3Storage:
         doing = f"delete {len(paths)} files of {self.url}"
         for first in range(0, len(paths), BATCH):
             names = [{"Key": self._name(path)} for path in paths[first : first + BATCH]]
-            answer = self._send(doing, "delete_objects", _Write(), Delete={"Objects": names, "Quiet": True})
+            answer = self._send(doing, "delete_objects", Write(), Delete={"Objects": names, "Quiet": True})
             if errors := answer.get("Errors"):
                 raise self._translated(doing, ClientError({"Error": errors[0]}, "DeleteObjects"), None)
         return len(paths)
@@ -404,11 +389,11 @@ class S3Storage:
         found = source._look(handle.path, doing)
         if found is None:
             raise NotFound(f"can't {doing}: the file does not exist")
-        size_bytes, crc32c = found["ContentLength"], _whole_crc32c(found) or _base64(handle.crc32c)
-        if (size_bytes, crc32c) != (handle.size_bytes, _base64(handle.crc32c)):
+        size_bytes, crc32c = found["ContentLength"], _whole_crc32c(found) or base64_of(handle.crc32c)
+        if (size_bytes, crc32c) != (handle.size_bytes, base64_of(handle.crc32c)):
             raise CorruptFile(
                 f"{handle.path!r} of {source.url} is damaged: expected {handle.size_bytes} bytes with crc32c "
-                f"{_base64(handle.crc32c)}, found {size_bytes} bytes with crc32c {crc32c}; restore an older checkpoint, or put the "
+                f"{base64_of(handle.crc32c)}, found {size_bytes} bytes with crc32c {crc32c}; restore an older checkpoint, or put the "
                 "file back from a copy"
             )
 
@@ -423,7 +408,7 @@ class S3Storage:
                 yield {"PartNumber": number, **_part(answer["CopyPartResult"])}
 
         copied = changed(handle, path=path)
-        return self._in_parts(copied, parts, None, _Write(), doing, whole_crc32c=lambda: handle.crc32c)
+        return self._in_parts(copied, parts, None, Write(), doing, whole_crc32c=lambda: handle.crc32c)
 
     def _write(self, path: str, chunks: Iterable[bytes], etag: str | None, doing: str) -> Handle:
         """Write a file.
@@ -434,15 +419,15 @@ class S3Storage:
             etag: The ETag that the file must have now; None if the file must be absent.
             doing: The action and the file, in words: the text after "can't" in messages.
         """
-        name, pieces, write = self._name(path), _pieces(chunks), _Write()
+        name, pieces, write = self._name(path), _pieces(chunks), Write()
         first, whole = next(pieces)
         self._refuse_if_conditions_are_ignored(doing)
         crc32c = google_crc32c.value(first)
         if whole:
             handle = Handle(path=path, size_bytes=len(first), crc32c=crc32c)
             self._conditionally(
-                doing, "put_object", write, path, etag, Key=name, Body=first, ChecksumCRC32C=_base64(crc32c),
-                ContentType="application/octet-stream", Metadata={_WRITE_KEY: write.nonce}, **self._encryption,
+                doing, "put_object", write, path, etag, Key=name, Body=first, ChecksumCRC32C=base64_of(crc32c),
+                ContentType="application/octet-stream", Metadata={WRITE_KEY: write.nonce}, **self._encryption,
             )  # fmt: skip
             return handle
         sent = Handle(path=path, size_bytes=0, crc32c=0)
@@ -456,7 +441,7 @@ class S3Storage:
                 sent = changed(sent, size_bytes=sent.size_bytes + len(data), crc32c=crc32c)
                 answer = self._send(
                     doing, "upload_part", None, **upload, PartNumber=number, Body=data,
-                    ChecksumCRC32C=_base64(google_crc32c.value(data)),
+                    ChecksumCRC32C=base64_of(google_crc32c.value(data)),
                 )  # fmt: skip
                 yield {"PartNumber": number, **_part(answer)}
                 if last:
@@ -471,7 +456,7 @@ class S3Storage:
         handle: Handle,
         parts: Callable[[dict[str, str]], Iterator[dict[str, Any]]],
         etag: str | None,
-        write: _Write,
+        write: Write,
         doing: str,
         whole_crc32c: Callable[[], int],
     ) -> Handle:
@@ -492,7 +477,7 @@ class S3Storage:
         try:
             begun = self._send(
                 doing, "create_multipart_upload", None, Key=name, ContentType="application/octet-stream",
-                Metadata={_WRITE_KEY: write.nonce}, ChecksumAlgorithm="CRC32C", ChecksumType="FULL_OBJECT",
+                Metadata={WRITE_KEY: write.nonce}, ChecksumAlgorithm="CRC32C", ChecksumType="FULL_OBJECT",
                 **self._encryption,
             )  # fmt: skip
         except NotFound:
@@ -503,7 +488,7 @@ class S3Storage:
             sent = list(parts(upload))
             self._conditionally(
                 doing, "complete_multipart_upload", write, handle.path, etag, **upload,
-                ChecksumCRC32C=_base64(whole_crc32c()), ChecksumType="FULL_OBJECT", MultipartUpload={"Parts": sent},
+                ChecksumCRC32C=base64_of(whole_crc32c()), ChecksumType="FULL_OBJECT", MultipartUpload={"Parts": sent},
             )  # fmt: skip
         except BaseException:
             if not write.uncertain:
@@ -513,7 +498,7 @@ class S3Storage:
         return handle
 
     def _conditionally(
-        self, doing: str, operation: str, write: _Write, path: str, etag: str | None, **arguments: Any
+        self, doing: str, operation: str, write: Write, path: str, etag: str | None, **arguments: Any
     ) -> None:
         """Send the request that makes a file visible, with its precondition."""
         condition = {"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag}
@@ -531,7 +516,7 @@ class S3Storage:
             raise StorageUnavailable(f"can't {doing}: the server lost the upload; try again") from None
         self._bucket_seen = True
 
-    def _settle(self, path: str, etag: str | None, write: _Write, doing: str) -> None:
+    def _settle(self, path: str, etag: str | None, write: Write, doing: str) -> None:
         """Return if an earlier attempt of a refused write took effect.
 
         Args:
@@ -554,8 +539,8 @@ class S3Storage:
             found = self._look(path, doing)
         except CairnError:
             found = None
-        if found is None or found.get("Metadata", {}).get(_WRITE_KEY) != write.nonce:
-            raise _unknown(doing)
+        if found is None or found.get("Metadata", {}).get(WRITE_KEY) != write.nonce:
+            raise unknown_outcome(doing)
 
     def _refuse_if_conditions_are_ignored(self, doing: str) -> None:
         """Raise `UsageError` if the server ignores preconditions. Amazon's own endpoints are not asked.
@@ -604,7 +589,7 @@ class S3Storage:
             failure = error
         raise self._translated(doing, failure, None)
 
-    def _send(self, doing: str, operation: str, write: _Write | None, **arguments: Any) -> dict[str, Any]:
+    def _send(self, doing: str, operation: str, write: Write | None, **arguments: Any) -> dict[str, Any]:
         """Send a request, and repeat it while a repeat may help.
 
         Args:
@@ -638,7 +623,7 @@ class S3Storage:
         # The error is raised outside the except block: otherwise its traceback would show the cause with its request.
         raise self._translated(doing, failure, write)
 
-    def _translated(self, doing: str, error: Exception, write: _Write | None) -> CairnError:
+    def _translated(self, doing: str, error: Exception, write: Write | None) -> CairnError:
         status, code = _answered(error) if isinstance(error, ClientError) else (None, "")
         if status == 412 or code == "PreconditionFailed":
             return PreconditionFailed(f"can't {doing}: another process has rewritten the file meanwhile")
@@ -647,7 +632,7 @@ class S3Storage:
         if status == 404 or code in ("NoSuchKey", "NoSuchUpload", "404"):
             return NotFound(f"can't {doing}: the file does not exist")
         if write is not None and write.uncertain:
-            return _unknown(doing, _said(error))
+            return unknown_outcome(doing, _said(error))
         reason = f"can't {doing}: {_said(error)}"
         if isinstance(error, _NO_CREDENTIALS):
             return UsageError(
@@ -815,13 +800,3 @@ def _said(error: Exception) -> str:
         return type(error).__name__
     status, code = _answered(error)
     return f"HTTP {status} {code}" if status is not None else code
-
-
-def _unknown(doing: str, found: str = "the server's answer was lost") -> UnknownOutcome:
-    return UnknownOutcome(
-        f"can't tell whether this took effect: {doing} ({found}); check the file before you try again"
-    )
-
-
-def _base64(crc32c: int) -> str:
-    return b64encode(crc32c.to_bytes(4, "big")).decode()

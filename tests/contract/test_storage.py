@@ -962,7 +962,7 @@ def test_a_replaced_file_that_is_stored_otherwise_is_looked_at() -> None:
 
 def test_an_upload_of_which_the_server_lost_a_part_is_begun_again() -> None:
     storage: Any = gcs(Path())
-    google, write = SimpleNamespace(session=google_answers(308, Range="bytes=0-1")), gcs_storage._Write()
+    google, write = SimpleNamespace(session=google_answers(308, Range="bytes=0-1")), gcs_storage.Write()
 
     def twice(_: str, request: Callable[[float], Any], __: Any) -> Any:
         with pytest.raises(ConnectionError, match="stored only a part"):

@@ -1,4 +1,4 @@
-"""Ready-made processors beside oracles in SQL, which see the whole history. The cut into intervals changes nothing."""
+"""Ready-made processors give the rows of SQL queries over the whole history, however the history is cut into intervals."""
 
 from __future__ import annotations
 
