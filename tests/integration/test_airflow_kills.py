@@ -26,6 +26,7 @@ from pipelines.land_weather import FIRST_HOUR, HOUR, land_weather
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.log import Log, read_log
 from state_backend.values.records import Record
+from tests.support.airflow_on_postgres import airflow_on_postgres
 from tests.support.reading import read_output
 from tests.support.waiting import wait_until
 
@@ -140,10 +141,7 @@ def airflow(folder: Path, spark_server: SparkConnectServer, drivers: str) -> Ite
         "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "8",
         "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "1",
     }
-    with AirflowServer(ROOT, home=folder / "home", log_dir=folder / "logs", env=env) as server:
-        server.wait_for_dag(DAG)
-        server.wait_for_dag(DAG_WITH_TIMEOUT)
-        server.wait_for_dag("weather")
+    with airflow_on_postgres(folder, env, dags=[DAG, DAG_WITH_TIMEOUT, "weather"]) as server:
         yield server
         # The scheduler would wait for the task of the killed supervisor, which nobody runs any more.
         server.processes.stop(grace_s=1)
@@ -185,7 +183,7 @@ class Day:
         self.slow.touch()
         span = {"data_interval_start": self.start.isoformat(), "data_interval_end": self.end.isoformat()}
         self.run_id: str = airflow.client.trigger(dag_id, self.start.isoformat(), **span)["dag_run_id"]
-        wait_until(self.beat.exists, 60, "the processor is at work")
+        wait_until(self.beat.exists, 180, f"the processor of {self.run_id} is at work")
         self.driver = self.drivers()[0]
 
     @property
