@@ -15,6 +15,7 @@ import sys
 import time
 import tomllib
 import zipfile
+from collections import defaultdict
 from datetime import timedelta
 from pathlib import Path
 
@@ -347,12 +348,13 @@ def test_the_version_of_the_flights_that_messages_name_is_the_one_in_the_lock() 
     assert f"{wanted} " in (REPOSITORY / "requirements.lock").read_text()
 
 
-def test_the_page_of_commands_has_every_command_with_options_that_exist() -> None:
-    """Each command has a section, and each option that its section names is one of its own."""
+def test_the_page_of_commands_has_every_command_and_option() -> None:
+    """Each command has a section. It names all options of the command, but those of all commands, and no others."""
     commands = {name.split()[0] for name in COMMANDS}
     text = (REPOSITORY / "docs/cli.md").read_text()
     sections = re.findall(r"^### ([\w-]+)[^\n]*\n(.*?)(?=^##|\Z)", text, re.MULTILINE | re.DOTALL)
     assert {name for name, _ in sections} == commands
+    named_by = defaultdict[str, set[str]](set)
     for name, section in sections:
         known = set[str]().union(*(options for command, options in COMMANDS.items() if command.split()[0] == name))
         # Without reasons, and without what a command prints: a command of its own, for instance.
@@ -360,7 +362,13 @@ def test_the_page_of_commands_has_every_command_with_options_that_exist() -> Non
         named = re.sub(
             r"```console\n(.*?)```", lambda block: "\n".join(re.findall(r"^\$.*", block[1], re.M)), named, flags=re.S
         )
-        assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", named)) <= known, name
+        options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", named))
+        assert options <= known, name
+        named_by[name] |= options
+    shared = set(re.findall(r"--[a-z][a-z-]*", text.split("## Completion")[0]))
+    for command, options in COMMANDS.items():
+        long = {option for option in options if option.startswith("--") and not option.startswith("--no-")}
+        assert long - shared - named_by[command.split()[0]] == set(), command
     overview = text.split("## Options of all commands")[0]
     assert {label.split()[0] for label in re.findall(r"\[([a-z][^\]]*)\]\(#", overview)} == commands
     readme = re.search(r"`cairn (\w+ \| [^`]+)`", (REPOSITORY / "README.md").read_text())
