@@ -274,6 +274,7 @@ def test_backfill_survives_a_killed_driver(airflow: AirflowServer, data: Path, t
     assert counts == {(tail, *route): n for tail, flown in oracle.routes.items() for route, n in flown.items()}
 
 
+@pytest.mark.long("fifteen seconds: test_a_cleared_day_with_the_same_result_lets_tomorrow_pass clears a day too")
 def test_clearing_a_past_day_reproduces_it(airflow: AirflowServer, data: Path, three_days: ThreeDays) -> None:
     run, before = three_days.runs[1], stale(data)
     airflow.client.clear(DAG, run, ["process"])
@@ -361,6 +362,7 @@ def test_clearing_only_the_checkpoint_commits_nothing(
     assert airflow.client.xcom(DAG, run, "checkpoint")["checkpoint"] == checkpoint
 
 
+@pytest.mark.long("half a minute")
 @pytest.mark.usefixtures("three_days")
 def test_marking_failed_stops_the_driver(airflow: AirflowServer, data: Path) -> None:
     head, base = log_of(data).head_id, newest_before(data, 4)
@@ -493,6 +495,7 @@ def test_a_retry_takes_what_a_killed_task_had_prepared(airflow: AirflowServer, d
     assert "is not used: the run was cleared since, so the interval is computed again" in text
 
 
+@pytest.mark.long("ten seconds: a deleted DAG")
 def test_deleting_the_dag_deletes_no_state(airflow: AirflowServer, data: Path) -> None:
     """All that Airflow knows of the DAG is gone, its runs and XComs too; every file of the pipeline is there as it was."""
     days = Tally(airflow.client, data / "tally", "tally_deleted")
@@ -713,6 +716,7 @@ def test_the_second_of_two_pipelines_fails_and_the_first_stays(tally: Callable[[
     assert second.mine() == second.undisturbed(1)
 
 
+@pytest.mark.long("fifteen seconds")
 def test_the_command_that_replaces_output_of_another_cut_does_so(
     airflow: AirflowServer, tally: Callable[[str], Tally]
 ) -> None:

@@ -30,7 +30,7 @@ from tests.support.airflow_on_postgres import airflow_on_postgres
 from tests.support.reading import read_output
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.airflow, pytest.mark.spark]
+pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.long("minutes: kills of every process of a task; test_airflow kills a driver and a task")]
 
 ROOT = Path(__file__).resolve().parents[2]
 DAG, DAG_WITH_TIMEOUT = "counts", "counts_with_timeout"
@@ -278,7 +278,6 @@ def test_kill_9_of_the_supervisor_with_two_live_writers(airflow: AirflowServer, 
     day.succeed(tries=2)
 
 
-@pytest.mark.long("40 seconds: the server starts again")
 def test_kill_9_of_the_spark_server(airflow: AirflowServer, folder: Path, spark_server: SparkConnectServer) -> None:
     """The task says what it lost, and the next try runs on the server that takes its place. (Airflow starts no servers.)"""
     day = Day(airflow, folder)
@@ -292,7 +291,6 @@ def test_kill_9_of_the_spark_server(airflow: AirflowServer, folder: Path, spark_
     assert "lost its Spark Connect server" in day.log_of_try(1)
 
 
-@pytest.mark.long("half a minute: test_airflow marks a run failed too")
 def test_marked_failed_by_a_person(airflow: AirflowServer, folder: Path) -> None:
     """on_kill ends the task, its driver, and the operation on the server. Cleared, the run succeeds."""
     day = Day(airflow, folder)
@@ -305,7 +303,6 @@ def test_marked_failed_by_a_person(airflow: AirflowServer, folder: Path) -> None
     assert day.succeed(tries=2).content.run.clear_number == 1
 
 
-@pytest.mark.long("half a minute")
 def test_execution_timeout(airflow: AirflowServer, folder: Path) -> None:
     """The driver and its operation end with the try that took too long; the next one is quicker."""
     day = Day(airflow, folder, DAG_WITH_TIMEOUT)
@@ -319,7 +316,6 @@ def weather_hour(n: int) -> datetime:
     return FIRST_HOUR + n * HOUR
 
 
-@pytest.mark.long("half a minute")
 def test_two_stateful_tasks_and_who_waits_for_them(airflow: AirflowServer, folder: Path) -> None:
     """Two hours under a real scheduler. Each stateful task commits its own checkpoint; the second fails in the second hour
     and takes nothing from the first. The DAG that is scheduled on the asset runs, and knows which checkpoints it is for."""

@@ -28,7 +28,7 @@ from tests.support.printed_commands import run_printed
 from tests.support.reading import read_state
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.airflow]
+pytestmark = [pytest.mark.airflow, pytest.mark.long("minutes: runs of Airflow by many calendars; tests/unit tests the calendars themselves")]
 
 RECORDED = ["berlin_spring", "berlin_autumn", "los_angeles", "kolkata", "month_ends", "five_hours"]
 
@@ -203,7 +203,6 @@ def test_weekdays_in_berlin_over_the_change_of_clocks(airflow: AirflowServer, fo
     assert str(pipe.log().schedule) == "cron '0 6 * * 1-5' in Europe/Berlin"
 
 
-@pytest.mark.long("minutes: five calendars of some twelve runs each")
 def test_other_calendars(airflow: AirflowServer, folder: Path, tmp_path: Path) -> None:
     def played(name: str) -> str:
         try:
@@ -217,7 +216,6 @@ def test_other_calendars(airflow: AirflowServer, folder: Path, tmp_path: Path) -
         assert "\n\n".join(filter(None, pool.map(played, RECORDED[1:]))) == ""
 
 
-@pytest.mark.long("a minute: a real first start, and a run of Airflow by each choice")
 def test_an_unpaused_dag_offers_to_begin_now(airflow: AirflowServer, folder: Path, tmp_path: Path) -> None:
     pipe = pipe_of("begun_late", airflow, folder)
     newest = pipe.case.intervals[-1]
@@ -233,7 +231,6 @@ def test_an_unpaused_dag_offers_to_begin_now(airflow: AirflowServer, folder: Pat
     assert sorted(pipe.log().current_outputs()) == [newest]
 
 
-@pytest.mark.long("a minute: eight runs")
 def test_an_unpaused_dag_offers_longer_intervals(airflow: AirflowServer, folder: Path, tmp_path: Path) -> None:
     pipe = pipe_of("too_short", airflow, folder)
     airflow.client.pause(pipe.name, False)
@@ -253,7 +250,6 @@ def test_an_unpaused_dag_offers_longer_intervals(airflow: AirflowServer, folder:
 
 
 @pytest.mark.spark
-@pytest.mark.long("a minute: runs of Airflow and one on Spark")
 def test_after_a_change_of_the_schedule_the_printed_command_closes_the_gap(
     airflow: AirflowServer, folder: Path, tmp_path: Path
 ) -> None:

@@ -102,6 +102,7 @@ def fill_days() -> None:
     DAYS[day(7).start] = [*users(range(1), "kiwi"), (None, "fig", 1)]
 
 
+@pytest.mark.long("half a minute: rescaling of every mode")
 def test_modes_follow_each_other_over_rescaling(spark: SparkSession, tmp_path: Path) -> None:
     """F71, F85, F86, S26. Digests and outputs day by day, then the contents of all states, as those of an incremental run; with thresholds
     that nothing reaches, and with low ones."""
@@ -166,6 +167,7 @@ def test_a_hundred_keys_write_no_state_object_and_no_change_writes_records_only(
     }
 
 
+@pytest.mark.long("ten seconds: 64 shards")
 def test_many_shards_and_key_groups_write_no_manifest_anew(spark: SparkSession, tmp_path: Path) -> None:
     """Manifests that do not fit into the record lie in files; a hundred keys leave them alone, and so do segments in files,
     until the shard's files change."""

@@ -187,6 +187,7 @@ def test_an_edited_processor_counts_from_the_next_interval_on(
     assert any(local_dir.rglob("blockmgr-*"))
 
 
+@pytest.mark.long("half a minute of Spark")
 def test_validation_runs_in_other_processes_than_the_writer(server: SparkConnectServer, tmp_path: Path) -> None:
     """A small state is restored in the driver of the validation itself, which is not the process that wrote the state."""
     write_pipeline(tmp_path, "one", "hello")
@@ -298,6 +299,7 @@ def test_a_server_that_is_not_there_is_named_at_once(tmp_path: Path) -> None:
     assert "sc://127.0.0.1:9" in error["message"]
 
 
+@pytest.mark.long("ten seconds: a server of its own")
 def test_a_token_over_tls(server: SparkConnectServer, tmp_path: Path) -> None:
     """The server behind a proxy that speaks TLS, as servers are run: the token is not sent without TLS, another one is refused for
     good, and so is a setting that the server does not let a session make."""

@@ -216,6 +216,7 @@ def test_contract_of_the_row_api(spark: SparkSession, tmp_path: Path) -> None:
     assert fired[0][0] == f"('Row', Row(a='timer', b=1), {pending[0]}, {pending})"
 
 
+@pytest.mark.long("half a minute of Spark")
 def test_random_programs(spark: SparkSession, tmp_path: Path) -> None:
     """Random calls on states with and without expiry and on timers, over batches with and without each key, from an
     initial state."""
@@ -227,6 +228,7 @@ def test_random_programs(spark: SparkSession, tmp_path: Path) -> None:
     assert all(both.spark.states[name] for name in ("v", "l", "m", "long_v", "long_l", "long_m", "$timers"))
 
 
+@pytest.mark.long("twenty seconds of Spark")
 def test_event_time_in_frames(spark: SparkSession, tmp_path: Path) -> None:
     """The pandas API with timers by event time, rows without one, late rows, and an initial state."""
     delay = timedelta(seconds=10)
@@ -265,6 +267,7 @@ class CountPerWindow(StatefulProcessor):
         yield Row(window=key[0], count=count, watermark=timerValues.getCurrentWatermarkInMs())
 
 
+@pytest.mark.long("twenty seconds of Spark")
 def test_rows_are_late_one_interval_behind(spark: SparkSession, tmp_path: Path) -> None:
     """Filtered by the watermark that handlers see, the counts of window 0 would be 3, 4, 5. From the first batch on: events up to
     1970 are late at once, and neither they nor an empty batch, or one of late rows only, move a watermark back."""
@@ -300,6 +303,7 @@ def test_rows_are_late_one_interval_behind(spark: SparkSession, tmp_path: Path) 
     assert [t.late_watermark_ms for t in times] == [0, 20_000, 30_000, 30_000, 30_000, 30_000, 31_000]
 
 
+@pytest.mark.long("half a minute of Spark")
 def test_the_aircraft_pipeline(spark: SparkSession, tmp_path: Path) -> None:
     """The processor of the example, unmodified, over three days of real flights."""
     land(tmp_path / "flights", first=date(2013, 1, 1), last=date(2013, 1, 3))
@@ -321,6 +325,7 @@ def test_the_aircraft_pipeline(spark: SparkSession, tmp_path: Path) -> None:
     assert len(both.spark.states["history"]) == len(both.spark.states["$timers"]) > 1_000
 
 
+@pytest.mark.long("half a minute of Spark")
 @pytest.mark.parametrize("time_mode", ["none", "processing"])
 def test_every_type_in_state_and_key(spark: SparkSession, tmp_path: Path, time_mode: str) -> None:
     """Values of every type, the ends of their ranges and nulls come back from state, and in the keys of rows and timers, as

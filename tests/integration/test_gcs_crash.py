@@ -22,6 +22,7 @@ pytestmark = pytest.mark.gcs
 NAMES = tuple(o.name for o in OPERATIONS)
 
 
+@pytest.mark.long("half a minute; test_gcs has faults too")
 def test_a_few_faults_of_every_kind(tmp_path: Path) -> None:
     """S7, S8, S13, F54: one fault is made good; a server that is gone leaves the old state or the new one, and the next try ends
     where an undisturbed one would."""

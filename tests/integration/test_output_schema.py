@@ -160,6 +160,7 @@ def test_a_schema_that_changes(spark: SparkSession, tmp_path: Path) -> None:
     assert [tuple(map(str, row)) for row in read(spark, tmp_path, "other")[1]] == [("5", "ann")]
 
 
+@pytest.mark.long("half a minute of Spark")
 def test_another_cut_through_spark(spark: SparkSession, tmp_path: Path) -> None:
     """An hour, then its halves: refused, then they replace it; nothing is read twice."""
     root, (whole, half) = str(tmp_path), (hour(0), HOUR / 2)

@@ -48,6 +48,7 @@ class Priced(StatefulProcessor):  # type: ignore[misc]
     def close(self) -> None: ...
 
 
+@pytest.mark.long("twenty seconds of Spark")
 def test_arguments_and_accumulators_as_under_spark_and_broadcasts_too(spark: SparkSession, tmp_path: Path) -> None:
     """Each task has a copy of its own, and what ``init`` does on the driver stays there. Spark 4.3 itself has no broadcasts in a
     processor (BROADCAST_VARIABLE_NOT_LOADED, from its ``init`` on the driver)."""
