@@ -86,6 +86,7 @@ REFUSED_ROWS = {"string": ["5", "None"]}
 MISFITS = ["True", "300", "2**40", "2**63", "5.0", "'x'", "b'ab'", "D(5)", "date(2024, 1, 1)", "[[1]]", "{'a': [1]}"]
 
 
+@pytest.mark.long("a quarter of a minute of Spark")
 def test_what_python_values_become_in_state(spark: SparkSession, tmp_path: Path) -> None:
     expectations = [
         *((name, f"({value},)", "same") for name, values in SAME.items() for value in values),

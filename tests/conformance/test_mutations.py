@@ -21,6 +21,7 @@ LONG = ALL
 PROGRAMS, SEEDS, COLUMNS = (200, range(4), range(400)) if LONG else (30, range(1), range(15))
 
 
+@pytest.mark.long("half a minute of Spark")
 @pytest.mark.spark
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("api", ["row", "pandas"])

@@ -42,8 +42,8 @@ MUXES: dict[tuple[str, str], type[Mux]] = {
     ("pandas", "event"): EventMuxFrames,
 }
 if not LONG:
-    # Rows by processing time are what tests/integration/test_differential.py compares.
-    MUXES = {case: MUXES[case] for case in (("pandas", "processing"), ("row", "event"))}
+    # tests/integration/test_differential.py compares rows by processing time.
+    MUXES = {case: MUXES[case] for case in [("row", "event")]}
 READ = {"Composite_v", "IntoState_m", "Script_v", "Script_i", "Script_l", "Script_m", "Reorder_waiting"}
 
 
@@ -130,7 +130,8 @@ def test_a_shape(compared: dict[tuple[str, str], Compared], api: str, mode: str,
     assert found == [], "\n".join(found[:20])
 
 
-@pytest.mark.parametrize("api", [api for api, mode in MUXES if mode == "processing"])
+@pytest.mark.parametrize("api", ["row", "pandas"])
+@pytest.mark.long("a minute of Spark")
 def test_what_differs_by_design(compared: dict[tuple[str, str], Compared], api: str) -> None:
     """The docs list these."""
     runs = compared[api, "processing"]

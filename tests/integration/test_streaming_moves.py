@@ -162,6 +162,7 @@ def test_a_pipeline_goes_on_where_a_query_is(
     assert any(both.spark.outputs)
 
 
+@pytest.mark.long("half a minute of Spark; a move in the other direction is shown too")
 def test_a_query_goes_on_where_a_pipeline_is(spark: SparkSession, tmp_path: Path) -> None:
     """A pipeline runs some intervals; its savepoint is the initial state of a query, which goes on with values, lists, maps and
     timers as a query that had run all along: the same rows out for each batch, and the same state at the end."""

@@ -411,7 +411,9 @@ class _Counted(DataSourceReader):
         yield from self._inner.read(partition)
 
 
-@pytest.mark.parametrize("loss", ["half", "wrong value"])
+@pytest.mark.parametrize(
+    "loss", ["half", pytest.param("wrong value", marks=pytest.mark.long("half a minute of Spark"))]
+)
 def test_memory_and_spark_give_the_same_checks(
     spark: SparkSession, losses: tuple[str, dict[str, Record]], loss: str
 ) -> None:

@@ -39,12 +39,15 @@ from tests.support.log_in_memory import log_in_memory
 BY_NAME = {s.name: s for s in SCENARIOS}
 
 
-# Each takes one to ten seconds.
-SLOW = {
+# Each takes eight seconds or more.
+SLOWEST = {
     "a re-run that a sweep takes for dead, and the next day",
     "a key is forgotten with all older checkpoints, beside an attempt and a clean-up",
     "two attempts and a sweeper that takes them for dead",
     "an interval that replaced two days, and the day after",
+}
+# Each takes one to eight seconds.
+SLOW = {
     "two forgets of one state, and who holds its files",
     "two attempts, a third committer, tight retention",
     "a re-run whose output is published, and an interval that replaces two days",
@@ -57,14 +60,14 @@ SLOW = {
 }
 
 
-@pytest.mark.parametrize(
-    "scenario",
-    [
-        pytest.param(s, id=s.name, marks=pytest.mark.long("seconds", runs_in="ci") if s.name in SLOW else ())
-        for s in SCENARIOS
-        if not s.big
-    ],
-)
+def of_tier(scenario: Scenario) -> Any:
+    marks: list[pytest.MarkDecorator] = []
+    if scenario.name in SLOW | SLOWEST:
+        marks = [pytest.mark.long("seconds", runs_in="all" if scenario.name in SLOWEST else "ci")]
+    return pytest.param(scenario, id=scenario.name, marks=marks)
+
+
+@pytest.mark.parametrize("scenario", [of_tier(s) for s in SCENARIOS if not s.big])
 def test_all_interleavings(scenario: Scenario) -> None:
     """F36, F49, F53, F54, F55, S13, S14: whoever crashes, sleeps or loses an answer, wherever."""
     figures = scenario.explore()
