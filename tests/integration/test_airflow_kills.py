@@ -30,7 +30,11 @@ from tests.support.airflow_on_postgres import airflow_on_postgres
 from tests.support.reading import read_output
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.long("minutes: kills of every process of a task; test_airflow kills a driver and a task")]
+pytestmark = [
+    pytest.mark.airflow,
+    pytest.mark.spark,
+    pytest.mark.long("minutes: kills of every process of a task; test_airflow kills a driver and a task"),
+]
 
 ROOT = Path(__file__).resolve().parents[2]
 DAG, DAG_WITH_TIMEOUT = "counts", "counts_with_timeout"

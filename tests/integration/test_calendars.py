@@ -28,7 +28,10 @@ from tests.support.printed_commands import run_printed
 from tests.support.reading import read_state
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.airflow, pytest.mark.long("minutes: runs of Airflow by many calendars; tests/unit tests the calendars themselves")]
+pytestmark = [
+    pytest.mark.airflow,
+    pytest.mark.long("minutes: runs of Airflow by many calendars; tests/unit tests the calendars themselves"),
+]
 
 RECORDED = ["berlin_spring", "berlin_autumn", "los_angeles", "kolkata", "month_ends", "five_hours"]
 

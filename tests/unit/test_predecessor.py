@@ -377,6 +377,11 @@ def test_the_task_defers_and_goes_on_when_the_checkpoint_is_there(airflow: Airfl
     assert airflow.resume(second.value, 60)["ran"]
 
 
+def sleep_is(call: Callable[[float], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace `sleep` for this module only: threads of py4j, which other tests start, sleep too."""
+    monkeypatch.setattr("cairn_operators.micro_batch.time", SimpleNamespace(monotonic=time.monotonic, sleep=call))
+
+
 def test_a_task_keeps_its_slot_for_a_checkpoint_that_is_near(
     airflow: Airflow, folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -386,7 +391,7 @@ def test_a_task_keeps_its_slot_for_a_checkpoint_that_is_near(
         folder.run(day(2), "a3", run=run("day2", clear_number=1))
         airflow.runs = [before("running", "success", "running", clear=1)]
 
-    monkeypatch.setattr("cairn_operators.micro_batch.time.sleep", commit)
+    sleep_is(commit, monkeypatch)
     assert airflow.begin()["ran"]
 
 
@@ -394,7 +399,7 @@ def test_a_task_that_waits_in_its_slot_ends_when_airflow_says_so(
     airflow: Airflow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     airflow.operator.wait_in_slot = timedelta(seconds=30)
-    monkeypatch.setattr("cairn_operators.micro_batch.time.sleep", lambda _: airflow.operator.on_kill())
+    sleep_is(lambda _: airflow.operator.on_kill(), monkeypatch)
     with pytest.raises(SystemExit, match="while it waited for the checkpoint"):
         airflow.begin()
 
