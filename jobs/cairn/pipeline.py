@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from cairn.arrow_processor import ArrowProcessor
+    from cairn.sinks.table_sink import TableSink
 
 __all__ = ["Interval", "OverTime", "Pipeline"]
 
@@ -75,7 +76,7 @@ class Pipeline:
         max_parallelism: Number of key groups. Never changes.
         sink: `(spark or None, output paths, interval, checkpoint id)`, called after the commit, at least once. After an
             exception Cairn calls the sink for this interval again with each later checkpoint. An empty list of paths
-            means that the interval no longer has output.
+            means that the interval no longer has output. `cairn.sinks` has ready-made sinks.
         sink_in_order: True keeps later intervals from the sink until the sink has accepted all earlier ones.
         expectations: `() -> {state name: [Great Expectations expectations]}`, for validation.
         expectations_over_time: `() -> {state name: OverTime}`: limits on the change since the base.
@@ -122,7 +123,7 @@ class Pipeline:
     initial_state: Callable[[SparkSession], DataFrame | GroupedData] | None = None
     parallelism: int = 2
     max_parallelism: int = 128
-    sink: Sink | None = None
+    sink: Sink | TableSink | None = None
     sink_in_order: bool = False
     expectations: Callable[[], Mapping[str, Sequence[Any]]] | None = None
     expectations_over_time: Callable[[], Mapping[str, OverTime]] | None = None
@@ -246,9 +247,9 @@ class Pipeline:
         Returns:
             The function; None for a pipeline without a sink. It passes only the paths of output that is not late.
         """
-        sink = self.sink
-        if sink is None:
+        if self.sink is None:
             return None
+        sink = self.sink if callable(self.sink) else self.sink.for_pipeline(self.name)
 
         def hook(record: Record) -> None:
             files = [f"{root_url}/{f.handle.path}" for f in record.content.outputs if not f.late]

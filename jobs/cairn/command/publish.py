@@ -9,9 +9,13 @@ import typer
 from cairn.command.options import Json, Pipeline, Root, open_log
 from cairn.command.printing import print_json, print_text
 from cairn.command.state_commands import load_code, start_of
-from state_backend.adapters.open_storage import join_url
+from cairn.pipeline import Pipeline as Declaration
+from cairn.sinks.table_sink import Publication, TableSink
+from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.log import read_log
 from state_backend.values.errors import UsageError
+from state_backend.values.intervals import Interval, format_instant
 
 
 def publish(
@@ -33,19 +37,36 @@ def publish(
         list[str] | None,
         typer.Option(help="Mark the interval that starts then as published without the sink; may be repeated."),
     ] = None,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Compare the table of a sink of cairn.sinks with the output; change nothing."),
+    ] = False,
+    rebuild: Annotated[
+        bool,
+        typer.Option(
+            "--rebuild", help="Empty the table of a sink of cairn.sinks, and fill it from the current output."
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> int:
     """Call the sink for output that it has not accepted yet, or mark output as published without the sink."""
     storage, _ = open_log(root, pipeline)
     coordinator = Coordinator(storage, pipeline)
+    if check or rebuild:
+        if retry or skip or (check and rebuild):
+            raise UsageError("give one of --check, --rebuild, --retry and --skip")
+        declared, url = _declared(code), join_url(root, pipeline)
+        if not isinstance(declared.sink, TableSink):
+            raise UsageError(f"--check and --rebuild need a sink of cairn.sinks, but {code} has another sink or none")
+        if check:
+            return _check(declared.sink, url, as_json)
+        return _rebuild(declared.sink, declared, coordinator, url, as_json)
     skipped: list[int] = []
     published: list[int] = []
     if skip:
         skipped = coordinator.skip_publication([start_of("--skip", text) for text in skip])
     if retry or not skip:
-        if not code:
-            raise UsageError("--code is missing: give module:NAME of the pipeline whose sink is called")
-        declared = load_code(code)
+        declared = _declared(code)
         only = [start_of("--retry", text) for text in retry] if retry else None
         hook = declared.sink_hook(None, join_url(root, pipeline))
         published = coordinator.publish(hook, in_order=declared.sink_in_order, only=only, code=code)
@@ -56,4 +77,54 @@ def publish(
             print_text(f"{what}: {', '.join(f'checkpoint {n}' for n in ids)}")
     if not published and not skipped:
         print_text("all output is published already")
+    return 0
+
+
+def _declared(code: str) -> Declaration:
+    if not code:
+        raise UsageError("--code is missing: give module:NAME of the pipeline whose sink is called")
+    return load_code(code)
+
+
+def _current(url: str) -> dict[Interval, tuple[int, list[str]]]:
+    """Return the current output of each interval: the id of its commit, and the URLs of its files without late rows."""
+    outputs = read_log(open_storage(url)).current_outputs()
+    return {i: (n, [f"{url}/{f.handle.path}" for f in files if not f.late]) for i, (n, files) in outputs.items()}
+
+
+def _check(table: TableSink, url: str, as_json: bool) -> int:
+    current = _current(url)
+    found = table.check(current)
+    if as_json:
+        print_json(
+            {
+                "intervals": len(current),
+                "differences": [
+                    {
+                        "start": format_instant(d.interval.start),
+                        "end": format_instant(d.interval.end),
+                        "rows_of_output": d.expected,
+                        "rows_of_table": d.found,
+                    }
+                    for d in found
+                ],
+            }
+        )
+    elif found:
+        print_text("\n".join([f"{table!r} differs from the output of {len(found)} interval(s):", *map(str, found)]))
+    else:
+        print_text(f"{table!r} is equal to the output of {len(current)} interval(s)")
+    return 1 if found else 0
+
+
+def _rebuild(table: TableSink, declared: Declaration, coordinator: Coordinator, url: str, as_json: bool) -> int:
+    table.clear(declared.name)
+    current = _current(url)
+    for interval, (checkpoint_id, files) in sorted(current.items()):
+        table.publish(Publication(declared.name, interval, checkpoint_id, files))
+    # The table has this output now, so the calls change nothing and note the success.
+    coordinator.publish(declared.sink_hook(None, url), in_order=declared.sink_in_order)
+    if as_json:
+        return print_json({"published": sorted(n for n, _ in current.values()), "skipped": []})
+    print_text(f"{table!r} has the output of {len(current)} interval(s)")
     return 0

@@ -1,0 +1,12 @@
+"""Sinks that keep a table of another system equal to a pipeline's output.
+
+Example:
+    Pipeline(..., sink=sinks.delta("file:///data/tables/clicks"))
+"""
+
+from __future__ import annotations
+
+from cairn.sinks.delta import delta
+from cairn.sinks.postgres import postgres
+
+__all__ = ["delta", "postgres"]

@@ -1,0 +1,297 @@
+"""The sink for a table of PostgreSQL, through psycopg.
+
+The table `cairn_publications` beside the target table holds the newest checkpoint of each interval. If the sink stops:
+
+    before the commit     PostgreSQL rolls back: rows and checkpoint are the old ones. The next call does all of the work.
+    after the commit,     rows and checkpoint are the new ones. The next call finds the checkpoint and changes nothing.
+    before the answer
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+from typing_extensions import override
+
+from cairn.sinks.plan_publication import plan_publication
+from cairn.sinks.table_sink import END, START, Publication, TableSink, as_json, library, nested_text
+from state_backend.values.errors import UsageError
+from state_backend.values.intervals import Interval
+
+_IDS = "cairn_publications"
+# From narrow to wide, within each line.
+_WIDER = (
+    ("smallint", "integer", "bigint", "numeric"),
+    ("real", "double precision"),
+    ("date", "timestamp without time zone"),
+)
+
+
+def postgres(table: str, conninfo: str | Callable[[], str] = "") -> PostgresSink:
+    """Return a `Pipeline.sink` that keeps a table of PostgreSQL equal to the pipeline's output.
+
+    The first call with rows creates the table: the columns of the output, and `interval_start` and `interval_end`. The sink adds columns
+    that the output gains, and widens their types. Structs, lists and maps become `jsonb`. A table belongs to one pipeline.
+
+    Args:
+        table: Name of the table, or `schema.table`.
+        conninfo: Connection string or URL of libpq, or a function that returns it, such as
+            `lambda: os.environ["WAREHOUSE"]`. The function runs in the process that calls the sink. Empty: libpq's
+            environment variables (`PGHOST`, `PGUSER`, …) and `~/.pgpass`.
+
+    Raises:
+        UsageError: The name is no name of a table. A call raises this error if psycopg is missing, or if the table
+            belongs to another pipeline.
+
+    Example:
+        Pipeline(..., sink=sinks.postgres("clicks", lambda: os.environ["WAREHOUSE"]))
+    """
+    return PostgresSink(table, conninfo)
+
+
+class PostgresSink(TableSink):
+    """The sink that `postgres` returns."""
+
+    def __init__(self, table: str, conninfo: str | Callable[[], str]) -> None:
+        names = table.split(".")
+        if not all(names) or len(names) > 2:
+            raise UsageError(f"{table!r} is no table; expected a name, or schema.name")
+        self._names, self._conninfo = names, conninfo
+
+    def __repr__(self) -> str:
+        return f"postgres({'.'.join(self._names)!r})"
+
+    @override
+    def publish(self, publication: Publication) -> None:
+        with self._transaction() as cursor:
+            # One publication of a table at a time: another process waits here. The lock ends with the transaction.
+            self._lock(cursor)
+            self._create_ids(cursor)
+            near = self._stored(cursor, publication.pipeline, publication.interval)
+            replaced = plan_publication(near, publication.interval, publication.checkpoint_id)
+            if replaced is None:
+                return
+            if self._columns(cursor):
+                for interval in replaced:
+                    self._delete(cursor, interval)
+            for table in publication.tables():
+                self._fit(cursor, table.schema)
+                self._insert(cursor, table)
+            self._store(cursor, publication)
+
+    @override
+    def row_counts(self) -> dict[Interval, int]:
+        with self._transaction() as cursor:
+            if not self._columns(cursor):
+                return {}
+            counts = self._sql(f"SELECT {START}, {END}, count(*) FROM {{table}} GROUP BY 1, 2")
+            return {Interval(start, end): n for start, end, n in cursor.execute(counts).fetchall()}
+
+    @override
+    def rows(self, interval: Interval, schema: pa.Schema) -> pa.Table:
+        sql = library("psycopg", "postgres").sql
+        with self._transaction() as cursor:
+            names = sql.SQL(", ").join(sql.Identifier(name) for name in schema.names)
+            query = self._sql(f"SELECT {{names}} FROM {{table}} WHERE {START} = %s AND {END} = %s", names=names)
+            found = cursor.execute(query, (interval.start, interval.end)).fetchall()
+        columns = zip(*found, strict=True) if found else ([] for _ in schema)
+        return pa.table([_from_postgres(c, f.type) for c, f in zip(columns, schema, strict=True)], names=schema.names)
+
+    @override
+    def clear(self, pipeline: str) -> None:
+        with self._transaction() as cursor:
+            self._lock(cursor)
+            self._create_ids(cursor)
+            self._check_owner(cursor, pipeline)
+            cursor.execute(self._sql("DELETE FROM {ids} WHERE table_name = %s"), (self._names[-1],))
+            if self._columns(cursor):
+                cursor.execute(self._sql("DELETE FROM {table}"))
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Any]:
+        psycopg = library("psycopg", "postgres")
+        conninfo = self._conninfo() if callable(self._conninfo) else self._conninfo
+        try:
+            connection = psycopg.connect(conninfo, options="-c timezone=UTC -c datestyle=ISO")
+        except psycopg.ProgrammingError:
+            # The error's text may contain the password.
+            raise UsageError(
+                f"the connection string of the sink {self!r} can't be read; libpq's docs have the format"
+            ) from None
+        with connection, connection.cursor() as cursor:
+            yield cursor
+
+    def _sql(self, text: str, **parts: Any) -> Any:
+        sql = library("psycopg", "postgres").sql
+        names = {"table": sql.Identifier(*self._names), "ids": sql.Identifier(*self._names[:-1], _IDS)}
+        return sql.SQL(text).format(**names, **parts)
+
+    def _lock(self, cursor: Any) -> None:
+        cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", ("cairn " + ".".join(self._names),))
+
+    def _create_ids(self, cursor: Any) -> None:
+        found = cursor.execute("SELECT to_regclass(%s)", (self._sql("{ids}").as_string(cursor),)).fetchone()
+        if found == (None,):
+            # Sinks of other tables create it too, and IF NOT EXISTS alone fails when two create it at the same time.
+            cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"cairn {_IDS}",))
+            cursor.execute(
+                self._sql(
+                    "CREATE TABLE IF NOT EXISTS {ids} (table_name text, pipeline text NOT NULL, interval_start timestamptz, "
+                    "interval_end timestamptz, checkpoint_id bigint NOT NULL, "
+                    "PRIMARY KEY (table_name, interval_start, interval_end))"
+                )
+            )
+
+    def _check_owner(self, cursor: Any, pipeline: str) -> None:
+        query = self._sql("SELECT pipeline FROM {ids} WHERE table_name = %s AND pipeline <> %s LIMIT 1")
+        other = cursor.execute(query, (self._names[-1], pipeline)).fetchone()
+        if other is not None:
+            raise UsageError(
+                f"the table {'.'.join(self._names)} has the output of pipeline {other[0]!r}, so {pipeline!r} can't write it\n"
+                "Give each pipeline a table of its own"
+            )
+
+    def _stored(self, cursor: Any, pipeline: str, interval: Interval) -> dict[Interval, int]:
+        self._check_owner(cursor, pipeline)
+        query = self._sql(
+            f"SELECT {START}, {END}, checkpoint_id FROM {{ids}} WHERE table_name = %s AND {START} < %s AND {END} > %s"
+        )
+        found = cursor.execute(query, (self._names[-1], interval.end, interval.start)).fetchall()
+        return {Interval(start, end): n for start, end, n in found}
+
+    def _store(self, cursor: Any, publication: Publication) -> None:
+        query = self._sql(
+            "INSERT INTO {ids} VALUES (%s, %s, %s, %s, %s) ON CONFLICT (table_name, interval_start, interval_end) "
+            "DO UPDATE SET checkpoint_id = EXCLUDED.checkpoint_id"
+        )
+        interval = publication.interval
+        values = (self._names[-1], publication.pipeline, interval.start, interval.end, publication.checkpoint_id)
+        cursor.execute(query, values)
+
+    def _delete(self, cursor: Any, interval: Interval) -> None:
+        query = self._sql(f"DELETE FROM {{table}} WHERE {START} = %s AND {END} = %s")
+        cursor.execute(query, (interval.start, interval.end))
+
+    def _columns(self, cursor: Any) -> dict[str, str]:
+        """Return the type of each column; empty if there is no table."""
+        query = (
+            "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute "
+            "WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped"
+        )
+        return dict(cursor.execute(query, (self._sql("{table}").as_string(cursor),)).fetchall())
+
+    def _fit(self, cursor: Any, schema: pa.Schema) -> None:
+        """Create the table, or add columns and widen types until the table can hold rows of this schema."""
+        sql = library("psycopg", "postgres").sql
+        there = self._columns(cursor)
+        if not there:
+            columns = sql.SQL(", ").join(
+                sql.SQL("{} {}").format(sql.Identifier(field.name), sql.SQL(column_type(field))) for field in schema
+            )
+            cursor.execute(self._sql("CREATE TABLE {table} ({columns})", columns=columns))
+            cursor.execute(self._sql(f"CREATE INDEX ON {{table}} ({START}, {END})"))
+            return
+        for field in schema:
+            wanted, name = column_type(field), sql.Identifier(field.name)
+            if field.name not in there:
+                cursor.execute(
+                    self._sql("ALTER TABLE {table} ADD COLUMN {name} {type}", name=name, type=sql.SQL(wanted))
+                )
+            elif wider := wider_type(wanted, there[field.name]):
+                cursor.execute(
+                    self._sql("ALTER TABLE {table} ALTER COLUMN {name} TYPE {type}", name=name, type=sql.SQL(wider))
+                )
+
+    def _insert(self, cursor: Any, table: pa.Table) -> None:
+        sql = library("psycopg", "postgres").sql
+        names = sql.SQL(", ").join(sql.Identifier(name) for name in table.column_names)
+        with cursor.copy(self._sql("COPY {table} ({names}) FROM STDIN (FORMAT csv)", names=names)) as copy:
+            # Cairn's output has at most some MiB in each batch.
+            for batch in table.to_batches(max_chunksize=50_000):
+                copy.write(as_csv(batch))
+
+
+def column_type(field: pa.Field) -> str:
+    """Return PostgreSQL's type for a column of the output."""
+    kind = field.type
+    match kind:
+        case _ if pa.types.is_boolean(kind):
+            return "boolean"
+        case _ if pa.types.is_int8(kind) or pa.types.is_int16(kind):
+            return "smallint"
+        case _ if pa.types.is_int32(kind):
+            return "integer"
+        case _ if pa.types.is_int64(kind):
+            return "bigint"
+        case _ if pa.types.is_float32(kind):
+            return "real"
+        case _ if pa.types.is_float64(kind):
+            return "double precision"
+        case _ if pa.types.is_decimal(kind):
+            return f"numeric({kind.precision},{kind.scale})"
+        case _ if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+            return "text"
+        case _ if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+            return "bytea"
+        case _ if pa.types.is_date(kind):
+            return "date"
+        case _ if pa.types.is_timestamp(kind):
+            return "timestamp with time zone" if kind.tz else "timestamp without time zone"
+        case _ if pa.types.is_nested(kind):
+            return "jsonb"
+    raise UsageError(
+        f"the sink has no type of PostgreSQL for the column {field.name!r} of type {kind}; leave it out of output_schema"
+    )
+
+
+def wider_type(wanted: str, there: str) -> str | None:
+    """Return the type to which a column of type `there` must change to hold values of type `wanted` too; None to leave it.
+
+    Cairn changes a type only to one that holds all values of both. An owner may have chosen another type, such as `varchar`:
+    it stays.
+    """
+    digits, other = (re.fullmatch(r"numeric\((\d+),(\d+)\)", kind) for kind in (wanted, there))
+    if digits and other:
+        scale = max(int(digits[2]), int(other[2]))
+        whole = max(int(kind[1]) - int(kind[2]) for kind in (digits, other))
+        wider = f"numeric({whole + scale},{scale})"
+        return None if wider == there else wider
+    kind = wanted.partition("(")[0]
+    return (
+        wanted
+        if any(kind in line and there in line and line.index(kind) > line.index(there) for line in _WIDER)
+        else None
+    )
+
+
+def as_csv(batch: pa.RecordBatch) -> bytes:
+    """Return rows as PostgreSQL's CSV: null is an empty field without quotes."""
+    columns = [
+        pa.array([_text(value.as_py(), field.type) for value in column], pa.string())
+        if pa.types.is_nested(field.type) or pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type)
+        else column
+        for field, column in zip(batch.schema, batch.columns, strict=True)
+    ]
+    out = io.BytesIO()
+    options = pa.csv.WriteOptions(include_header=False)
+    pa.csv.write_csv(pa.table(columns, names=batch.schema.names), out, options)
+    return out.getvalue()
+
+
+def _text(value: Any, kind: pa.DataType) -> str | None:
+    if value is None:
+        return None
+    return json.dumps(as_json(value)) if pa.types.is_nested(kind) else f"\\x{value.hex()}"
+
+
+def _from_postgres(values: Any, kind: pa.DataType) -> pa.Array:
+    if pa.types.is_nested(kind):
+        return pa.array([None if value is None else nested_text(value) for value in values], pa.string())
+    return pa.array(values, kind)

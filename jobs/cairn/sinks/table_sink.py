@@ -1,0 +1,238 @@
+"""Base class of the sinks that write tables, and the rows that a sink gets."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from state_backend.adapters.open_storage import open_storage
+from state_backend.adapters.work_folders import work_folder
+from state_backend.checkpoint.log import outputs_of, read_log
+from state_backend.formats import paths
+from state_backend.values.errors import UsageError
+from state_backend.values.handles import Handle
+from state_backend.values.intervals import Interval
+from state_backend.values.records import SweepRecord
+from state_backend.values.release import WHEEL
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# The columns that a table has beside those of the output.
+START, END = "interval_start", "interval_end"
+INSTANT = pa.timestamp("us", "UTC")
+_HASH_BITS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """The output of one interval, as a sink gets it.
+
+    Attributes:
+        pipeline: Name of the pipeline.
+        interval: The interval. Its rows in the table are replaced.
+        checkpoint_id: The commit that made this output, or that replaced the interval's output.
+        files: URLs of the Parquet files; empty if the interval has no rows.
+    """
+
+    pipeline: str
+    interval: Interval
+    checkpoint_id: int
+    files: Sequence[str] = ()
+
+    def tables(self) -> Iterator[pa.Table]:
+        """Yield the rows of each file with the columns `interval_start` and `interval_end`.
+
+        Raises:
+            UsageError: A column of the output has one of these names.
+            CorruptFile: A file is damaged.
+        """
+        for table in read_files(self.files, self.checkpoint_id):
+            if taken := {START, END} & {*table.column_names}:
+                raise UsageError(
+                    f"the output of {self.pipeline!r} has a column {min(taken)!r}, but the sink writes the interval into the "
+                    "column of this name\nRename the column in output_schema"
+                )
+            start, end = (
+                pa.repeat(pa.scalar(instant, INSTANT), len(table))
+                for instant in (self.interval.start, self.interval.end)
+            )
+            yield table.append_column(START, start).append_column(END, end)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One interval whose rows in the table are not the rows of the output.
+
+    Attributes:
+        interval: The interval.
+        expected: Rows in the output; None if the interval has no output.
+        found: Rows in the table.
+    """
+
+    interval: Interval
+    expected: int | None
+    found: int
+
+    def __str__(self) -> str:
+        if self.expected is None:
+            return f"{self.interval}: the table has {self.found} rows of an interval without output"
+        if self.expected == self.found:
+            return f"{self.interval}: {self.found} rows in both, but with other values"
+        return f"{self.interval}: {self.expected} rows in the output, {self.found} in the table"
+
+
+class TableSink(ABC):
+    """A sink that keeps a table equal to the output of one pipeline.
+
+    Each interval's rows change in one transaction, which also stores the checkpoint. So a repeated call, an old call and a
+    call whose answer was lost leave the table as it must be.
+    """
+
+    @abstractmethod
+    def publish(self, publication: Publication) -> None:
+        """Replace the interval's rows in one transaction, unless the table has them or newer ones already."""
+
+    @abstractmethod
+    def row_counts(self) -> dict[Interval, int]:
+        """Return the number of rows of each interval that has rows in the table."""
+
+    @abstractmethod
+    def rows(self, interval: Interval, schema: pa.Schema) -> pa.Table:
+        """Return the rows of an interval as a table of this schema, in any order."""
+
+    @abstractmethod
+    def clear(self, pipeline: str) -> None:
+        """Delete all rows and the stored checkpoints in one transaction. The table stays."""
+
+    def for_pipeline(self, name: str) -> Callable[[SparkSession | None, list[str], Interval, int], None]:
+        """Return the function that `Pipeline` calls for each interval."""
+
+        def sink(spark: SparkSession | None, files: list[str], interval: Interval, checkpoint_id: int) -> None:
+            self.publish(Publication(name, interval, checkpoint_id, files))
+
+        return sink
+
+    def check(self, current: Mapping[Interval, tuple[int, Sequence[str]]]) -> list[Difference]:
+        """Compare the table with the output: for each interval the number of rows, and a hash of their values.
+
+        Args:
+            current: The current output of each interval: the id of its commit, and the URLs of its files.
+        """
+        counts = self.row_counts()
+        found = [Difference(i, None, n) for i, n in counts.items() if i not in current]
+        for interval, (checkpoint_id, files) in current.items():
+            tables = [*read_files(files, checkpoint_id)]
+            expected, there = sum(map(len, tables)), counts.get(interval, 0)
+            same = expected == there
+            if same and expected:
+                ours = pa.concat_tables(tables)
+                same = hash_of_rows(ours) == hash_of_rows(self.rows(interval, ours.schema))
+            if not same:
+                found.append(Difference(interval, expected, there))
+        return sorted(found, key=lambda difference: difference.interval)
+
+
+def read_files(urls: Sequence[str], checkpoint_id: int) -> Iterator[pa.Table]:
+    """Yield the rows of each of a checkpoint's output files, after a check of its bytes."""
+    if not urls:
+        return
+    root = urls[0].rpartition("/" + paths.OUTPUT)[0]
+    storage = open_storage(root)
+    handles = _handles(root, checkpoint_id)
+    with work_folder("sink") as folder:
+        for number, url in enumerate(urls):
+            file = folder / f"{number}.parquet"
+            storage.download(handles[url], file)
+            yield pq.read_table(file)
+            file.unlink()
+
+
+def _handles(root: str, checkpoint_id: int) -> dict[str, Handle]:
+    entry = read_log(open_storage(root)).entries[checkpoint_id]
+    outputs = () if isinstance(entry, SweepRecord) else outputs_of(entry)
+    return {f"{root}/{output.handle.path}": output.handle for output in outputs}
+
+
+def hash_of_rows(table: pa.Table) -> str:
+    """Return a hash of all rows. The order of the rows does not count; equal rows count as often as they occur."""
+    total, names = 0, sorted(table.column_names)
+    for row in zip(*(plain_values(table[name]) for name in names), strict=True):
+        digest = hashlib.blake2b(json.dumps(row).encode(), digest_size=_HASH_BITS // 8).digest()
+        total += int.from_bytes(digest, "big")
+    return f"{total % 2**_HASH_BITS:032x}"
+
+
+def plain_values(column: pa.ChunkedArray) -> Iterator[Any]:
+    """Yield each value as a JSON value. Values that differ have different JSON; structs, lists and maps are JSON as text."""
+    if pa.types.is_nested(column.type):
+        return (None if value is None else nested_text(value) for value in column.to_pylist())
+    return (as_json(value) for value in column.to_pylist())
+
+
+def nested_text(value: Any) -> str:
+    """Return a struct, list or map as JSON in which equal numbers are equal text: a database may store 1.0 as 1."""
+    return json.dumps(_with_plain_numbers(as_json(value)))
+
+
+def _with_plain_numbers(value: Any) -> Any:
+    match value:
+        case bool() | None | str():
+            return value
+        case int() | float():
+            return repr(float(value) + 0.0) if float(value) == value else str(value)
+        case dict():
+            return {name: _with_plain_numbers(part) for name, part in value.items()}
+    return [_with_plain_numbers(part) for part in value]
+
+
+def as_json(value: Any) -> Any:
+    """Return a value of Parquet as a JSON value: maps as lists of pairs, instants in UTC, bytes as hex digits."""
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if math.isfinite(value) else repr(value)
+        case Decimal():
+            return str(value)
+        case datetime():
+            return (value.astimezone(UTC) if value.tzinfo else value).isoformat()
+        case date():
+            return value.isoformat()
+        case bytes():
+            return value.hex()
+        case dict():
+            return {name: as_json(part) for name, part in sorted(value.items())}
+        case list() | tuple():
+            return [as_json(part) for part in value]
+    raise UsageError(
+        f"a table sink can't write a value of type {type(value).__name__}; leave its column out of output_schema"
+    )
+
+
+def library(name: str, extra: str) -> Any:
+    """Import a sink's library.
+
+    Raises:
+        UsageError: The library is not installed here. The message has the command that installs it.
+    """
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != name:
+            raise
+        raise UsageError(
+            f"the sink needs {name}, which {socket.gethostname()} lacks; install it there: pip install './{WHEEL}[{extra}]'"
+        ) from None

@@ -1,0 +1,413 @@
+"""Every sink of `cairn.sinks` against a real table: after any history the table has the rows of `output_files`."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import deltalake
+import psycopg
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from typer.testing import CliRunner
+
+from cairn import Interval, Pipeline, sinks
+from cairn.command.cli import app
+from cairn.errors import SinkFailed, StaleStateError, UsageError
+from cairn.sinks.plan_publication import plan_publication
+from cairn.sinks.table_sink import Publication, TableSink, hash_of_rows
+from cairn.testing import PipelineTester
+from local_stack.postgres import Postgres
+from state_backend.adapters.open_storage import open_storage
+from state_backend.checkpoint.log import read_log
+from state_backend.values.records import Permissions
+from tests.support.tiers import at_tier
+
+START = datetime(2024, 1, 1, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+SCHEMA = "user string"
+ANYTHING = Permissions(allow_stale_base=True, allow_gap=True, replace_overlapping=True)
+# The methods of each sink that talk to the other system.
+CALLS = {
+    "delta": ["_table", "_write"],
+    "postgres": ["_lock", "_create_ids", "_stored", "_delete", "_fit", "_insert", "_store"],
+}
+
+
+class Killed(Exception):
+    """The process that called the sink has ended."""
+
+
+class Counter(StatefulProcessor):  # type: ignore[misc]
+    def init(self, handle: Any) -> None:
+        self._count = handle.getValueState("count", "n long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
+        n = (self._count.get() or (0,))[0] + sum(1 for _ in rows)
+        self._count.update((n,))
+        yield Row(user=key[0], clicks=n)
+
+
+def pipeline(sink: Any, **changes: Any) -> Pipeline:
+    declared = Pipeline(
+        name="clicks",
+        start=START,
+        source=lambda spark, interval: None,
+        key=["user"],
+        processor=Counter,
+        output_schema="user string, clicks bigint",
+        sink=sink,
+    )
+    return replace(declared, **changes)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """The server's address. As root the server runs as nobody, who can't enter pytest's folder."""
+    folder = Path(tempfile.mkdtemp(prefix="cairn-pg-"))
+    folder.chmod(0o711)
+    with Postgres(folder / "data", log_dir=folder / "logs") as postgres:
+        yield postgres.url.replace("+psycopg", "")
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+Rows = list[tuple[Any, ...]]
+
+
+@pytest.fixture(params=["delta", "postgres"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def sink(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> TableSink:
+    if kind == "delta":
+        return sinks.delta(f"file://{tmp_path}/table")
+    address = request.getfixturevalue("server")
+    with psycopg.connect(address, autocommit=True) as connection:
+        connection.execute("DROP TABLE IF EXISTS clicks, cairn_publications")
+    return sinks.postgres("clicks", lambda: address)
+
+
+@pytest.fixture
+def read(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> Callable[[], Rows]:
+    """Reads the table without the sink: interval and output columns of all rows, sorted."""
+    columns = ["interval_start", "interval_end", "user", "clicks"]
+    if kind == "delta":
+
+        def read_delta() -> Rows:
+            if not (tmp_path / "table").exists():
+                return []
+            found = deltalake.DeltaTable(f"file://{tmp_path}/table").to_pyarrow_table().select(columns)
+            return sorted(tuple(row.values()) for row in found.to_pylist())
+
+        return read_delta
+    address = request.getfixturevalue("server")
+
+    def read_postgres() -> Rows:
+        with psycopg.connect(address, options="-c timezone=UTC") as connection:
+            if connection.execute("SELECT to_regclass('clicks')").fetchone() == (None,):
+                return []
+            names = ", ".join(f'"{name}"' for name in columns)
+            return sorted(connection.execute(f"SELECT {names} FROM clicks".encode()).fetchall())
+
+    return read_postgres
+
+
+def expected(tester: PipelineTester) -> Rows:
+    """The rows of the current output."""
+    found = []
+    for interval, (_, files) in read_log(open_storage(f"{tester.root}/clicks")).current_outputs().items():
+        for file in files:
+            table = pq.read_table(f"{tester.root.removeprefix('file://')}/clicks/{file.handle.path}")
+            found += [(interval.start, interval.end, row["user"], row["clicks"]) for row in table.to_pylist()]
+    return sorted(found)
+
+
+def hour(n: int, hours: int = 1) -> Interval:
+    return Interval(START + n * HOUR, START + (n + hours) * HOUR)
+
+
+def run_of(sink: Any, tmp_path: Path) -> PipelineTester:
+    return PipelineTester(
+        pipeline(sink), input_schema=SCHEMA, every=HOUR, root=f"file://{tmp_path}/state", call_sink=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("stored", "call", "replaced"),
+    [
+        ({}, (hour(0), 1), {hour(0)}),
+        ({hour(0): 1}, (hour(0), 1), None),
+        ({hour(0): 2}, (hour(0), 1), None),
+        ({hour(0): 1, hour(1): 2}, (hour(0), 3), {hour(0)}),
+        ({hour(0, 24): 1}, (hour(0), 2), {hour(0), hour(0, 24)}),
+        # An hour replaced the day: the call for the day comes late, and a day that hung must not come back.
+        ({hour(0, 24): 1, hour(0): 2}, (hour(0, 24), 2), {hour(0, 24)}),
+        ({hour(0): 2}, (hour(0, 24), 1), None),
+        ({hour(0): 2, hour(1): 3}, (hour(0, 24), 4), {hour(0), hour(1), hour(0, 24)}),
+    ],
+)
+def test_the_rows_that_a_call_replaces(
+    stored: dict[Interval, int], call: tuple[Interval, int], replaced: set[Interval] | None
+) -> None:
+    assert plan_publication(stored, *call) == replaced
+
+
+def test_runs_reruns_and_empty_intervals(sink: TableSink, read: Callable[[], Rows], tmp_path: Path) -> None:
+    tester = run_of(sink, tmp_path)
+    for rows in ([], [("ann",), ("bob",)], [("ann",)]):
+        tester.run(rows)
+        assert read() == expected(tester)
+    for n, rows in ((1, [("cid",)]), (1, []), (0, [("ann",)])):
+        tester.run(rows, hour(n), permissions=ANYTHING)
+        assert read() == expected(tester)
+    assert len(read()) == 2
+
+
+def test_an_old_call_a_repeated_call_and_calls_at_the_same_time_change_nothing(
+    sink: TableSink, read: Callable[[], Rows], tmp_path: Path
+) -> None:
+    tester = run_of(sink, tmp_path)
+    first = tester.run([("ann",), ("bob",)])
+    log = read_log(open_storage(f"{tester.root}/clicks"))
+    urls = [f"{tester.root}/clicks/{file.handle.path}" for file in log.current_outputs()[first.interval][1]]
+    tester.run([("cid",)], first.interval)
+    for checkpoint_id, files in ((1, urls), (1, []), (2, [])):
+        sink.publish(Publication("clicks", first.interval, checkpoint_id, files))
+        assert read() == expected(tester)
+    with ThreadPoolExecutor(4) as pool:
+        calls = [Publication("clicks", hour(5), 9, ())] * 2 + [Publication("clicks", hour(6), 9, ())] * 2
+        list(pool.map(sink.publish, calls))
+    assert read() == expected(tester)
+
+
+@pytest.mark.parametrize("seed", range(at_tier(fast=1, ci=4, all=100)))
+def test_any_history_of_runs_and_kills(
+    seed: int, kind: str, sink: TableSink, read: Callable[[], Rows], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process is killed before or after a call of the other system. The next checkpoint publishes the rest."""
+    pick, tester = random.Random(seed), run_of(sink, tmp_path)
+    ran = 0
+    for _ in range(at_tier(fast=6, ci=12, all=30)):
+        rows = [(pick.choice("abc"),) for _ in range(pick.choice([0, 1, 4]))]
+        what = pick.choice(["next", "next", "again", "hours over day"])
+        if what == "next" or not ran:
+            interval, ran = None, ran + 1
+        elif what == "again":
+            interval = hour(pick.randrange(ran))
+        else:  # Two hours become one interval, or one again.
+            interval = hour(0, pick.choice([1, 2])) if ran > 1 else hour(0)
+        with monkeypatch.context() as patched:
+            if pick.random() < 0.5:
+                kill(patched, type(sink), pick.choice(CALLS[kind]), pick.random() < 0.5)
+            try:
+                tester.run(rows, interval, permissions=ANYTHING)
+            except SinkFailed as failed:
+                assert "Killed" in str(failed)
+                continue
+            except StaleStateError:
+                continue  # The history has no base for this interval.
+        assert read() == expected(tester), (seed, what)
+    tester.run([], hour(0), permissions=ANYTHING)
+    assert read() == expected(tester)
+    assert sink.check(current(tester)) == []
+
+
+def kill(patched: pytest.MonkeyPatch, owner: type, name: str, after: bool) -> None:
+    called = getattr(owner, name)
+
+    def killed(*arguments: Any) -> Any:
+        if after:
+            called(*arguments)
+        raise Killed(name)
+
+    patched.setattr(owner, name, killed)
+
+
+def test_an_answer_that_was_lost(
+    sink: TableSink, read: Callable[[], Rows], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tester = run_of(sink, tmp_path)
+    with monkeypatch.context() as patched:
+        kill(patched, type(sink), "publish", after=True)
+        with pytest.raises(SinkFailed):
+            tester.run([("ann",)])
+    assert read() == expected(tester) != []
+    with monkeypatch.context() as patched:
+        kill(patched, type(sink), "_insert" if hasattr(sink, "_insert") else "_write", after=False)
+        with pytest.raises(SinkFailed):  # The first interval needs no write, the second one does.
+            tester.run([("bob",)])
+    tester.run([])
+    assert read() == expected(tester)
+
+
+def test_columns_that_the_output_gains(kind: str, sink: TableSink, tmp_path: Path) -> None:
+    interval = hour(0)
+    narrow = pa.table(
+        {"a": pa.array([1, None], pa.int32()), "d": pa.array([Decimal("1.5"), None], pa.decimal128(5, 2))}
+    )
+    publish(sink, tmp_path, interval, 1, narrow)
+    fits = 2 if kind == "delta" else 2**40  # Delta keeps the type.
+    wide = pa.table(
+        {
+            "a": pa.array([fits, None], pa.int64()),
+            "d": pa.array([Decimal("1.5"), None], pa.decimal128(5, 2)),
+            "b": ["x", None],
+        }
+    )
+    publish(sink, tmp_path, hour(1), 2, wide)
+    assert hash_of_rows(sink.rows(hour(1), wide.schema)) == hash_of_rows(wide)
+    publish(sink, tmp_path, hour(2), 3, narrow)  # code of before runs again
+    assert sink.row_counts() == {hour(0): 2, hour(1): 2, hour(2): 2}
+
+
+EVERY_TYPE = pa.table(
+    {
+        "flag": pa.array([True, None]),
+        "small": pa.array([-(2**15), None], pa.int16()),
+        "whole": pa.array([2**31 - 1, None], pa.int32()),
+        "long": pa.array([-(2**63), None], pa.int64()),
+        "real": pa.array([0.1, float("inf")], pa.float32()),
+        "double": pa.array([1e300, float("nan")]),
+        "money": pa.array([Decimal("12345678901234567890.123456"), None], pa.decimal128(38, 6)),
+        "text": ['a "quoted", \n line \\N ä', ""],
+        "empty": pa.array([None, ""]),
+        "bytes": pa.array([b"\x00\xff\n", None]),
+        "day": pa.array([date(1969, 12, 31), None]),
+        "at": pa.array([datetime(2024, 3, 10, 7, 0, 0, 1, UTC), None], pa.timestamp("us", "UTC")),
+        "wall": pa.array([datetime(2024, 3, 10, 7, 0, 0, 1), None], pa.timestamp("us")),
+        "list": pa.array([[1, None, 3], []], pa.list_(pa.int64())),
+        "struct": pa.array([{"p": 1.0, "q": "x"}, None], pa.struct([("p", pa.float64()), ("q", pa.string())])),
+        "map": pa.array([[("k", 1)], None], pa.map_(pa.string(), pa.int64())),
+        'a name; with "signs"': pa.array([1, 2]),
+    }
+)
+
+
+def test_every_type_comes_back(kind: str, sink: TableSink, tmp_path: Path) -> None:
+    rows = EVERY_TYPE.drop_columns(['a name; with "signs"']) if kind == "delta" else EVERY_TYPE
+    publish(sink, tmp_path, hour(0), 1, rows)
+    found = sink.rows(hour(0), rows.schema)
+    assert hash_of_rows(found) == hash_of_rows(rows)
+    for name in rows.column_names:
+        assert hash_of_rows(found.select([name])) == hash_of_rows(rows.select([name])), name
+
+
+def publish(sink: TableSink, folder: Path, interval: Interval, checkpoint_id: int, rows: pa.Table) -> None:
+    """Publish rows that no pipeline made."""
+    made = Publication("clicks", interval, checkpoint_id, ["a file"])
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("cairn.sinks.table_sink.read_files", lambda urls, n: iter([rows]))
+        sink.publish(made)
+
+
+def current(tester: PipelineTester) -> dict[Interval, tuple[int, list[str]]]:
+    outputs = read_log(open_storage(f"{tester.root}/clicks")).current_outputs()
+    return {i: (n, [f"{tester.root}/clicks/{f.handle.path}" for f in files]) for i, (n, files) in outputs.items()}
+
+
+def test_check_names_planted_differences_and_rebuild_repairs_them(
+    kind: str,
+    sink: TableSink,
+    read: Callable[[], Rows],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    tester = run_of(sink, tmp_path)
+    for rows in ([("ann",), ("bob",)], [("ann",)], [], [("cid",)]):
+        tester.run(rows)
+    monkeypatch.setattr("cairn.command.publish.load_code", lambda code: pipeline(sink))
+    variables = {"CAIRN_ROOT": tester.root, "CAIRN_PIPELINE": "clicks", "CAIRN_CODE": "clicks:CLICKS"}
+
+    def typed(*words: str) -> tuple[int, str]:
+        done = CliRunner().invoke(app, ["publish", *words], env=variables)
+        return done.exit_code, done.output
+
+    code, text = typed("--check")
+    assert (code, text.strip()) == (0, f"{sink!r} is equal to the output of 4 interval(s)")
+    plant(kind, tmp_path, request)
+    code, text = typed("--check")
+    assert code == 1
+    assert text.splitlines()[1:] == [
+        "[2024-01-01T00:00:00Z, 2024-01-01T01:00:00Z): 2 rows in the output, 1 in the table",
+        "[2024-01-01T01:00:00Z, 2024-01-01T02:00:00Z): 1 rows in both, but with other values",
+        "[2024-01-01T07:00:00Z, 2024-01-01T08:00:00Z): the table has 1 rows of an interval without output",
+    ]
+    assert typed("--check", "--json")[0] == 1
+    code, text = typed("--rebuild")
+    assert (code, text.strip()) == (0, f"{sink!r} has the output of 4 interval(s)")
+    assert read() == expected(tester)
+    assert typed("--check")[0] == 0
+    tester.run([("ann",)], hour(0), permissions=ANYTHING)
+    assert read() == expected(tester)
+    assert typed("--check", "--rebuild")[0] == 2
+
+
+def plant(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Lose a row, change a value, and add rows of an interval that has no output."""
+    if kind == "delta":
+        table = deltalake.DeltaTable(f"file://{tmp_path}/table")
+        table.delete("user = 'bob'")
+        table.update({"clicks": "7"}, predicate="interval_start = '2024-01-01T01:00:00+00:00'")
+        instants = {"interval_start": [hour(7).start], "interval_end": [hour(7).end]}
+        extra = pa.table(
+            {"user": ["eve"], "clicks": [1], **{n: pa.array(v, pa.timestamp("us", "UTC")) for n, v in instants.items()}}
+        )
+        deltalake.write_deltalake(table, extra, mode="append")
+        return
+    with psycopg.connect(request.getfixturevalue("server"), autocommit=True) as connection:
+        connection.execute("DELETE FROM clicks WHERE \"user\" = 'bob'")
+        connection.execute("UPDATE clicks SET clicks = 7 WHERE interval_start = %s", (hour(1).start,))
+        values = ("eve", 1, hour(7).start, hour(7).end)
+        connection.execute(
+            'INSERT INTO clicks ("user", clicks, interval_start, interval_end) VALUES (%s, %s, %s, %s)', values
+        )
+
+
+def test_mistakes_are_named(kind: str, sink: TableSink, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"has no scheme; expected a URL"):
+        sinks.delta("/data/tables/clicks")
+    with pytest.raises(UsageError, match=r"'a.b.c' is no table"):
+        sinks.postgres("a.b.c")
+    with pytest.raises(UsageError, match=r"column 'interval_end', but the sink writes the interval"):
+        publish(sink, tmp_path, hour(0), 1, pa.table({"interval_end": [1]}))
+    publish(sink, tmp_path, hour(0), 1, pa.table({"user": ["ann"], "clicks": [1]}))
+    with pytest.raises(UsageError, match="Give each pipeline a table of its own"):
+        sink.publish(Publication("others", hour(0), 2))
+    if kind == "delta":
+        with pytest.raises(
+            UsageError, match=r"column 'clicks' has the type int64, and a value of type string does not fit"
+        ):
+            publish(sink, tmp_path, hour(1), 2, pa.table({"user": ["ann"], "clicks": ["many"]}))
+
+
+def test_a_connection_string_that_cannot_be_read_is_not_shown() -> None:
+    secret = sinks.postgres("clicks", "host=there password=very secret")
+    with pytest.raises(UsageError) as raised:
+        secret.publish(Publication("clicks", hour(0), 1))
+    assert "secret" not in f"{raised.value} {secret!r}" and raised.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    ("library", "sink"), [("deltalake", sinks.delta("file:///t")), ("psycopg", sinks.postgres("t"))]
+)
+def test_a_missing_library_is_named_with_its_command(
+    library: str, sink: TableSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, library, None)
+    extra = "delta" if library == "deltalake" else "postgres"
+    with pytest.raises(UsageError, match=rf"the sink needs {library}, which .* lacks; .*\[{extra}\]'"):
+        sink.publish(Publication("clicks", hour(0), 1))
