@@ -17,6 +17,7 @@ PUBLIC = {
     "cairn.errors",
     "cairn.pandas_with_state",
     "cairn.processors",
+    "cairn.sinks",
     "cairn.testing",
     "cairn_operators",
 }

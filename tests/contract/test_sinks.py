@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -32,7 +33,7 @@ from local_stack.postgres import Postgres
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.log import read_log
 from state_backend.values.records import Permissions
-from tests.support.tiers import at_tier
+from tests.support.tiers import REPOSITORY, at_tier
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -392,6 +393,56 @@ def test_mistakes_are_named(kind: str, sink: TableSink, tmp_path: Path) -> None:
             UsageError, match=r"column 'clicks' has the type int64, and a value of type string does not fit"
         ):
             publish(sink, tmp_path, hour(1), 2, pa.table({"user": ["ann"], "clicks": ["many"]}))
+
+
+def test_a_value_that_a_table_can_not_hold_is_named(kind: str, sink: TableSink, tmp_path: Path) -> None:
+    spans = pa.table({"span": pa.array([timedelta(1)])})
+    with pytest.raises(UsageError, match="can't write a value of type timedelta"):
+        hash_of_rows(spans)
+    if kind == "postgres":
+        with pytest.raises(UsageError, match="no type of PostgreSQL for the column 'span' of type duration"):
+            publish(sink, tmp_path, hour(0), 1, spans)
+        with pytest.raises(psycopg.DataError, match="0x00"):
+            publish(sink, tmp_path, hour(0), 1, pa.table({"user": ["a\0b"]}))
+
+
+def test_a_table_of_its_owner_keeps_its_types_and_columns(server: str, tmp_path: Path) -> None:
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute("CREATE SCHEMA shop")
+        connection.execute(
+            'CREATE TABLE shop.clicks (id bigserial PRIMARY KEY, "user" varchar(20), clicks smallint, '
+            "interval_start timestamptz, interval_end timestamptz)"
+        )
+        tester = run_of(sinks.postgres("shop.clicks", server), tmp_path)
+        tester.run([("ann",), ("ann",)])
+        assert connection.execute('SELECT id, "user", clicks FROM shop.clicks').fetchall() == [(1, "ann", 2)]
+        found = connection.execute(
+            "SELECT column_name, data_type FROM information_schema.columns WHERE table_schema = 'shop' AND table_name = 'clicks'"
+        )
+        assert {("user", "character varying"), ("clicks", "bigint")} <= {*found.fetchall()}
+
+
+def test_the_blocks_of_the_page(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (REPOSITORY / "docs" / "tables.md").read_text().replace("/data/tables", f"{tmp_path}/tables")
+    declaration, other, reader = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    scope: dict[str, Any] = {}
+    exec(declaration, scope)
+    monkeypatch.setenv("WAREHOUSE", server)
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute("DROP TABLE IF EXISTS clicks, cairn_publications")
+        for block in ("", other):
+            exec(block, scope)
+            declared = replace(scope["CLICKS"], sink=scope["sink"]) if block else scope["CLICKS"]
+            root = f"file://{tmp_path}/state{len(block)}"
+            tester = PipelineTester(declared, input_schema=SCHEMA, every=HOUR, root=root, call_sink=True)
+            tester.run([("ann",), ("bob",)])
+            tester.run([("ann",)])
+        rows = connection.execute('SELECT "user", max(clicks) FROM clicks GROUP BY 1 ORDER BY 1').fetchall()
+    assert rows == [("ann", 2), ("bob", 1)]
+    exec(reader, scope)
+    assert re.findall(r"│ (\w+) +│ +(\d+) │", capsys.readouterr().out) == [("ann", "2"), ("bob", "1")]
 
 
 def test_a_connection_string_that_cannot_be_read_is_not_shown() -> None:

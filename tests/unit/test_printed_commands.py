@@ -132,6 +132,8 @@ RUN = {
     + "test_the_commands_that_a_page_prints_are_right as printed",
     "cairn validate … --root … --code …": "not run: needs Spark and a pipeline's code; with the same options it is, in "
     "tests/integration/test_validation.py",
+    "cairn publish --check": "tests/contract/test_sinks.py::test_check_names_planted_differences_and_rebuild_repairs_them",
+    "cairn publish --rebuild": "tests/contract/test_sinks.py::test_check_names_planted_differences_and_rebuild_repairs_them",
     "cairn quarantine … … --dry-run": PAGES_OF_UI
     + "test_the_commands_that_a_page_prints_are_right as printed",
     "cairn quarantine … … --release": CLI + "test_a_person_refuses_a_checkpoint_and_accepts_it_again",

@@ -20,19 +20,11 @@ from typing_extensions import override
 
 from cairn.sinks.plan_publication import plan_publication
 from cairn.sinks.table_sink import END, INSTANT, START, Publication, TableSink, library
-from state_backend.values.errors import RetryableError, UsageError
+from state_backend.values.errors import UsageError
 from state_backend.values.intervals import Interval, format_instant
 
 # Each round loads the table again. Only a commit of the same interval, or of the schema, makes another round necessary.
 _ROUNDS = 10
-
-
-class TableConflict(RetryableError):
-    """Other processes changed the table in each round of a publication.
-
-    What to do:
-        Nothing: the next checkpoint publishes the interval again.
-    """
 
 
 def delta(url: str, storage_options: Mapping[str, str] | None = None) -> DeltaSink:
@@ -70,18 +62,17 @@ class DeltaSink(TableSink):
     @override
     def publish(self, publication: Publication) -> None:
         errors = library("deltalake", "delta").exceptions
-        conflict: Exception | None = None
-        for _ in range(_ROUNDS):
+        for left in reversed(range(_ROUNDS)):
             table = self._table(publication.pipeline)
             try:
                 return self._publish(table, publication)
-            except errors.CommitFailedError as error:
-                conflict = error
-            except errors.DeltaError as error:
-                if table is not None or self._table() is None:
+            except errors.CommitFailedError:
+                if not left:
                     raise
-                conflict = error  # Another process has made the table meanwhile.
-        raise TableConflict(f"{self!r}: each of {_ROUNDS} commits met another one: {conflict}") from conflict
+            except errors.DeltaError:
+                # Another process may have made the table meanwhile.
+                if not left or table is not None or self._table() is None:
+                    raise
 
     @override
     def row_counts(self) -> dict[Interval, int]:
