@@ -86,10 +86,10 @@ JVM_OVERHEAD_MIB = 384
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """Prices of Cloud Storage's Standard class in one region of the United States (us-central1), in US dollars.
+    """Prices of a storage, in US dollars. The default: Cloud Storage's Standard class in us-central1.
 
-    Free quotas, discounts and traffic between regions are left out. Source: copies of Google's pages "Cloud Storage
-    pricing" and "Pricing examples".
+    Free quotas, discounts and traffic between regions are left out. Traffic inside a region costs nothing. Source of the
+    default: copies of Google's pages "Cloud Storage pricing" and "Pricing examples".
 
     Attributes:
         gib_month: The price of a GiB stored for a month.
@@ -102,6 +102,14 @@ class Prices:
     class_a: float = 0.005
     class_b: float = 0.0004
     read_on: str = "2026-11-22"
+
+
+PRICE_LISTS = {
+    "gcs": Prices(),
+    # S3 Standard in us-east-1, the first 50 TB of a month; HEAD costs the price of GET. Source: copies of guides to
+    # Amazon's prices, the newest of March 2026, since no copy of Amazon's page shows its tables.
+    "s3": Prices(gib_month=0.023, class_a=0.005, class_b=0.0004, read_on="2026-11-26"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -271,3 +271,19 @@ def test_the_example_of_the_docs_is_what_is_printed() -> None:
         done = cairn(*command.split()[2:])
         assert done.exit_code == 0 and quoted_in(expected, done.stdout), done.output
         assert "…" in expected or done.stdout.splitlines() == expected, done.output
+
+
+def test_prices_of_a_list_apply_unless_an_option_replaces_them() -> None:
+    usage = "--keys 1000000 --bytes-per-key 104 --changed 1% --shards 2 --every 1h --json"
+    gcs, s3, own = (
+        json.loads(cairn(*usage.split(), *more.split()).output)["prices"]
+        for more in ("", "--prices s3", "--prices s3 --price-reads 0")
+    )
+    assert (gcs["gib_month"], s3["gib_month"]) == (0.020, 0.023)
+    assert own == {**s3, "class_b": 0}
+
+
+def test_an_unknown_list_of_prices_is_refused() -> None:
+    result = cairn("--prices", "azure")
+    assert result.exit_code != 0
+    assert "--prices azure: expected gcs or s3" in result.output + str(result.exception)

@@ -15,6 +15,7 @@ from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.inspection.checkpoint_names import parse_duration
 from state_backend.inspection.cost_model import (
     JVM_OVERHEAD_MIB,
+    PRICE_LISTS,
     Estimate,
     History,
     Prices,
@@ -31,7 +32,6 @@ from state_backend.values.retention import KeepLast
 
 # The history is computed from at most this many of the newest retained checkpoints.
 _MOST_RECORDS = 50
-_LIST = Prices()
 
 
 def estimate_(
@@ -59,16 +59,17 @@ def estimate_(
     ] = None,
     cores: Annotated[int | None, typer.Option(help="Number of shards that run at a time; left out: all.")] = None,
     api: Annotated[str, typer.Option(help="Interface of the processor, for the seconds: row or arrow.")] = "row",
-    price_gib_month: Annotated[float, typer.Option(help="US dollars per GiB and month.")] = _LIST.gib_month,
-    price_writes: Annotated[float, typer.Option(help="US dollars per 1,000 writes or lists.")] = _LIST.class_a,
-    price_reads: Annotated[
-        float, typer.Option(help="US dollars per 1,000 reads or metadata requests.")
-    ] = _LIST.class_b,
+    price_list: Annotated[str, typer.Option("--prices", help="Prices of a storage: gcs or s3.")] = "gcs",
+    price_gib_month: Annotated[float | None, typer.Option(help="US dollars per GiB and month.")] = None,
+    price_writes: Annotated[float | None, typer.Option(help="US dollars per 1,000 writes or lists.")] = None,
+    price_reads: Annotated[float | None, typer.Option(help="US dollars per 1,000 reads or metadata requests.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")] = False,
 ) -> int:
-    """Estimate a pipeline's objects, requests, bytes, dollars on Google Cloud Storage, seconds and memory."""
+    """Estimate a pipeline's objects, requests, bytes, dollars on Google Cloud Storage or Amazon S3, seconds and memory."""
     if api not in ("row", "arrow"):
         raise UsageError(f"--api {api}: expected row or arrow")
+    if price_list not in PRICE_LISTS:
+        raise UsageError(f"--prices {price_list}: expected {' or '.join(PRICE_LISTS)}")
     history = _history(root, pipeline) if root and pipeline else None
     asked = {
         "keys": keys,
@@ -89,7 +90,8 @@ def estimate_(
         cores=cores,
         api=api,  # type: ignore[arg-type]
     )
-    prices = Prices(gib_month=price_gib_month, class_a=price_writes, class_b=price_reads)
+    given = {"gib_month": price_gib_month, "class_a": price_writes, "class_b": price_reads}
+    prices = replace(PRICE_LISTS[price_list], **{name: price for name, price in given.items() if price is not None})  # type: ignore[arg-type]
     found = estimate(usage, prices)
     typer.echo(
         json.dumps(as_values(found, history, prices), indent=2)
