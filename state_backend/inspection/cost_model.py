@@ -106,8 +106,8 @@ class Prices:
 
 PRICE_LISTS = {
     "gcs": Prices(),
-    # S3 Standard in us-east-1, the first 50 TB of a month; HEAD costs the price of GET. Source: copies of guides to
-    # Amazon's prices, the newest of March 2026, since no copy of Amazon's page shows its tables.
+    # S3 Standard in us-east-1, the first 50 TB of a month; HEAD costs the price of GET. Source: third parties' guides to
+    # Amazon's prices, the newest of March 2026. Amazon's own page was not read.
     "s3": Prices(gib_month=0.023, class_a=0.005, class_b=0.0004, read_on="2026-11-26"),
 }
 
