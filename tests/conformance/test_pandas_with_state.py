@@ -163,6 +163,7 @@ def check(both: Both, states: dict[Any, Any], stuck: set[Any]) -> None:
             assert ours[key][0] == value and -1 < ours[key][1] <= timeout_ms
 
 
+@pytest.mark.long("ten seconds of Spark")
 @pytest.mark.spark
 def test_processing_time_timeouts(spark: SparkSession, tmp_path: Path) -> None:
     both, states = run(spark, case_of(by_processing_time, PROCESSING), "ProcessingTimeTimeout", tmp_path)

@@ -696,6 +696,7 @@ def test_a_cleared_day_with_everything_after_it(scheduled_days: tuple[Tally, lis
     assert days.mine() == days.undisturbed(4)
 
 
+@pytest.mark.long("a quarter of a minute")
 def test_the_second_of_two_pipelines_fails_and_the_first_stays(tally: Callable[[str], Tally]) -> None:
     """Two stateful tasks in one DAG, each with its own checkpoint."""
     first, second = tally("tally_first"), tally("tally_second")

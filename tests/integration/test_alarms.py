@@ -157,7 +157,11 @@ def metrics_of(datagrams: list[bytes]) -> dict[str, list[tuple[str, float]]]:
 
 
 @pytest.mark.parametrize(
-    ("switch", "server", "read"), [("otel_on", collector, metrics_in), ("statsd_on", statsd, metrics_of)]
+    ("switch", "server", "read"),
+    [
+        pytest.param("otel_on", collector, metrics_in, marks=pytest.mark.long("a quarter of a minute")),
+        ("statsd_on", statsd, metrics_of),
+    ],
 )
 def test_what_the_operators_send_reaches_a_collector(
     switch: str, server: Any, read: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -194,6 +194,7 @@ def test_many_shards_and_key_groups_write_no_manifest_anew(spark: SparkSession, 
     assert record.content.digest == steady[-2].content.digest
 
 
+@pytest.mark.long("ten seconds of Spark")
 def test_where_the_record_has_no_room_segment_and_manifest_are_one_object(spark: SparkSession, tmp_path: Path) -> None:
     """So many key groups change that not even what changed fits the record: each touched shard writes one object all the same; a shard that is
     not touched writes none, and the record stays small. Clean-up leaves what is needed."""
@@ -335,6 +336,7 @@ def test_a_savepoint_of_segments_has_none(spark: SparkSession, tmp_path: Path) -
         assert len(ref.inline.files) == 1
 
 
+@pytest.mark.long("a quarter of a minute of Spark")
 def test_dropping_a_state_is_a_change_like_any_other(spark: SparkSession, tmp_path: Path) -> None:
     """Deleted ranges are recorded, with and without files below; a state of the same name may begin anew."""
     DAYS[day(0).start] = users(range(100), "fig")

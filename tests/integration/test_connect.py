@@ -241,6 +241,7 @@ def test_every_daemon_of_the_server_has_a_watcher(server: SparkConnectServer, tm
     assert daemons and sorted(watched) == sorted(daemons)
 
 
+@pytest.mark.long("ten seconds of Spark")
 def test_a_savepoint_is_taken_on_the_server(server: SparkConnectServer, tmp_path: Path) -> None:
     write_pipeline(tmp_path, "one", "hello")
     process(tmp_path, server.url, 1, "attempt-1")
@@ -444,7 +445,13 @@ class Slow:
         return (self.folder / "root" / "greeting" / "attempts" / attempt / "prepared.json").exists()
 
 
-@pytest.mark.parametrize("closed", [[], [0, 1]], ids=["", "in a replaced session"])
+@pytest.mark.parametrize(
+    "closed",
+    [
+        pytest.param([], id=""),
+        pytest.param([0, 1], id="in a replaced session", marks=pytest.mark.long("a quarter of a minute of Spark")),
+    ],
+)
 def test_the_next_try_ends_what_a_killed_driver_left(
     server: SparkConnectServer, tmp_path: Path, closed: list[int]
 ) -> None:

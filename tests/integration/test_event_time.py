@@ -152,6 +152,7 @@ def test_the_interval_watermark_closes_the_intervals_own_windows(spark: SparkSes
     ]
 
 
+@pytest.mark.long("ten seconds of Spark")
 def test_windows_over_tries_that_fail_close_exactly_once(spark: SparkSession, tmp_path: Path) -> None:
     """F80: in every mode of checkpoint (in all tests; else in one), each hour is tried twice in vain, once dying in the processor after it has changed some
     state, once prepared and never committed; then all windows are out once, with the sums of a run that never failed."""

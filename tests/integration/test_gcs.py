@@ -581,6 +581,7 @@ def test_intervals_on_the_server_leave_what_they_leave_on_disk(
     assert {"checkpoints", "output", "published"} <= set(files)
 
 
+@pytest.mark.long("twenty seconds")
 @pytest.mark.spark
 def test_a_query_on_the_server_never_shows_half_an_interval(
     spark: SparkSession, server: GcsServer, monkeypatch: pytest.MonkeyPatch
@@ -658,6 +659,7 @@ def test_a_copy_from_elsewhere(storage: GcsStorage, tmp_path: Path) -> None:
     assert storage.read("b") == LARGE
 
 
+@pytest.mark.long("ten seconds")
 def test_a_trial_on_the_server_moves_no_state_and_leaves_nothing(server: GcsServer) -> None:
     """Forked, tried, compared, deployed for the past, removed. The fork copies within the server: each file by one request, and no byte of
     state comes here or goes there."""

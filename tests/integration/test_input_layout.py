@@ -41,6 +41,7 @@ pytestmark = pytest.mark.spark
 ENDS_MS = [1_704_067_200_000 + n * 3_600_000 for n in range(4)]
 
 
+@pytest.mark.long("half a minute of Spark")
 def test_split_merged_and_shuffled_files_give_the_same_rows_and_digest(spark: SparkSession, tmp_path: Path) -> None:
     """Three rows of a key share each ``seq``, and what they do depends on their order, which is that of their columns."""
     script = random_script(7, keys=9, ops=30, batches=len(ENDS_MS), prefixes=("", "long_"))

@@ -69,6 +69,7 @@ def test_its_own_tests_pass_by_the_printed_commands(layout: Path, printed: dict[
     assert "10 passed" in run(layout, [*test, *files, "-q"])
 
 
+@pytest.mark.long("half a minute: linters and mypy")
 def test_it_is_as_the_linters_have_it(layout: Path, printed: dict[str, str]) -> None:
     files = [
         f"{folder}{name}.py" for name in printed for folder in ("jobs/pipelines/", "dags/", "tests/pipelines/test_")

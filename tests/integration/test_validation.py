@@ -411,9 +411,8 @@ class _Counted(DataSourceReader):
         yield from self._inner.read(partition)
 
 
-@pytest.mark.parametrize(
-    "loss", ["half", pytest.param("wrong value", marks=pytest.mark.long("half a minute of Spark"))]
-)
+@pytest.mark.parametrize("loss", ["half", "wrong value"])
+@pytest.mark.long("half a minute of Spark")
 def test_memory_and_spark_give_the_same_checks(
     spark: SparkSession, losses: tuple[str, dict[str, Record]], loss: str
 ) -> None:

@@ -84,6 +84,7 @@ def rows_of(root: Path, name: str, record: Record) -> list[tuple[Any, ...]]:
     return sorted(tuple(row.values()) for file in files for row in pq.read_table(file).to_pylist())
 
 
+@pytest.mark.long("a quarter of a minute of Spark")
 def test_windows_close_when_pandas_says(
     spark: SparkSession,
     landed: tuple[Path, dict[tuple[datetime, datetime], pd.DataFrame]],

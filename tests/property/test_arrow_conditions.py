@@ -167,6 +167,7 @@ def in_zone(spark: SparkSession) -> Any:
     spark.conf.set("spark.sql.session.timeZone", str(before))
 
 
+@pytest.mark.long("half a minute of Spark")
 def test_the_checks_equal_sparks(in_zone: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> None:
     from cairn.operations.arrow_rows import ArrowRows
     from cairn.operations.failing_rows import SparkRows

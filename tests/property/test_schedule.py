@@ -46,7 +46,7 @@ CHANGES = [
     (at, at + timedelta(days=3))
     for at in (
         datetime(2024, m, d, tzinfo=UTC)
-        for m, d in ((3, 9), (3, 30), (4, 6), (10, 5), (10, 26), (11, 2))[:: at_tier(fast=2, ci=2, all=1)]
+        for m, d in ((3, 9), (3, 30), (4, 6), (10, 5), (10, 26), (11, 2))[:: at_tier(fast=3, ci=3, all=1)]
     )
 ]
 INSTANTS = st.integers(0, int((YEARS[1] - YEARS[0]).total_seconds() // 60)).map(

@@ -90,7 +90,7 @@ def test_unions_and_intersections_nest(policy: RetentionPolicy, kept: set[int]) 
     assert policy.keep([*days(5), record(6, day(1))]) == kept
 
 
-@pytest.mark.long("seconds", runs_in="ci")
+@pytest.mark.long("a quarter of a minute")
 def test_the_default_keeps_two_days_whole_and_the_end_of_each_of_35() -> None:
     assert DEFAULT_POLICY.keep(days(50)) == set(range(16, 51))
     hourly = default_retention(timedelta(hours=1))
@@ -100,7 +100,7 @@ def test_the_default_keeps_two_days_whole_and_the_end_of_each_of_35() -> None:
     )
 
 
-@pytest.mark.parametrize("past", [1, 34])
+@pytest.mark.parametrize("past", [1, pytest.param(34, marks=pytest.mark.long("a quarter of a minute"))])
 @pytest.mark.long("seconds", runs_in="ci")
 def test_a_past_day_of_an_hourly_pipeline_can_be_run_again_hour_by_hour(past: int) -> None:
     """The state at its start is retained, and what each hour leaves is retained until the next one has started from it."""

@@ -515,7 +515,7 @@ print(json.dumps([[code_hash(value, "p") for value in values] for values in same
 """
 
 
-@pytest.mark.long("seconds", runs_in="ci")
+@pytest.mark.long("ten seconds: processes")
 def test_equal_values_have_equal_hashes_in_every_process() -> None:
     def run(seed: str) -> Any:
         ran = subprocess.run(
