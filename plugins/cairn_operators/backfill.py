@@ -234,7 +234,7 @@ def backfill_pipeline(
     pipeline_name: str | None = None,
     every: timedelta | None = None,
     spark_conn_id: str = "cairn_spark",
-    gcp_conn_id: str | None = None,
+    storage_conn_id: str | None = None,
     backfill: Mapping[str, Any] | None = None,
     validate: Mapping[str, Any] | bool = False,
     **dag_arguments: Any,
@@ -251,7 +251,7 @@ def backfill_pipeline(
         pipeline_name: Name of the `Pipeline`; None: read from the source of its module.
         every: Length of an interval; None for the pipeline's schedule.
         spark_conn_id: Connection to Spark.
-        gcp_conn_id: Connection with the key for a `gs://` root; None for application default credentials.
+        storage_conn_id: Connection of type `google_cloud_platform` or `aws` for the root. None: the host's own identity.
         backfill: More arguments of the `RunIntervalsOperator`.
         validate: Arguments of the `ValidateStateOperator`, which validates the last checkpoint only; True for its
             defaults, False for no validation.
@@ -269,7 +269,7 @@ def backfill_pipeline(
         "pipeline": pipeline,
         "root": root,
         "spark_conn_id": spark_conn_id,
-        "gcp_conn_id": gcp_conn_id,
+        "storage_conn_id": storage_conn_id,
     }
     arguments: dict[str, Any] = {"schedule": None, "catchup": False, "max_active_runs": 1, "params": {**_PARAMS}}
     with DAG(dag_id, **{**arguments, "doc_md": _DOC, **dag_arguments}) as dag:

@@ -15,8 +15,8 @@ from airflow.sdk.observability import stats
 
 from cairn_operators.data_interval import data_interval
 from cairn_operators.failures import failure_of
-from cairn_operators.google_connection import as_google_identity
 from cairn_operators.pipeline_asset import pipeline_asset
+from cairn_operators.storage_connection import as_storage_identity
 from cairn_operators.task_order import COMMITS_FIRST
 from cairn_operators.task_outputs import push_outputs, task_of
 
@@ -48,12 +48,12 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
 
     Args:
         attempt: `process.output["attempt"]` of the task that prepared the attempt, or the attempt's uuid as text. With
-            an output, `pipeline_name`, `root`, `sink_of` and `gcp_conn_id` are by default those of that task.
+            an output, `pipeline_name`, `root`, `sink_of` and `storage_conn_id` are by default those of that task.
         pipeline_name: Name of the `Pipeline`.
         root: URL of the folder that holds the pipelines.
         sink_of: The pipeline with a sink, as `module:NAME`; empty for no sink. Only for a sink the task imports the
             pipeline's code, and with it PySpark.
-        gcp_conn_id: Connection with the key for a `gs://` root; None for application default credentials.
+        storage_conn_id: Connection of type `google_cloud_platform` or `aws` for the root. None: the host's own identity.
         validated: Value of `validated` in the asset's event: True if validation precedes the commit, False if a later
             task may still refuse the checkpoint.
         **kwargs: More arguments of Airflow's `BaseOperator`.
@@ -62,7 +62,7 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
         ValueError: `attempt` is a uuid, and `pipeline_name` or `root` is missing.
     """
 
-    template_fields: Sequence[str] = ("pipeline_name", "root", "attempt", "sink_of", "gcp_conn_id")
+    template_fields: Sequence[str] = ("pipeline_name", "root", "attempt", "sink_of", "storage_conn_id")
     ui_color = "#cfe3d4"
 
     def __init__(
@@ -72,13 +72,13 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
         pipeline_name: str | None = None,
         root: str | None = None,
         sink_of: str | XComArg | None = None,
-        gcp_conn_id: str | None = None,
+        storage_conn_id: str | None = None,
         validated: bool = False,
         **kwargs: Any,
     ) -> None:
         if (process := task_of(attempt)) is not None:
             pipeline_name, root = pipeline_name or process.pipeline_name, root or process.root
-            gcp_conn_id = gcp_conn_id or process.gcp_conn_id
+            storage_conn_id = storage_conn_id or process.storage_conn_id
             sink_of = process.output["sink"] if sink_of is None else sink_of
         if pipeline_name is None or root is None:
             raise ValueError(
@@ -92,7 +92,7 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
         self.root = root
         self.attempt = attempt
         self.sink_of = sink_of or ""
-        self.gcp_conn_id = gcp_conn_id
+        self.storage_conn_id = storage_conn_id
         self.validated = validated
 
     def execute(self, context: Any) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
             AirflowFailException: The attempt is lost, or a retry can't help for another reason.
             DownstreamTasksSkipped: The commit succeeded, and some downstream tasks have nothing to do.
         """
-        with as_google_identity(self.gcp_conn_id):
+        with as_storage_identity(self.storage_conn_id):
             summary = self._execute(context)
         push_outputs(context, checkpoint=summary["checkpoint"])
         if skipped := self._not_due(context, dropped="base" not in summary):

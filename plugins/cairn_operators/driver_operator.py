@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator, get_current_context
 
 from cairn_operators.driver_process import DriverProcess
-from cairn_operators.google_connection import google_credentials
 from cairn_operators.hidden_settings import Hidden, hide_secrets
 from cairn_operators.spark_location import DEFAULT_CONN_ID, spark_location
+from cairn_operators.storage_connection import storage_credentials
 
 if TYPE_CHECKING:
     from cairn.driver.driver_protocol import Request
@@ -24,7 +24,7 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
         pipeline: The `Pipeline`, as `module:NAME`.
         root: URL of the folder that holds the pipelines.
         spark_conn_id: Connection to Spark.
-        gcp_conn_id: Connection with the key for a `gs://` root; None for application default credentials.
+        storage_conn_id: Connection of type `google_cloud_platform` or `aws` for the root. None: the host's own identity.
         spark_conf: Spark's configuration. It takes precedence over the configuration in the connection. Airflow shows
             it with the task, and secrets as `***`.
         **kwargs: More arguments of Airflow's `BaseOperator`. `doc_md` is by default the docstring of the operator's
@@ -34,7 +34,7 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
         driver_module: Module that the driver process runs. Tests put another module here.
     """
 
-    template_fields: Sequence[str] = ("pipeline", "root", "spark_conn_id", "gcp_conn_id", "spark_conf")
+    template_fields: Sequence[str] = ("pipeline", "root", "spark_conn_id", "storage_conn_id", "spark_conf")
     ui_color = "#e9d8c4"
     driver_module = "cairn.driver.driver"
 
@@ -44,7 +44,7 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
         pipeline: str,
         root: str,
         spark_conn_id: str = DEFAULT_CONN_ID,
-        gcp_conn_id: str | None = None,
+        storage_conn_id: str | None = None,
         spark_conf: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
@@ -54,7 +54,7 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
         self.pipeline = pipeline
         self.root = root
         self.spark_conn_id = spark_conn_id
-        self.gcp_conn_id = gcp_conn_id
+        self.storage_conn_id = storage_conn_id
         self.spark_conf = hide_secrets(spark_conf or {})
         self._driver: DriverProcess | None = None
 
@@ -104,7 +104,7 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
             )
             arguments = [request.command, *to_arguments(call), *to_arguments(request)]
             show = on_line or (lambda line: self.log.info("%s", line))
-            with google_credentials(self.gcp_conn_id) as environment:
+            with storage_credentials(self.storage_conn_id) as environment:
                 return self._driver.run(arguments, show, environment, private)
         finally:
             self._driver = None

@@ -18,8 +18,8 @@ from cairn_operators.dag_schedule import schedule_of_dag
 from cairn_operators.data_interval import data_interval
 from cairn_operators.driver_operator import DriverOperator
 from cairn_operators.failures import failure, failure_of
-from cairn_operators.google_connection import as_google_identity
 from cairn_operators.pipeline_source import pipeline_name_of
+from cairn_operators.storage_connection import as_storage_identity
 from cairn_operators.task_order import THEN_PROCESSES
 from cairn_operators.task_outputs import push_outputs
 from state_backend.adapters.schemes import is_over_network
@@ -260,7 +260,7 @@ class StatefulMicroBatchOperator(DriverOperator):
         try:
             # The log is read after Airflow was asked, so it has the commits of all tasks that Airflow reported as
             # succeeded.
-            with as_google_identity(self.gcp_conn_id):
+            with as_storage_identity(self.storage_conn_id):
                 log = read_newest(open_storage(self._url()))
             decide = partial(
                 plan_start,
@@ -303,7 +303,7 @@ class StatefulMicroBatchOperator(DriverOperator):
         pause_s = self.poll.total_seconds() if is_over_network(url) else min(_LOOK_S, self.poll.total_seconds())
         self._waits = True
         try:
-            with as_google_identity(self.gcp_conn_id):
+            with as_storage_identity(self.storage_conn_id):
                 while time.monotonic() < until_s and trigger.committed(url) is None:
                     time.sleep(pause_s)
         finally:
@@ -345,7 +345,7 @@ class StatefulMicroBatchOperator(DriverOperator):
             until_ms = min(deadline_ms, alone_since_ms + _ms(self.start_patience))
         if heal is not None:
             # A trigger without a URL does not see commits, so the task itself looks now and then.
-            until_ms = until_ms if self.gcp_conn_id is None else min(until_ms, now_ms + _ms(_LOOK_FOR_COMMIT))
+            until_ms = until_ms if self.storage_conn_id is None else min(until_ms, now_ms + _ms(_LOOK_FOR_COMMIT))
             self.log.warning("waiting, without a worker slot, until a stale interval was run again: %s", wait.reason)
             self.log.warning("%s", heal)
         else:
@@ -376,7 +376,7 @@ class StatefulMicroBatchOperator(DriverOperator):
         return PreviousCheckpointTrigger(
             # All triggers of a triggerer share its environment variables, so they can't carry the Google identity of
             # one pipeline. Without a URL the trigger asks only Airflow.
-            url=self._url() if self.gcp_conn_id is None else None,
+            url=self._url() if self.storage_conn_id is None else None,
             head_id=log.head_id,
             end_ms=to_ms(start),
             dag_id=context["dag_run"].dag_id,

@@ -40,7 +40,7 @@ def stateful_pipeline(
     savepoint: Mapping[str, Any] | None = None,
     sweep: Mapping[str, Any] | None = None,
     spark_conn_id: str = "cairn_spark",
-    gcp_conn_id: str | None = None,
+    storage_conn_id: str | None = None,
     spark_conf: Mapping[str, Any] | None = None,
     **dag_arguments: Any,
 ) -> DAG:
@@ -66,7 +66,7 @@ def stateful_pipeline(
             None takes no savepoints.
         sweep: Arguments of the `SweepStateOperator`, such as `every`. None sweeps nothing.
         spark_conn_id: Connection to Spark.
-        gcp_conn_id: Connection with the key for a `gs://` root; None for application default credentials.
+        storage_conn_id: Connection of type `google_cloud_platform` or `aws` for the root. None: the host's own identity.
         spark_conf: Spark's configuration for this pipeline.
         **dag_arguments: More arguments of the DAG.
 
@@ -78,7 +78,7 @@ def stateful_pipeline(
         ValueError: `pipeline` is not `module:NAME`, `root` is no storage URL, `savepoint` has no `to`, an operator refuses
             its arguments, the `Pipeline` declares another schedule, or neither DAG nor `Pipeline` has a schedule.
     """
-    spark = {"spark_conn_id": spark_conn_id, "gcp_conn_id": gcp_conn_id, "spark_conf": spark_conf}
+    spark = {"spark_conn_id": spark_conn_id, "storage_conn_id": storage_conn_id, "spark_conf": spark_conf}
     where: dict[str, Any] = {"pipeline": pipeline, "root": root, **spark}
     check_pipeline_and_root(dag_id, pipeline, root)
     if savepoint is not None and "to" not in savepoint:
@@ -116,7 +116,11 @@ def stateful_pipeline(
             _add_savepoint(commit, where, savepoint)
         if sweep is not None:
             commit >> SweepStateOperator(
-                task_id="sweep", pipeline_name=name, root=root, gcp_conn_id=gcp_conn_id, **retry_arguments(sweep)
+                task_id="sweep",
+                pipeline_name=name,
+                root=root,
+                storage_conn_id=storage_conn_id,
+                **retry_arguments(sweep),
             )
     check_same_schedule(dag, pipeline)
     return dag

@@ -15,8 +15,8 @@ from cairn_operators.ask_person import APPROVE, ask_person
 from cairn_operators.check_dag_arguments import check_pipeline_and_root
 from cairn_operators.driver_operator import DriverOperator
 from cairn_operators.failures import failure_of
-from cairn_operators.google_connection import as_google_identity
 from cairn_operators.pipeline_source import pipeline_name_of
+from cairn_operators.storage_connection import as_storage_identity
 
 if TYPE_CHECKING:
     from state_backend.checkpoint.coordinator import Coordinator
@@ -129,7 +129,7 @@ class RestoreStateOperator(DriverOperator):
             AirflowException: Storage or Spark failed, and a retry may help.
             AirflowFailException: The target is missing, unusable or refused.
         """
-        with as_google_identity(self.gcp_conn_id):
+        with as_storage_identity(self.storage_conn_id):
             return self._execute(context)
 
     def _execute(self, context: Any) -> dict[str, Any]:
@@ -188,7 +188,7 @@ class RestoreStateOperator(DriverOperator):
         self.log.info("%s has agreed to discard checkpoints %s", who, ", ".join(map(str, agreed)))
         if (store := context.get("task_state_store")) is not None:
             store.set(self._agreed_key(context), agreed)  # A retry reads this and does not ask again.
-        with as_google_identity(self.gcp_conn_id):
+        with as_storage_identity(self.storage_conn_id):
             return self._as_agreed(context, agreed)
 
     def _as_agreed(self, context: Any, agreed: list[int]) -> dict[str, Any]:
@@ -372,7 +372,7 @@ def restore_pipeline(
     *,
     pipeline_name: str | None = None,
     spark_conn_id: str = "cairn_spark",
-    gcp_conn_id: str | None = None,
+    storage_conn_id: str | None = None,
     restore: dict[str, Any] | None = None,
     **dag_arguments: Any,
 ) -> DAG:
@@ -388,7 +388,7 @@ def restore_pipeline(
         root: URL of the folder that holds the pipelines.
         pipeline_name: Name of the `Pipeline`; None: read from the source of its module.
         spark_conn_id: Connection to Spark.
-        gcp_conn_id: Connection with the key for a `gs://` root; None for application default credentials.
+        storage_conn_id: Connection of type `google_cloud_platform` or `aws` for the root. None: the host's own identity.
         restore: More arguments of the `RestoreStateOperator`.
         **dag_arguments: More arguments of the DAG.
 
@@ -421,7 +421,7 @@ def restore_pipeline(
             pipeline_name=pipeline_name or pipeline_name_of(pipeline),
             root=root,
             spark_conn_id=spark_conn_id,
-            gcp_conn_id=gcp_conn_id,
+            storage_conn_id=storage_conn_id,
             target="{{ params.target }}",
             fork_as="{{ params.fork_as or '' }}",
             **(restore or {}),

@@ -11,7 +11,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 
 from cairn_operators.data_interval import data_interval, is_due
 from cairn_operators.failures import failure
-from cairn_operators.google_connection import as_google_identity
+from cairn_operators.storage_connection import as_storage_identity
 
 _DOC = """Deletes files that crashed and lost attempts left behind, and trials whose time is over. A file that any record names stays.
 The task may run beside the pipeline. If it can't be sure about a file, it deletes nothing. The log lists the deleted files.
@@ -30,11 +30,11 @@ class SweepStateOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
         min_age: Age below which files of an unfinished attempt stay.
         dry_run: Log the files that would be deleted; delete none.
         every: Sweep only at intervals that end a whole number of this span after the DAG's start date; None for all.
-        gcp_conn_id: Connection with the key for a `gs://` root; None for application default credentials.
+        storage_conn_id: Connection of type `google_cloud_platform` or `aws` for the root. None: the host's own identity.
         **kwargs: More arguments of Airflow's `BaseOperator`.
     """
 
-    template_fields: Sequence[str] = ("pipeline_name", "root", "gcp_conn_id")
+    template_fields: Sequence[str] = ("pipeline_name", "root", "storage_conn_id")
     ui_color = "#dcdcdc"
 
     def __init__(
@@ -45,14 +45,14 @@ class SweepStateOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
         min_age: timedelta = timedelta(days=3),
         dry_run: bool = False,
         every: timedelta | None = None,
-        gcp_conn_id: str | None = None,
+        storage_conn_id: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**{"doc_md": _DOC, **kwargs})
         self.pipeline_name = pipeline_name
         self.root = root
         self.min_age = min_age
-        self.gcp_conn_id = gcp_conn_id
+        self.storage_conn_id = storage_conn_id
         self.only_plan = dry_run  # Airflow's `BaseOperator` has a method `dry_run`.
         self.every = every
 
@@ -82,7 +82,7 @@ class SweepStateOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
             _, end = data_interval(context)
             if not self.is_due_at(end, context["dag"].start_date):
                 raise AirflowSkipException(f"sweeps run every {self.every}; none is due at {end.isoformat()}")
-        with as_google_identity(self.gcp_conn_id):
+        with as_storage_identity(self.storage_conn_id):
             return self._execute()
 
     def _execute(self) -> dict[str, Any]:

@@ -270,7 +270,7 @@ def trial_pipeline(
     every: timedelta | None = None,
     keep: timedelta = timedelta(days=3),
     spark_conn_id: str = "cairn_spark",
-    gcp_conn_id: str | None = None,
+    storage_conn_id: str | None = None,
     try_: dict[str, Any] | None = None,
     deploy: dict[str, Any] | None = None,
     **dag_arguments: Any,
@@ -287,7 +287,7 @@ def trial_pipeline(
         every: Length of an interval; None for the pipeline's schedule.
         keep: How long a trial stays before a sweep removes it.
         spark_conn_id: Connection to Spark.
-        gcp_conn_id: Connection with the key for a `gs://` root; None for application default credentials.
+        storage_conn_id: Connection of type `google_cloud_platform` or `aws` for the root. None: the host's own identity.
         try_: More arguments of the `TryCodeOperator`.
         deploy: More arguments of the `DeployTrialOperator`.
         **dag_arguments: More arguments of the DAG.
@@ -308,7 +308,7 @@ def trial_pipeline(
         "root": root,
         "pipeline_name": pipeline_name or pipeline_name_of(pipeline),
         "spark_conn_id": spark_conn_id,
-        "gcp_conn_id": gcp_conn_id,
+        "storage_conn_id": storage_conn_id,
     }
     arguments = {**_BY_HAND, "params": {"code": code, **_PARAMS}, "doc_md": _DOC, **dag_arguments}
     with DAG(dag_id, **arguments) as dag:

@@ -16,7 +16,7 @@ from airflow.models.xcom import XComModel
 from airflow.utils.session import create_session
 from sqlalchemy import func, select
 
-from cairn_operators.google_connection import google_credentials
+from cairn_operators.storage_connection import storage_credentials
 from cairn_ui.airflow_values import UNFINISHED, Schedule
 from cairn_ui.find_pipelines import PipelineRef, all_pipelines
 from state_backend.adapters.open_storage import join_url, open_storage
@@ -180,5 +180,5 @@ def open_folder(ref: PipelineRef) -> Storage:
 
 def open_url(ref: PipelineRef, url: str) -> Storage:
     """Open the storage at a URL, with the identity in the Google connection of a pipeline's DAG."""
-    with google_credentials(ref.gcp_conn_id) as environment:
+    with storage_credentials(ref.storage_conn_id) as environment:
         return open_storage(url, google_key_file=environment.get("GOOGLE_APPLICATION_CREDENTIALS"))

@@ -27,7 +27,7 @@ class PipelineRef:
         name: Name of the pipeline.
         root: URL of the folder that holds the pipelines.
         dag_id: The DAG that commits the checkpoints; None if only the setting CAIRN_UI_PIPELINES names the pipeline.
-        gcp_conn_id: Connection with the key for a `gs://` root; None for application default credentials.
+        storage_conn_id: Connection of type `google_cloud_platform` or `aws` for the root. None: the host's own identity.
         code: The `Pipeline`, as `module:NAME`; None if it is not known.
         process: Id of the DAG's task that processes intervals; None if it has none.
         commit: Id of the DAG's task that commits; None without a DAG.
@@ -39,7 +39,7 @@ class PipelineRef:
     name: str
     root: str
     dag_id: str | None = None
-    gcp_conn_id: str | None = None
+    storage_conn_id: str | None = None
     code: str | None = None
     process: str | None = None
     commit: str | None = None
@@ -81,7 +81,7 @@ def pipelines_of(dag_id: str, serialized: Mapping[str, Any]) -> list[PipelineRef
             name=_text(operator, "pipeline_name"),
             root=_text(operator, "root"),
             dag_id=dag_id,
-            gcp_conn_id=operator.get("gcp_conn_id") or None,
+            storage_conn_id=operator.get("storage_conn_id") or None,
             commit=str(operator["task_id"]),
         )
         for other, theirs in operators:
@@ -119,7 +119,7 @@ def configured(setting: str) -> list[PipelineRef]:
     for word in setting.split():
         conn, at, url = word.rpartition("@") if "@" in word.partition("://")[0] else ("", "", word)
         root, _, name = url.rstrip("/").rpartition("/")
-        found.append(PipelineRef(name=name, root=root, gcp_conn_id=conn if at else None))
+        found.append(PipelineRef(name=name, root=root, storage_conn_id=conn if at else None))
     return found
 
 
@@ -139,7 +139,9 @@ def all_pipelines(dags: Iterable[tuple[str, Mapping[str, Any]]], setting: str) -
     for extra in configured(setting):
         templated = [n for n, ref in enumerate(found) if ref.unreadable and ref.name == extra.name]
         for n in templated:
-            found[n] = replace(found[n], root=extra.root, gcp_conn_id=extra.gcp_conn_id or found[n].gcp_conn_id)
+            found[n] = replace(
+                found[n], root=extra.root, storage_conn_id=extra.storage_conn_id or found[n].storage_conn_id
+            )
         if not templated and extra.folder not in owned:
             found.append(extra)
     restores: dict[str, list[str]] = {}

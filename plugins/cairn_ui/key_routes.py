@@ -14,7 +14,7 @@ from airflow.configuration import conf
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import Response
 
-from cairn_operators.google_connection import google_credentials
+from cairn_operators.storage_connection import storage_credentials
 from cairn_ui import key_lookup
 from cairn_ui.access import Rights
 from cairn_ui.error_pages import NotInPipeline
@@ -82,7 +82,7 @@ def add_look_up(
             if number not in reading.log.retained:
                 raise NotInPipeline(ref, f"Checkpoint {number} is not retained, so its state is gone")
             try:
-                with google_credentials(ref.gcp_conn_id) as environment:
+                with storage_credentials(ref.storage_conn_id) as environment:
                     return key_lookup.look_up(ref, number, typed, environment)
             except key_lookup.Busy:
                 problem = "Another look-up is running, and only one runs at a time. Try again in a moment."

@@ -26,7 +26,7 @@ from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Resp
 
 from cairn_operators.data_docs import URL_PREFIX as DOCS_PREFIX
 from cairn_operators.data_docs import docs_root, page_in
-from cairn_operators.google_connection import google_credentials
+from cairn_operators.storage_connection import storage_credentials
 from cairn_ui import airflow_database as airflow_side
 from cairn_ui import (
     airflow_runs,
@@ -444,7 +444,7 @@ def of_trial_rows(
 
 
 def _compare(ref: PipelineRef, asked: tuple[Any, ...], words: list[str]) -> trial_rows.Compared:
-    with google_credentials(ref.gcp_conn_id) as environment:
+    with storage_credentials(ref.storage_conn_id) as environment:
         return comparisons.compare(asked, words, environment)
 
 

@@ -28,6 +28,7 @@ from state_backend.values.records import Permissions
 # Before Airflow is imported: it would create ~/airflow otherwise.
 os.environ.setdefault("AIRFLOW_HOME", tempfile.mkdtemp(prefix="cairn-airflow-"))
 
+import boto3
 import pendulum
 import pytest
 from airflow.sdk import DAG, BaseHook, BaseOperator, CronDataIntervalTimetable, DeltaDataIntervalTimetable
@@ -40,6 +41,7 @@ from airflow.sdk.exceptions import (
 )
 from airflow.sdk.execution_time.task_runner import _serialize_rendered_fields
 from airflow.serialization.serialized_objects import DagSerialization
+from moto import mock_aws
 
 import cairn_operators
 from cairn.pipeline import Interval
@@ -56,10 +58,10 @@ from cairn_operators import (
 from cairn_operators.data_interval import data_interval, is_due
 from cairn_operators.driver_process import DriverProcess
 from cairn_operators.failures import exit_failure, failure
-from cairn_operators.google_connection import google_credentials
 from cairn_operators.hidden_settings import hide_secrets
 from cairn_operators.pipeline_source import pipeline_name_of
 from cairn_operators.spark_location import _texts, spark_location, spark_url
+from cairn_operators.storage_connection import as_storage_identity, storage_credentials
 from cairn_provider import get_provider_info
 from state_backend.values import errors
 
@@ -1102,7 +1104,7 @@ def test_a_key_reaches_the_driver_by_a_file_of_its_own_and_nothing_else(
     monkeypatch.setenv("AIRFLOW_CONN_MY_GOOGLE", json.dumps({"conn_type": "google_cloud_platform", "extra": extra}))
     monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
     lines: list[str] = []
-    operator = micro_batch(gcp_conn_id="my_google")
+    operator = micro_batch(storage_conn_id="my_google")
     monkeypatch.setattr(type(operator), "log", SimpleNamespace(info=lambda text, *more: lines.append(text % more)))
     result = run(operator)
     seen = json.loads((tmp_path / "seen.json").read_text())
@@ -1128,7 +1130,7 @@ def test_the_checkpoint_task_is_the_connection_while_it_runs(monkeypatch: pytest
     operator, asked = checkpoint(
         monkeypatch,
         lambda: asked.append(os.environ["GOOGLE_APPLICATION_CREDENTIALS"]) or record(),
-        gcp_conn_id="my_google",
+        storage_conn_id="my_google",
     )
     run(operator, context(outlet_events={operator.asset: SimpleNamespace(extra=None)}))
     assert key in asked
@@ -1138,8 +1140,85 @@ def test_the_checkpoint_task_is_the_connection_while_it_runs(monkeypatch: pytest
 def test_a_connection_without_a_key_leaves_the_default_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_MY_GOOGLE", json.dumps({"conn_type": "google_cloud_platform"}))
     for conn_id in (None, "my_google"):
-        with google_credentials(conn_id) as environment:
+        with storage_credentials(conn_id) as environment:
             assert environment == {}
+
+
+def amazon(monkeypatch: pytest.MonkeyPatch, **fields: Any) -> None:
+    """Declare the connection `my_amazon`."""
+    monkeypatch.setenv("AIRFLOW_CONN_MY_AMAZON", json.dumps({"conn_type": "aws", **fields}))
+    for name in list(os.environ):
+        if name.startswith("AWS_"):
+            monkeypatch.delenv(name)
+
+
+def test_the_keys_of_an_amazon_connection_are_in_a_private_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    extra = {"region_name": "eu-west-1", "endpoint_url": "http://store", "aws_session_token": "a-token"}
+    amazon(monkeypatch, login="AKIA", password=SECRET, extra=extra)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "of the worker")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of the worker")
+    with storage_credentials("my_amazon") as environment:
+        assert SECRET not in str(environment) and "a-token" not in str(environment)
+        file = Path(environment["AWS_CONFIG_FILE"])
+        assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    assert not file.exists()
+    with as_storage_identity("my_amazon"):
+        session = boto3.session.Session()
+        found = session.get_credentials().get_frozen_credentials()
+        assert (found.access_key, found.secret_key, found.token) == ("AKIA", SECRET, "a-token")
+        assert (session.region_name, session.client("s3").meta.endpoint_url) == ("eu-west-1", "http://store")
+    assert os.environ["AWS_ACCESS_KEY_ID"] == "of the worker" and "AWS_CONFIG_FILE" not in os.environ
+
+
+def test_the_role_of_an_amazon_connection_is_taken_with_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    role = "arn:aws:iam::123456789012:role/state"
+    amazon(monkeypatch, extra={"aws_access_key_id": "AKIA", "aws_secret_access_key": SECRET, "role_arn": role})
+    with mock_aws(), as_storage_identity("my_amazon"):
+        session = boto3.session.Session(region_name="us-east-1")
+        assert (
+            session.client("sts")
+            .get_caller_identity()["Arn"]
+            .startswith(role.replace(":iam:", ":sts:").replace(":role/", ":assumed-role/"))
+        )
+        assert session.get_credentials().method == "assume-role"
+
+
+def test_a_profile_of_the_worker_and_a_connection_without_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    amazon(monkeypatch, extra={"profile_name": "state", "region_name": "eu-west-1"})
+    wanted = {"AWS_PROFILE": "state", "AWS_DEFAULT_REGION": "eu-west-1", "AWS_REGION": "eu-west-1"}
+    with storage_credentials("my_amazon") as environment:
+        assert environment == wanted
+    amazon(monkeypatch)
+    with storage_credentials("my_amazon") as environment:
+        assert environment == {}
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"login": "AKIA"}, "has one key of two: give an access key"),
+        ({"extra": {"role_arn": "arn"}}, "role_arn but no keys"),
+        (
+            {"extra": {"verify": False, "config_kwargs": {"a": 1}}},
+            "has config_kwargs, which Cairn does not support. Give login",
+        ),
+        ({"login": "AKIA", "password": f"{SECRET}\nrole_arn = other"}, "a line break in a key or in role_arn"),
+    ],
+)
+def test_an_amazon_connection_that_cannot_be_used_is_told_without_its_keys(
+    monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], says: str
+) -> None:
+    amazon(monkeypatch, **fields)
+    with pytest.raises(AirflowFailException, match=says) as raised, storage_credentials("my_amazon"):
+        pass
+    assert SECRET not in str(raised.value)
+
+
+def test_a_connection_of_another_type_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_MINE", json.dumps({"conn_type": "ftp"}))
+    wanted = "has the type 'ftp'; storage_conn_id takes a connection of type google_cloud_platform or aws"
+    with pytest.raises(AirflowFailException, match=wanted), storage_credentials("mine"):
+        pass
 
 
 @pytest.mark.parametrize(
@@ -1155,7 +1234,7 @@ def test_a_key_that_cannot_be_used_is_told_without_it(
     monkeypatch: pytest.MonkeyPatch, extra: dict[str, Any], says: str
 ) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_MY_GOOGLE", json.dumps({"conn_type": "google_cloud_platform", "extra": extra}))
-    with pytest.raises(AirflowFailException, match=says), google_credentials("my_google"):
+    with pytest.raises(AirflowFailException, match=says), storage_credentials("my_google"):
         pass
 
 
@@ -1330,8 +1409,8 @@ def test_an_unknown_mode_is_refused_at_parse_time_and_a_template_is_rendered(mak
 
 def test_pipeline_without_validation_and_savepoints() -> None:
     dag = stateful_pipeline(
-        "p", "m:P", "file:///r", schedule="@daily", start_date=START, gcp_conn_id="g", process={"retries": 9}
+        "p", "m:P", "file:///r", schedule="@daily", start_date=START, storage_conn_id="g", process={"retries": 9}
     )
-    assert {task.gcp_conn_id for task in dag.tasks} == {"g"}
+    assert {task.storage_conn_id for task in dag.tasks} == {"g"}
     assert {task.task_id for task in dag.tasks} == {"process", "checkpoint"}
     assert dag.get_task("process").retries == 9

@@ -386,12 +386,12 @@ def test_a_root_is_read_as_the_connection_of_its_dag(tmp_path: Path, monkeypatch
     for name, given in (("GOOGLE", key), ("BROKEN", {"type": "unknown"})):
         connection = {"conn_type": "google_cloud_platform", "extra": {"keyfile_dict": json.dumps(given)}}
         monkeypatch.setenv(f"AIRFLOW_CONN_{name}", json.dumps(connection))
-    ref = PipelineRef(name="clicks", root="gs://bucket/state", gcp_conn_id="google")
+    ref = PipelineRef(name="clicks", root="gs://bucket/state", storage_conn_id="google")
     opened: Any = open_folder(ref)
     assert opened.url == "gs://bucket/state/clicks"
     assert opened._connections._identity().refresh_token == "of-clicks"
     with pytest.raises(UsageError, match="key file is not usable"):
-        open_folder(replace(ref, gcp_conn_id="broken"))
+        open_folder(replace(ref, storage_conn_id="broken"))
 
 
 def test_the_age_on_the_list_is_that_of_the_checkpoint_beside_it(

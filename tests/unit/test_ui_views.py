@@ -107,10 +107,10 @@ def a_dag(root: str = "file:///state", name: str = "rides") -> dict[str, Any]:
         operator("process", "pipeline root pipeline_name mode permissions", pipeline_name=name, **where),
         operator(
             "checkpoint",
-            "pipeline_name root attempt sink_of gcp_conn_id",
+            "pipeline_name root attempt sink_of storage_conn_id",
             pipeline_name=name,
             root=root,
-            gcp_conn_id="google",
+            storage_conn_id="google",
         ),
         operator("validate", "pipeline root checkpoint attempt savepoint docs_dir", **where),
         operator("savepoint", "pipeline root checkpoint to", **where),
@@ -130,7 +130,7 @@ def test_pipelines_are_found_by_the_operators_of_dags() -> None:
         name="rides",
         root="file:///state",
         dag_id="rides",
-        gcp_conn_id="google",
+        storage_conn_id="google",
         code="m:RIDES",
         process="process",
         commit="checkpoint",
@@ -149,7 +149,7 @@ def test_the_setting_names_folders_and_fills_in_templates() -> None:
         )
     )
     assert mine.dag_id == "rides" and other.dag_id is None and other.folder == "file:///other/rides"
-    assert (clicks.name, clicks.root, clicks.gcp_conn_id) == ("clicks", "gs://bucket/state", "google")
+    assert (clicks.name, clicks.root, clicks.storage_conn_id) == ("clicks", "gs://bucket/state", "google")
     (filled,) = found.all_pipelines([("rides", a_dag(root="{{ var.value.root }}"))], "gs://bucket/rides")
     assert filled.folder == "gs://bucket/rides" and filled.dag_id == "rides" and filled.unreadable is None
     (open_,) = found.all_pipelines([("rides", a_dag(root="{{ var.value.root }}"))], "")

@@ -1,0 +1,178 @@
+"""Credentials for a storage, from an Airflow connection of type `google_cloud_platform` or `aws`.
+
+No secret ever appears in an argument, a log line, an XCom or a record. Environment variables hold it, or the path of a
+file that only this user can read. The file is deleted when the `with` block ends. Airflow's providers of Google and
+Amazon are not needed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from airflow.sdk import BaseHook
+from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.log import mask_secret
+
+_PREFIX = "extra__google_cloud_platform__"  # Airflow 2 put this prefix before each field's name.
+_PROFILE = "cairn-connection"
+# The fields of connections that Cairn does not support, by the connection's type.
+_UNKNOWN = {
+    "google_cloud_platform": ("key_secret_name", "credential_config_file", "impersonation_chain", "is_anonymous"),
+    "aws": ("config_kwargs", "session_kwargs", "assume_role_kwargs", "external_id", "verify", "use_ssl"),
+}
+
+
+@contextmanager
+def storage_credentials(conn_id: str | None) -> Iterator[dict[str, str]]:
+    """Yield the environment variables that give a process the identity in a connection.
+
+    Args:
+        conn_id: Id of the connection; None for the identity that the process has without a connection.
+
+    Yields:
+        Values of the variables by name; an empty dict without a connection. If a variable names a file, use the file only
+        inside the `with` block: it may be deleted at the end.
+
+    Raises:
+        AirflowFailException: The connection has another type, a field that Cairn does not support, or a value that is
+            wrong.
+    """
+    if conn_id is None:
+        yield {}
+        return
+    connection = BaseHook.get_connection(conn_id)
+    kind, fields = connection.conn_type, _fields(connection.extra_dejson)
+    if kind not in _UNKNOWN:
+        raise AirflowFailException(
+            f"connection {conn_id!r} has the type {kind!r}; storage_conn_id takes a connection of type {' or '.join(_UNKNOWN)}"
+        )
+    if useless := [name for name in _UNKNOWN[kind] if fields.get(name)]:
+        instead = (
+            "key_path or keyfile_dict, or neither of them to use application default credentials"
+            if kind == "google_cloud_platform"
+            else "login and password, profile_name, role_arn, region_name and endpoint_url"
+        )
+        raise AirflowFailException(
+            f"connection {conn_id!r} has {', '.join(useless)}, which Cairn does not support. Give {instead}"
+        )
+    with tempfile.TemporaryDirectory(prefix="cairn-key-") as folder:  # Only this user can read this folder.
+        if kind == "aws":
+            yield _amazon(conn_id, connection.login, connection.password, fields, Path(folder))
+        else:
+            yield _google(conn_id, fields, Path(folder))
+
+
+def _google(conn_id: str, fields: Mapping[str, Any], folder: Path) -> dict[str, str]:
+    environment = {"GOOGLE_CLOUD_PROJECT": str(fields["project"])} if fields.get("project") else {}
+    if fields.get("key_path"):
+        return {**environment, "GOOGLE_APPLICATION_CREDENTIALS": str(fields["key_path"])}
+    if not fields.get("keyfile_dict"):
+        return environment
+    return {
+        **environment,
+        "GOOGLE_APPLICATION_CREDENTIALS": _private_file(folder / "key.json", _key(conn_id, fields["keyfile_dict"])),
+    }
+
+
+def _amazon(
+    conn_id: str, login: str | None, password: str | None, fields: Mapping[str, Any], folder: Path
+) -> dict[str, str]:
+    """Return the variables of an `aws` connection, whose fields are those of Airflow's Amazon provider.
+
+    Keys and a role become a profile in a file. Amazon's SDK takes the role, and takes it again before it expires.
+    """
+    names = {"region_name": "AWS_DEFAULT_REGION", "endpoint_url": "AWS_ENDPOINT_URL_S3", "profile_name": "AWS_PROFILE"}
+    environment = {variable: str(fields[name]) for name, variable in names.items() if fields.get(name)}
+    if "AWS_DEFAULT_REGION" in environment:
+        environment["AWS_REGION"] = environment["AWS_DEFAULT_REGION"]
+    key, secret = login or fields.get("aws_access_key_id"), password or fields.get("aws_secret_access_key")
+    token, role = fields.get("aws_session_token"), fields.get("role_arn")
+    if bool(key) != bool(secret):
+        raise AirflowFailException(
+            f"connection {conn_id!r} has one key of two: give an access key (login) and a secret key (password), or neither"
+        )
+    if not key:
+        if role:
+            raise AirflowFailException(
+                f"connection {conn_id!r} has role_arn but no keys: give login and password. Or give the role to the host or "
+                "pod, and leave storage_conn_id out"
+            )
+        return environment
+    for value in filter(None, (secret, token)):
+        mask_secret(str(value))
+    values = {"aws_access_key_id": key, "aws_secret_access_key": secret, "aws_session_token": token}
+    profile = [f"{name} = {value}" for name, value in values.items() if value]
+    if role:
+        profile = [f"role_arn = {role}", f"source_profile = {_PROFILE}-keys", f"[profile {_PROFILE}-keys]", *profile]
+    text = "\n".join([f"[profile {_PROFILE}]", *profile])
+    if any("\n" in str(value) for value in (*values.values(), role)):
+        raise AirflowFailException(f"connection {conn_id!r} has a line break in a key or in role_arn")
+    # Keys of the worker's own identity would come before the profile.
+    without = dict.fromkeys(map(str.upper, values), "")
+    return {
+        **environment,
+        **without,
+        "AWS_PROFILE": _PROFILE,
+        "AWS_CONFIG_FILE": _private_file(folder / "config", text),
+    }
+
+
+def _private_file(file: Path, text: str) -> str:
+    file.touch(mode=0o600)
+    file.write_text(text)
+    return str(file)
+
+
+@contextmanager
+def as_storage_identity(conn_id: str | None) -> Iterator[None]:
+    """Give this process the identity in a connection until the `with` block ends, by environment variables.
+
+    Args:
+        conn_id: Id of the connection; None leaves the process as it is.
+
+    Raises:
+        AirflowFailException: As `storage_credentials`.
+    """
+    with storage_credentials(conn_id) as environment:
+        before = {name: os.environ.get(name) for name in environment}
+        os.environ.update(environment)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+
+
+def _fields(extra: Mapping[str, Any]) -> dict[str, Any]:
+    fields = {name.removeprefix(_PREFIX): value for name, value in extra.items() if value}
+    if "keyfile_path" in fields:
+        fields.setdefault("key_path", fields["keyfile_path"])
+    return fields
+
+
+def _key(conn_id: str, value: Any) -> str:
+    """Return a service account's key as JSON text, and let Airflow mask its secrets.
+
+    Args:
+        conn_id: Id of the connection, for the error message.
+        value: The connection's `keyfile_dict`: an object or JSON text.
+    """
+    try:
+        key = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        key = None
+    if not isinstance(key, dict):
+        raise AirflowFailException(f"connection {conn_id!r}: keyfile_dict is not the JSON of a key file")
+    for name in ("private_key", "client_secret", "refresh_token"):
+        if isinstance(key.get(name), str):
+            mask_secret(key[name])
+    return json.dumps(key)
