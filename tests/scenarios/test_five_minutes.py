@@ -1,5 +1,5 @@
-"""A week of intervals of five minutes, and what goes wrong in a week: what is left is the state of an undisturbed week, and of files
-exactly what the log names. 40 intervals; with CAIRN_TESTS=all the whole week of 2,016."""
+"""Many intervals of five minutes, with kills, lost answers, full disks and refusals. At the end the state is that of an undisturbed
+run, and the log names each file. 40 intervals on a disk; with CAIRN_TESTS=all a week of 2,016, and a day of 288 on S3."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ import pytest
 
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.rocks import EngineOptions
+from state_backend.adapters.s3_storage import S3Storage
 from state_backend.checkpoint.sweep import sweep
 from state_backend.inspection.verify import verify_pipeline
+from state_backend.ports.storage import Storage
 from state_backend.values.errors import StorageUnavailable, UnknownOutcome, ValidationRefused
 from state_backend.values.intervals import Interval
 from state_backend.values.retention import KeepYounger
@@ -22,10 +24,10 @@ from tests.support.checkpoints import PIPELINE, START
 from tests.support.faulty_storage import Fault, FaultyStorage, StopHere, lost_answer_at, stop_at
 from tests.support.reading import unnamed_files
 from tests.support.real_shards import RealPipeline
+from tests.support.s3_server import BUCKET, s3_server
 from tests.support.tiers import ALL
 
-WEEK = 2016 if ALL else 40
-A_DAY = 288 if WEEK == 2016 else 20
+A_DAY = 288 if ALL else 20
 KEYS = [f"key-{n}" for n in range(40)]
 FAR_MS = 4_102_444_800_000  # the year 2100: what nobody needs is old
 
@@ -45,13 +47,10 @@ class Week:
 
     root: Path
     chance: random.Random
+    storage: Storage
     seen: dict[str, int] = field(default_factory=dict)
     requests: list[int] = field(default_factory=list)
     tries: int = 0
-
-    @property
-    def storage(self) -> LocalStorage:
-        return LocalStorage(self.root / PIPELINE)
 
     @property
     def memory(self) -> Path:
@@ -102,10 +101,10 @@ class Week:
         return what, plans[what]
 
 
-def run_week(root: Path, chance: random.Random) -> Week:
-    week = Week(root, chance)
+def run_week(root: Path, storage: Storage, chance: random.Random, intervals: int) -> Week:
+    week = Week(root, chance, storage)
     week.memory.mkdir(parents=True)
-    for n in range(1, WEEK + 1):
+    for n in range(1, intervals + 1):
         week.interval(n)
         if chance.random() < 0.02:
             week.interval(chance.randint(max(1, n - 11), n))  # cleared by somebody, and the same again
@@ -116,24 +115,35 @@ def run_week(root: Path, chance: random.Random) -> Week:
 
 @pytest.mark.long("seconds", runs_in="ci")
 def test_a_week_of_five_minutes(tmp_path: Path) -> None:
+    check_week(tmp_path, LocalStorage(tmp_path / "disturbed" / PIPELINE), 2016 if ALL else 40)
+
+
+@pytest.mark.s3
+@pytest.mark.long("minutes: a day of 288 intervals")
+def test_a_day_of_five_minutes_on_s3(tmp_path: Path) -> None:
+    with s3_server():
+        check_week(tmp_path, S3Storage(BUCKET, f"five-minutes/{PIPELINE}"), A_DAY)
+
+
+def check_week(tmp_path: Path, storage: Storage, intervals: int) -> None:
     # The state at the end of an undisturbed week is what was set last of each key, here in one interval.
     last: dict[str, int] = {}
-    for n in range(1, WEEK + 1):
+    for n in range(1, intervals + 1):
         last |= values_of(n)
     undisturbed = RealPipeline(tmp_path / "undisturbed")
     wanted = undisturbed.run(1, "all", last).record
-    week = run_week(tmp_path / "disturbed", random.Random(7))
+    week = run_week(tmp_path / "disturbed", storage, random.Random(7), intervals)
     assert week.seen.keys() == {"StopHere", "StorageUnavailable", "UnknownOutcome", "ValidationRefused"}
 
     log = RealPipeline(week.root, storage=week.storage).coordinator.log()
     newest = max(log.completed(), key=lambda r: r.content.interval.end)
-    assert newest.content.interval == five_minutes(WEEK)
+    assert newest.content.interval == five_minutes(intervals)
     assert wanted is not None and newest.content.digest == wanted.content.digest
     assert newest.content.totals.entries == len(KEYS)
     verified = verify_pipeline(week.storage, work=tmp_path / "verify")
     assert verified.success, verified
 
-    assert len(log.current_outputs()) == WEEK
+    assert len(log.current_outputs()) == intervals
     assert unnamed_files(week.storage, log) == set()
     assert list(week.memory.iterdir()) == []
     # Ten of the first and of the last that nothing disturbed; the first three have fewer checkpoints behind them.

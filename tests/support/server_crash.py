@@ -1,4 +1,4 @@
-"""The operations of the crash matrix against the server process, request by request: broken once, and broken from there on."""
+"""The operations of the crash matrix against a server process, request by request: broken once, and broken from there on."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import random
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 from urllib.parse import unquote
 from uuid import uuid4
 
-from state_backend.adapters.gcs_storage import GcsStorage, Patience
+from state_backend.adapters import gcs_storage, s3_storage
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import CairnError
+from tests.support import gcs_server, s3_server
 from tests.support.crash_matrix import (
     HOME,
     NEW,
@@ -28,33 +30,57 @@ from tests.support.crash_matrix import (
     check_published,
     check_swept,
 )
-from tests.support.faulty_proxy import FaultKind, Request
-from tests.support.gcs_server import BUCKET, GcsServer
+from tests.support.faulty_proxy import FaultKind, FaultyProxy, Request
 
 KINDS: tuple[FaultKind, ...] = tuple(k for k in get_args(FaultKind) if k not in ("401", "403", "trickled"))
 DYING: tuple[FaultKind, ...] = ("reset", "lost")  # before and after the request took effect
-HURRY = Patience(deadline_s=20.0, request_s=0.5, first_delay_s=0.01, longest_delay_s=0.05)
-GIVING_UP = Patience(deadline_s=0.15, request_s=0.15, first_delay_s=0.02, longest_delay_s=0.05)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Store:
+    """A kind of storage: its test server, its adapter, and patience for a fault that is over soon and for one that is not."""
+
+    server: Callable[[], AbstractContextManager[FaultyProxy]]
+    open: Callable[..., Storage]
+    hurry: Any
+    giving_up: Any
+
+
+_DELAYS = {"first_delay_s": 0.01, "longest_delay_s": 0.05}
+STORES = {
+    "gcs": Store(
+        server=gcs_server.gcs_server,
+        open=partial(gcs_storage.GcsStorage, gcs_server.BUCKET),
+        hurry=gcs_storage.Patience(deadline_s=20.0, request_s=0.5, **_DELAYS),
+        giving_up=gcs_storage.Patience(deadline_s=0.15, request_s=0.15, first_delay_s=0.02, longest_delay_s=0.05),
+    ),
+    "s3": Store(
+        server=s3_server.s3_server,
+        open=partial(s3_storage.S3Storage, s3_server.BUCKET),
+        hurry=s3_storage.Patience(deadline_s=20.0, connect_s=1.0, read_s=0.5, **_DELAYS),
+        giving_up=s3_storage.Patience(
+            deadline_s=0.15, connect_s=0.15, read_s=0.15, first_delay_s=0.02, longest_delay_s=0.05
+        ),
+    ),
+}
 
 
 class OnServer:
-    name = "gcs"
+    def __init__(self, store: Store) -> None:
+        self.store, self.prefix = store, f"matrix-{uuid4().hex}"
 
-    def __init__(self) -> None:
-        self.prefix = f"matrix-{uuid4().hex}"
-
-    def folder(self, name: str, patience: Patience | None = None) -> Storage:
-        return GcsStorage(BUCKET, f"{self.prefix}/{name}", patience=patience)
+    def folder(self, name: str, patience: Any = None) -> Storage:
+        return self.store.open(f"{self.prefix}/{name}", patience=patience)
 
     def copy(self) -> OnServer:
-        twin, here = OnServer(), GcsStorage(BUCKET, self.prefix)
-        there = GcsStorage(BUCKET, twin.prefix)
+        twin, here = OnServer(self.store), self.store.open(self.prefix)
+        there = self.store.open(twin.prefix)
         for info in here.list(""):
             there.create(info.path, here.read(info.path))
         return twin
 
     def remove(self) -> None:
-        here = GcsStorage(BUCKET, self.prefix)
+        here = self.store.open(self.prefix)
         for info in here.list(""):
             here.delete(info.path, generation=info.generation)
 
@@ -95,9 +121,9 @@ class Figures:
 class Scene:
     """One operation: the folders before it, and what it makes of them undisturbed."""
 
-    def __init__(self, operation: Operation, server: GcsServer, work: Path) -> None:
+    def __init__(self, operation: Operation, store: Store, server: FaultyProxy, work: Path) -> None:
         self.operation, self.server, self.work, self.surveyor = operation, server, work, Surveyor(work)
-        self.original = OnServer()
+        self.original = OnServer(store)
         operation.setup(self.original, work)
         self.before = self._seen(self.original)
         twin = self.original.copy()
@@ -124,7 +150,7 @@ class Scene:
         """Asserts what a fault may come to."""
         place, case = self.original.copy(), str(cell)
         asked = place.asked()
-        patience = HURRY if cell.then == "goes on" else GIVING_UP
+        patience = place.store.hurry if cell.then == "goes on" else place.store.giving_up
         this = Try({n: place.folder(n, patience) for n in (HOME, SAVED, NEW)}, self.work, "first")
         error: CairnError | None = None
         with ExitStack() as stack:
@@ -159,10 +185,12 @@ class Scene:
         shutil.rmtree(self.work / "work", ignore_errors=True)  # what the dead left
 
 
-def play(server: GcsServer, work: Path, *, most_cells: int | None, names: tuple[str, ...], seed: int = 7) -> Figures:
+def play(
+    store: Store, server: FaultyProxy, work: Path, *, most_cells: int | None, names: tuple[str, ...], seed: int = 7
+) -> Figures:
     """The cells of some operations: all, or so many that a seed picks, half of them with a server that is gone."""
     figures, began_s = Figures(), time.monotonic()
-    scenes = [Scene(o, server, work) for o in OPERATIONS if o.name in names]
+    scenes = [Scene(o, store, server, work) for o in OPERATIONS if o.name in names]
     cells = [(scene, cell) for scene in scenes for cell in scene.cells()]
     figures.requests = sum(len(scene.requests) for scene in scenes)
     if most_cells is not None:
