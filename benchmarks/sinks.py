@@ -1,0 +1,125 @@
+"""Seconds and bytes of one interval in a sink's table, beside a hand-written MERGE.
+
+    python -m benchmarks.sinks [--rows 100 1000000] [--intervals 3]
+
+Each way publishes the same Parquet file as several intervals, and then publishes the first interval again with a newer checkpoint. The
+hand-written way is the usual one: rows go to a temporary table by COPY, row by row, and one MERGE updates and inserts. The MERGE
+deletes no rows of an earlier run, and keeps no checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cairn import Interval, sinks
+from cairn.sinks import table_sink
+from cairn.sinks.table_sink import Publication
+from local_stack.postgres import Postgres
+
+START = datetime(2024, 1, 1, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, nargs="+", default=[100, 1_000_000])
+    parser.add_argument("--intervals", type=int, default=3)
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="cairn-sinks-"))
+    folder.chmod(0o711)  # As root, PostgreSQL runs as nobody.
+    try:
+        with Postgres(folder / "data", log_dir=folder / "logs") as server:
+            address = server.url.replace("+psycopg", "")
+            for rows in options.rows:
+                measure(rows, options.intervals, folder, address)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def measure(rows: int, intervals: int, folder: Path, address: str) -> None:
+    file = folder / f"{rows}.parquet"
+    pq.write_table(pa.table({"user": [f"user-{n}" for n in range(rows)], "clicks": range(rows)}), file)
+    table_sink.read_files = lambda urls, checkpoint_id: iter([pq.read_table(urls[0])])
+    execute(address, "DROP TABLE IF EXISTS clicks, merged, cairn_publications")
+    delta = folder / f"delta-{rows}"
+    ways: dict[str, tuple[Callable[[Publication], None], Callable[[], int]]] = {
+        "sinks.postgres": (sinks.postgres("clicks", address).publish, lambda: size_of(address, "clicks")),
+        "hand-written MERGE": (lambda call: merge(address, call), lambda: size_of(address, "merged")),
+        "sinks.delta": (
+            sinks.delta(f"file://{delta}").publish,
+            lambda: sum(f.stat().st_size for f in delta.rglob("*") if f.is_file()),
+        ),
+    }
+    execute(
+        address,
+        'CREATE TABLE merged (interval_start timestamptz, "user" text, clicks bigint, PRIMARY KEY (interval_start, "user"))',
+    )
+    for name, (publish, bytes_now) in ways.items():
+        calls = [Publication("clicks", hour(n), n + 1, [str(file)]) for n in range(intervals)]
+        again = Publication("clicks", hour(0), intervals + 1, [str(file)])
+        times = [timed(publish, call) for call in calls]
+        size = bytes_now() / intervals
+        print(
+            f"{rows:,} rows, {name}: first {show(times[0])}, next {show(min(times[1:]))}, again {show(timed(publish, again))}; "
+            f"{size / max(rows, 1):.0f} bytes a row",
+            flush=True,
+        )
+
+
+def hour(n: int) -> Interval:
+    return Interval(START + n * HOUR, START + (n + 1) * HOUR)
+
+
+def timed(publish: Callable[[Publication], None], call: Publication) -> tuple[float, float]:
+    """Return seconds and the CPU seconds of this process; those of the server are not in it."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    publish(call)
+    return time.perf_counter() - wall, time.process_time() - cpu
+
+
+def show(times: tuple[float, float]) -> str:
+    return f"{times[0]:.3f} s ({times[1]:.3f} s CPU)"
+
+
+def merge(address: str, call: Publication) -> None:
+    with psycopg.connect(address) as connection, connection.cursor() as cursor:
+        cursor.execute("CREATE TEMPORARY TABLE staged (LIKE merged) ON COMMIT DROP")
+        with cursor.copy("COPY staged FROM STDIN") as copy:
+            for user, clicks in rows_of(call):
+                copy.write_row((call.interval.start, user, clicks))
+        cursor.execute(
+            'MERGE INTO merged m USING staged s ON m.interval_start = s.interval_start AND m."user" = s."user" '
+            'WHEN MATCHED THEN UPDATE SET clicks = s.clicks WHEN NOT MATCHED THEN INSERT VALUES (s.interval_start, s."user", s.clicks)'
+        )
+
+
+def rows_of(call: Publication) -> Iterator[tuple[Any, ...]]:
+    for batch in pq.ParquetFile(call.files[0]).iter_batches():
+        yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+
+def execute(address: str, text: str) -> None:
+    with psycopg.connect(address, autocommit=True) as connection:
+        connection.execute(text.encode())
+
+
+def size_of(address: str, table: str) -> int:
+    with psycopg.connect(address) as connection:
+        found = connection.execute("SELECT pg_total_relation_size(%s)", (table,)).fetchone()
+    assert found is not None
+    return int(found[0])
+
+
+if __name__ == "__main__":
+    main()
