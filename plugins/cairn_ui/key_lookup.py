@@ -22,7 +22,7 @@ MODULE = "cairn.command.look_up_key"
 # A form with a longer key is refused. Airflow's API server would otherwise hold the whole form in its memory.
 MOST_KEY_BYTES = 64 << 10
 _SECONDS, _MEMORY_BYTES, _SAID_BYTES = 30.0, 1 << 30, 1 << 20
-# Longer values are cut on the page.
+# In characters: the page cuts longer values, and shows no replay command for a longer key.
 _MOST_VALUE = 2000
 _MOST_COMMAND = 4000
 

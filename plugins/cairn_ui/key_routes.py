@@ -36,7 +36,7 @@ async def typed_key(request: Request) -> str:
         HTTPException: 413 if the form is too long.
     """
     body = b""
-    # A percent-encoded byte takes three.
+    # A form writes one byte of the key as up to three, such as `%3D`.
     most = 3 * key_lookup.MOST_KEY_BYTES
     async for part in request.stream():
         body += part

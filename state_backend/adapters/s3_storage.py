@@ -4,10 +4,10 @@
 
 A file's generation is its ETag, so a rewrite with the same bytes keeps the generation. Every write has a precondition:
 `If-None-Match: *` creates, `If-Match` with the ETag replaces and deletes. A repeated request therefore overwrites
-nothing. If the answer to a write was lost, the server refuses the repeat. Then the uuid shows whether this write or
-another process made the file. If neither can be shown, the write raises `UnknownOutcome`.
+nothing. If the answer to a write was lost, the server refuses the repeat. Then the file's uuid shows whether this write
+made the file. If the file is absent or has another uuid, the write raises `UnknownOutcome`.
 
-Other endpoints than Amazon's may ignore preconditions. The first write of a process to a bucket there tries them
+Compatible stores may ignore preconditions. So the first write of a process to a bucket of such a store tries them first
 (`_refuse_if_conditions_are_ignored`).
 
 Settings beside those of the AWS SDK, as environment variables:
@@ -79,7 +79,8 @@ COPIED_PART_BYTES = 1 << 30
 """Bytes that the server copies with one request. S3 takes at most 5 GiB."""
 
 SERVER_COPIES_BYTES = CHUNK_BYTES
-"""The server copies larger files itself. For others, its three requests cost more than a read and a write."""
+"""Only larger files are copied by the server: its four or more requests cost more than a read and a write of a small
+file."""
 
 BATCH = 1000
 """The number of files that one request deletes: the most that S3 accepts."""
@@ -167,7 +168,7 @@ class _Clients:
             config=Config(
                 connect_timeout=self._patience.connect_s,
                 read_timeout=self._patience.read_s,
-                # `_send` repeats requests. The SDK's own repeats have a budget for each client, which an outage uses up.
+                # `_send` repeats requests. The SDK limits the repeats of a client, and an outage would use them up.
                 retries={"total_max_attempts": 1},
                 max_pool_connections=32,
                 user_agent_extra="cairn",
@@ -196,7 +197,7 @@ def _of_environment(patience: Patience) -> _Clients:
         return _clients.setdefault(login, _Clients(patience))
 
 
-# Buckets of other endpoints whose server was seen to keep preconditions.
+# Endpoints and buckets, other than Amazon's, that have refused writes with a wrong precondition.
 _conditional: set[tuple[str, str]] = set()
 
 
@@ -339,7 +340,7 @@ class S3Storage:
     def delete(self, path: str, *, generation: int | None = None) -> bool:
         """Delete one file; return False if it is absent. See `Storage.delete`.
 
-        S3 answers alike for a deleted and for an absent file, so the file is looked at first.
+        S3 gives the same answer for a deleted and for an absent file, so the method asks first.
         """
         doing = f"delete {path!r} of {self.url}"
         while (found := self._look(path, doing)) is not None:
@@ -354,7 +355,7 @@ class S3Storage:
                 # An earlier attempt may have deleted the file before another process wrote a new one.
                 if write.uncertain:
                     raise unknown_outcome(doing) from None
-                continue  # The file was rewritten after the look.
+                continue  # Another process has rewritten the file since `_look`.
             return True
         return False
 
@@ -362,7 +363,7 @@ class S3Storage:
         """Delete files, `BATCH` of them by one request, as `DeletesMany.delete_many` specifies.
 
         Returns:
-            The number of paths: S3 answers alike for deleted and for absent files.
+            The number of paths: S3 gives the same answer for deleted and for absent files.
         """
         doing = f"delete {len(paths)} files of {self.url}"
         for first in range(0, len(paths), BATCH):
@@ -543,7 +544,7 @@ class S3Storage:
             raise unknown_outcome(doing)
 
     def _refuse_if_conditions_are_ignored(self, doing: str) -> None:
-        """Raise `UsageError` if the server ignores preconditions. Amazon's own endpoints are not asked.
+        """Raise `UsageError` if the server ignores preconditions. Amazon's own endpoints are not tested.
 
         The requests create a file twice, then replace and delete the file with a wrong ETag. The server must refuse all but
         the first.
@@ -596,7 +597,7 @@ class S3Storage:
             doing: The action and the file, in words: the text after "can't" in messages.
             operation: The method of the AWS SDK.
             write: The write that the request belongs to; None for requests without lasting effect.
-            arguments: Of the operation, without the bucket.
+            arguments: Arguments of the operation, without the bucket.
 
         Raises:
             NotFound: The server answers 404. The caller decides what is absent.
@@ -637,7 +638,7 @@ class S3Storage:
         if isinstance(error, _NO_CREDENTIALS):
             return UsageError(
                 f"{reason}; expected credentials that the AWS SDK finds: set AWS_PROFILE, or AWS_ACCESS_KEY_ID and "
-                "AWS_SECRET_ACCESS_KEY, and AWS_REGION"
+                "AWS_SECRET_ACCESS_KEY, and AWS_DEFAULT_REGION"
             )
         if code in _REFUSED_CREDENTIALS:
             return UsageError(f"{reason}; the credentials are refused: renew them, and check this host's clock")
@@ -765,7 +766,7 @@ def _pieces(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
 
 def _whole_crc32c(answer: dict[str, Any]) -> str | None:
     """Return the base64 checksum of the whole file in an answer; None if the server reports none."""
-    # Without FULL_OBJECT, the checksum of a multipart upload is one of its parts' checksums.
+    # Without FULL_OBJECT, a multipart upload's checksum is a checksum of the parts' checksums.
     return answer.get("ChecksumCRC32C") if answer.get("ChecksumType") == "FULL_OBJECT" else None
 
 
@@ -774,7 +775,7 @@ def _part(answer: dict[str, Any]) -> dict[str, str]:
 
 
 def _info(path: str, found: dict[str, Any], size_bytes: int) -> FileInfo:
-    # HEAD reports whole seconds. The last millisecond of the second is not earlier than the write.
+    # HEAD reports whole seconds. The last millisecond of the second is never before the write.
     second = int(found["LastModified"].timestamp())
     return FileInfo(
         path=path, size_bytes=size_bytes, generation=_generation(found), modified_ms=second * 1000 + 999, crc32c=None

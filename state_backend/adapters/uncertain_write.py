@@ -1,4 +1,4 @@
-"""Writes to an object store whose answer may be lost."""
+"""Writes to an object store, where the answer to a write may be lost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Write:
 
     Attributes:
         nonce: The uuid that the file's metadata gets.
-        uncertain: A request has failed that may still have taken effect.
+        uncertain: True if a failed request may have taken effect.
     """
 
     nonce: str = field(default_factory=lambda: uuid4().hex)

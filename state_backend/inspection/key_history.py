@@ -1,7 +1,7 @@
 """The history of one key: the retained checkpoints that changed the key, with the change of each.
 
-The search reads the digests of the key's group first. A checkpoint whose group has the digest of the checkpoint before
-did not change the key, so its state is not read.
+The search first reads the digests of the key's group. If a checkpoint and the checkpoint before it have the same digest,
+the key did not change, and the search does not read its state.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ class KeyStep:
         since: The checkpoint that `changes` compare with: the base, or the nearest retained ancestor. None if the
             interval began with empty state, or if `unknown` is set.
         between: The number of dropped checkpoints between `since` and this checkpoint. `changes` include theirs.
-        unknown: Why the state before is unknown; None if it is known. `changes` then list the whole state of the key.
-        changes: The changed entries and timers of the key.
+        unknown: Why the earlier state is unknown; None if it is known.
+        changes: The changed entries and timers of the key. If `unknown` is set, the whole state of the key; empty for a
+            dropped checkpoint.
         fired_ms: The times of removed timers that were due, in milliseconds since the epoch.
         output: The key's rows in the output of the interval; None if they were not searched.
         late: The key's late rows; None if they were not searched.
@@ -105,7 +106,7 @@ class _Steps:
         self._entries: dict[int, KeyEntries] = {}
 
     def _read_groups(self) -> dict[int, Any]:
-        """Return counts and digest of the key's group, by checkpoint; None for a group without entries."""
+        """Return the digest of the key's group, with its counts of entries, by checkpoint; None for no entries."""
         refs = {n: _ref_of(record.content, self._key.group) for n, record in self._records.items()}
         groups: dict[int, Any] = {}
         different: list[tuple[int, ShardRef]] = []
@@ -183,7 +184,12 @@ class _Steps:
         )
 
     def _before(self, record: Record) -> tuple[int | None, int, str | None]:
-        """Return the checkpoint that a checkpoint is compared with, the dropped ones between, and what is unknown."""
+        """Find the checkpoint to compare a checkpoint with.
+
+        Returns:
+            The id of the checkpoint; None if its state is unknown, or if the interval began with empty state. The number
+            of dropped checkpoints between the two. Why the earlier state is unknown; None if it is known.
+        """
         content, between, first = record.content, 0, min(self._records)
         if content.kind == "restore":
             return None, 0, f"the state was restored from {content.restored_from or 'an earlier checkpoint'}"
@@ -239,7 +245,7 @@ def due_until_ms(content: Content, base: Content | None) -> int:
     time = content.time
     if time.mode != "event":
         return time.processing_time_ms
-    # Only the rule "observed" records a late watermark. Its timers fire up to the base's watermark.
+    # With `watermark="observed"`, the record has a late watermark, and timers fire up to the base's watermark.
     if time.late_watermark_ms is not None:
         return (base.time.watermark_ms if base is not None else 0) or 0
     return time.watermark_ms or 0

@@ -89,11 +89,11 @@ def heal(
 ) -> int:
     """Run every stale, failed, quarantined and missing interval up to a date, in order.
 
-    Runs at work are waited for. Open and paused backfills are adopted or ended. If this call is killed, the same
-    command continues.
+    The command waits for queued and running runs, and adopts or ends open and paused backfills. If the command is
+    killed, call it again: it continues.
     """
     check_no_trial(root, "heal")
-    last_instant("--to", to)  # A wrong text is told before storage and Airflow are asked.
+    last_instant("--to", to)  # A wrong date fails here, before the first request to the storage or Airflow.
     storage = open_storage(join_url(root, pipeline))
     log = read_log(storage)
     local = local or (dag is None and _ran_here(log))
@@ -118,7 +118,7 @@ def heal(
 
 
 class _Lines:
-    """Printer of the steps and of the progress."""
+    """Printer of the lines of `cairn heal`. With `quiet`, it prints nothing."""
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
@@ -153,7 +153,7 @@ class _Healing:
         self.as_json = as_json
         self.steps: list[str] = []
         self.healed = 0
-        # Backfills that were announced, or that this call has created.
+        # Ids of the backfills that a printed line has named, or that this call has created.
         self._adopted: set[int] = set()
 
     def run(self, *, dry_run: bool) -> int:
@@ -184,7 +184,7 @@ class _Healing:
             if waits:
                 time.sleep(_POLL_S)
             before = plan
-            # Before the verdict, the schedule is asked again: intervals may have ended meanwhile.
+            # If no step is left, ask for the schedule again: more intervals may have ended.
             fresh = not plan.steps
             plan, health = self.place.plan(_now(), fresh=fresh)
             if self._tell_progress(before, plan) or not waits:
@@ -340,7 +340,7 @@ class _Here:
 
 
 def following_interval(health: Health, start: datetime, schedule: Schedule) -> Interval:
-    """Return the recorded interval that begins at `start`, else the first interval of the schedule from there."""
+    """Return the recorded interval that begins at `start`, else the schedule's first interval at or after `start`."""
     return health.results.get(start) or first_interval(schedule, start)
 
 

@@ -42,7 +42,7 @@ class InAirflow:
         dag_id: Id of the pipeline's DAG.
         storage: Storage of the pipeline's folder.
         last: Latest start of an interval to heal.
-        say: Gets a sentence if Airflow refuses a request at first.
+        say: Prints a line if Airflow refuses a request that is then repeated.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class InAirflow:
             runs = self._runs(self._from, self.last + self._length())
             self._note_starts(runs)
             backfills = self._backfills()
-            # The log is read after Airflow was asked, so it has the commits of all runs that Airflow calls ended.
+            # Read the log after Airflow's runs: then the log has the commits of all runs that Airflow says have ended.
             health = self._health()
             runs = [self._with_commit(run, health) for run in runs]
         view = AirflowView(dag_id=self.dag_id, paused=dag["is_paused"], runs=tuple(runs), backfills=tuple(backfills))
@@ -151,13 +151,13 @@ class InAirflow:
         return begin
 
     def _note_starts(self, runs: Sequence[AirflowRun]) -> None:
-        """Keep the starts of runs at work: when such a run ends, its interval still belongs to the schedule."""
+        """Remember the starts of queued and running runs: their intervals stay in the schedule when the runs end."""
         self._starts |= {run.start for run in runs if run.at_work and not run.manual}
 
     def _schedule(self, begin: datetime, dag: Mapping[str, Any]) -> set[datetime]:
         """Return the starts of the intervals of the DAG's schedule that have ended, from `begin` to `self.last`.
 
-        Intervals whose run is at work are left out.
+        Intervals whose run is queued or running are left out.
         """
         end = dag["end_date"]
         last = self.last if end is None else min(self.last, datetime.fromisoformat(end))
@@ -184,7 +184,7 @@ class InAirflow:
         return tuple(health.results.get(start, Interval(start, end)) for start, end in zip(starts, ends, strict=True))
 
     def _length(self) -> timedelta:
-        """Return the assumed length of the last interval, since Airflow names only its start: the time between the last two starts."""
+        """Return the time between the last two starts, as the length of the last interval: Airflow names only starts."""
         last_two = sorted(self._starts)[-2:]
         return last_two[1] - last_two[0] if len(last_two) > 1 else timedelta(days=1)
 
@@ -227,7 +227,7 @@ class InAirflow:
         try:
             self.rest.call("PUT", path)
         except RestError as error:
-            if error.status != 409:  # Airflow has completed the backfill since.
+            if error.status != 409:  # 409: Airflow has completed the backfill meanwhile.
                 raise
 
 

@@ -93,7 +93,7 @@ def lines_of(step: dict[str, Any], *, rows: bool) -> list[str]:
         lines.append(
             f"  changes since checkpoint {step['since']}, with those of {step['dropped_between']} dropped checkpoints:"
         )
-    # All lines are about one key, so they leave it out.
+    # The header names the key, so the lines leave it out.
     for change in step["changes"]:
         lines.append(f"  {line_of({name: value for name, value in change.items() if name != 'key'})}")
     for name, what in (("timers_set", "set"), ("timers_fired", "fired"), ("timers_deleted", "deleted")):

@@ -258,7 +258,7 @@ class _Seen:
     Attributes:
         known: True for each key with an open horizon.
         duplicates: Number of duplicates of each open horizon.
-        opened: Beginning of each open horizon in microseconds; None without a horizon.
+        opened: Beginning of each open horizon in microseconds; None if `horizon` is None.
     """
 
     known: Bools
@@ -273,8 +273,7 @@ class _Walk:
     Attributes:
         timed: True for each row with an event time.
         opens: True for each row that opens a horizon.
-        begins: Position of the first row of each horizon. Rows of a key before its first horizon are a part of their
-            own.
+        begins: Position of the first row of each horizon. Rows of a key before its first horizon count as a horizon.
         horizon_of_row: Index in `begins`, for each row.
         numbers: For each duplicate its number in its horizon; 0 for all other rows.
         duplicates: For each key, the number of duplicates of its last horizon.
@@ -361,7 +360,7 @@ def running_winners(times: Int64s, walk: _Walk) -> tuple[Int64s, Int64s]:
     """Return two positions for each row: the row of its horizon that counts so far, and the row that it displaces.
 
     The row with the latest event time counts; of rows with equal event times, the last one. A row that does not count
-    itself is displaced by its own arrival. -1 means that there is no such row.
+    displaces itself. -1 means that there is no such row.
 
     Args:
         times: Event time of each row.

@@ -55,7 +55,7 @@ class Funnel(ReadyMade):
     `within` has passed since the opening row. Otherwise the funnel is abandoned.
 
     - As long as a funnel has reached the first step only, a further row of the first step opens it anew.
-    - The next funnel of the key begins behind the last row that counted. So a row counts in one funnel at most.
+    - The next funnel of the key begins after the last row that counted. So a row counts in one funnel at most.
 
     The output has a row for each funnel: the key columns, `funnel_start` and `funnel_end` (times of the opening row and
     of the last row that counted), `steps_reached`, `last_step`, `is_completed` and `step_times`, an array with the time
@@ -184,8 +184,8 @@ class Funnel(ReadyMade):
         at = whole(batch.rows[self._handle.event_time]).take(pa.array(chosen))
         times = numbers(at)
         self._rows.appendList(owners, pa.table({AT: at, STEP: array_of(steps, pa.int16())}))
-        # A funnel is settled at the time of a last step, or `within` after a first step. All other rows are useless when
-        # the watermark has passed the last one of them.
+        # A funnel is settled at the time of a row of the last step, or `within` after a row of the first step. The third
+        # timer of a key removes rows that belong to no funnel, when the watermark passes the key's last row.
         last, first = steps == len(self.steps) - 1, steps == 0
         begins = np.flatnonzero(np.diff(owners, prepend=-1))
         self._handle.registerTimer(
@@ -258,7 +258,7 @@ class _TimeLine:
     count: int
 
     def next_of(self, step: int, rows: Int64s) -> tuple[Int64s, Bools]:
-        """Return for each row the next row of a step with the same key, and False where there is none."""
+        """Return, for each row, the position of the key's next row of a step, and False if there is none."""
         of_step = np.flatnonzero(self.steps == step)
         if not len(of_step):
             return rows, np.zeros(len(rows), np.bool_)
@@ -269,16 +269,16 @@ class _TimeLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Funnels:
-    """The funnel of each row of the first step, if this row opens one.
+    """The possible funnels of many keys: one for each row of the first step, as if this row opened a funnel.
 
     Attributes:
-        opens: Position of the row.
-        restarted: Index of the funnel that the funnel becomes by further rows of the first step.
+        opens: Position of the opening row.
+        restarted: Index of the funnel after all restarts by further rows of the first step; its own index without one.
         last: Position of the last row that counts.
         reached: Number of reached steps.
-        step_times: For each funnel, the times of the reached steps.
-        settled: Time from which no later row can change the funnel.
-        next: Index of the next funnel, in the order of the rows; of another key if the key has no further one.
+        step_times: Times of the reached steps, one row for each funnel. Elements beyond `reached` have no meaning.
+        settled: Event time. When the watermark has reached it, no later row can change the funnel.
+        next: Index of the first funnel that opens after `last`. This funnel may be one of the next key.
     """
 
     opens: Int64s
@@ -328,14 +328,14 @@ def _settled_funnels(line: _TimeLine, funnels: _Funnels, limit: int, keys: int) 
         keys: Number of keys.
 
     Returns:
-        Indexes of the settled funnels, and for each key the position of the first row that may still count. This
-        position is beyond all rows if no row up to the watermark may count.
+        Indexes of the settled funnels. For each key, the position of the first row up to the watermark that may still
+        count; the number of all rows if there is none.
     """
     owners = line.owners[funnels.opens]
     keep_from = np.full(keys, len(line.owners))
     current = np.flatnonzero(np.diff(owners, prepend=-1))
     early = np.bincount(owners[line.times[funnels.opens] <= limit], minlength=keys)
-    # For each key, the last funnel that opens up to the watermark.
+    # For each key, the last funnel whose opening row is not after the watermark.
     last_early = np.full(keys, -1)
     last_early[owners[current]] = current + early[owners[current]] - 1
     chosen = []

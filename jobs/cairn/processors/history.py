@@ -47,7 +47,7 @@ class History(ReadyMade):
             deleted = "is_deleted"
     """
 
-    # All rows of a key in one call: a version is put out once in an interval, with its final `valid_to`.
+    # One call must have all rows of a key: an interval puts out a version once, with its final `valid_to`.
     splits_keys = False
     settings: ClassVar[tuple[str, ...]] = ("deleted",)
     deleted: str | None = None
@@ -163,8 +163,11 @@ class History(ReadyMade):
         return numbers(columns[self.deleted]).astype(np.bool_)
 
     def _keep(self, line: _TimeLine, times: Int64s, columns: dict[str, pa.Array], watermark_ms: int) -> None:
-        """Write the changes that a later row can affect, and a timer for the time when only one of them remains."""
-        # 0 stands for no watermark too: then no change is settled, also none before 1970.
+        """Store the changes that a later row can affect.
+
+        A key with several changes, or with a deletion, gets a timer at its last change. Then the others can be removed.
+        """
+        # A missing watermark is 0 too. Then no change is settled, not even one before 1970.
         settled = times[line.order] <= (watermark_ms * 1000 if watermark_ms else np.iinfo(np.int64).min)
         next_settled = np.append(settled[1:], [False]) & line.has_end
         keep = ~(settled & (next_settled | line.deletes))
@@ -191,7 +194,7 @@ class _TimeLine:
         has_end: True for each change that is followed by another change of its key.
         ends: Time of the next change; 0 without one.
         put_out: True for each version that is new, or that ends at another time than before.
-        replaced: Positions of the versions that a deletion of the same time has replaced.
+        replaced: Positions, in the rows, of the versions that a deletion at the same time has replaced.
     """
 
     order: Int64s
@@ -210,12 +213,12 @@ def _time_line(owners: Int64s, times: Int64s, deletes: Bools, held: int) -> _Tim
         owners: Index of each row's key.
         times: Event time of each row.
         deletes: True for each row that deletes its key.
-        held: Number of rows that come from the state. They stand first, and have different times in each key.
+        held: Number of rows that come from the state. They are the first rows. No two of them have equal key and time.
     """
     order = np.lexsort((times, owners))
     of_key, at = owners[order], times[order]
     same = np.append((np.diff(of_key) == 0) & (np.diff(at) == 0), [False]) if len(order) else np.zeros(0, np.bool_)
-    # Among equal times, the held row stands first, and the last row counts.
+    # Of rows with equal key and time, the held row is the first one, and the last one counts.
     begins = np.append([True], ~same[:-1]) if len(order) else same
     first_of_time = order[begins]
     order = order[~same]

@@ -152,7 +152,7 @@ class IntervalJoin(ReadyMade):
         new_last = earliest(
             keys, *((new.owners, new.times + last) for (new, _), last in zip(sides, self._lasts, strict=True))
         )
-        # A key with held rows has a timer for the first of them.
+        # A key with held rows already has a timer, for the row that can be removed first.
         timed = np.flatnonzero((new_last < held_last) & (new_last < NO_TIME))
         self._handle.registerTimer(timed, ceil_ms(new_last[timed]))
         for side, pairs in enumerate((at_left, at_right)):
@@ -243,6 +243,6 @@ class IntervalJoin(ReadyMade):
 
 
 def _with_matched(rows: SideRows, side: Side, matched: Bools) -> SideRows:
-    """Return the rows with a column that says whether they have found a partner."""
+    """Return the rows with a column that is true for rows that have found a partner."""
     columns = rows.rows.select(list(side.columns.values()))
     return replace(rows, rows=columns.append_column(MATCHED, array_of(matched, pa.bool_())))

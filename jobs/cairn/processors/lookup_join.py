@@ -121,7 +121,7 @@ class LookupJoin(ReadyMade):
         return output_schema(handle, sides, without=self._deleted)
 
     def handleBatch(self, batch: KeyedBatch) -> BatchResult:
-        """Hold the facts and versions of a batch.
+        """Store the facts and versions of a batch.
 
         Args:
             batch: The rows of many keys.
@@ -139,7 +139,7 @@ class LookupJoin(ReadyMade):
         more = self._versions.exists() | (np.bincount(versions.owners, minlength=keys) > 1)
         self._facts.appendList(facts.owners, facts.rows)
         self._versions.appendList(versions.owners, versions.rows)
-        # A single version stays: only a key with more of them, or with a deletion, has some to remove later.
+        # A key's only version stays in the state. Several versions, or a deletion, need a timer that removes them.
         timed = more[versions.owners] | self._deletions(versions)
         first = earliest(keys, (facts.owners, facts.times), (versions.owners[timed], versions.times[timed]))
         due = np.flatnonzero(first < NO_TIME)
@@ -198,7 +198,13 @@ class LookupJoin(ReadyMade):
 
     @staticmethod
     def _replace(state: Any, rows: SideRows, gone: Bools) -> None:
-        """Write the lists of the keys that lose rows."""
+        """Remove rows from a list state.
+
+        Args:
+            state: The list state.
+            rows: All stored rows of the batch's keys.
+            gone: True for each row to remove.
+        """
         touched = np.unique(rows.owners[gone])
         kept = rows.chosen(~gone & np.isin(rows.owners, touched))
         state.clear(np.setdiff1d(touched, kept.owners))

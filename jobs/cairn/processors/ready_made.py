@@ -43,7 +43,8 @@ class ReadyMade(ArrowProcessor, ABC):
         for name, value in own.items():
             if not cls.is_setting(name, value):
                 cls._refuse_unknown(name)
-        # A class without settings may get them later: cloudpickle makes the class first. `init` checks them again.
+        # A class without settings passes: cloudpickle creates the class first, and sets its attributes later. `init`
+        # checks them again.
         if any(name in cls.settings for name in own):
             cls.check_settings()
 
@@ -175,7 +176,7 @@ def type_of_event_time(owner: str, setting: str, handle: Any) -> DataType:
         handle: The handle that `init` gets.
 
     Raises:
-        UsageError: The pipeline has another time mode.
+        UsageError: The pipeline has no event time.
     """
     if handle.event_time is None:
         raise UsageError(
@@ -194,7 +195,7 @@ def check_times(owner: str, batch: KeyedBatch, column: str) -> None:
         column: The event-time column.
 
     Raises:
-        ProcessorError: A row has none. The message names its key.
+        ProcessorError: A row has no event time. The message names its key.
     """
     times = whole(batch.rows[column])
     if times.null_count:

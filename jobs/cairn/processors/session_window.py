@@ -47,10 +47,10 @@ class SessionWindow(Windows):
 
     Attributes:
         gap: Length of time, or the name of a column with the gap of each row: an interval, or an integer of seconds.
-        early: True puts out a session in each interval with new rows too: one row per interval. The output then has the
+        early: True also puts out a session in each interval with new rows for it, as one row. The output then has the
             columns `version`, `is_final` and `is_deleted`.
-        allowed_lateness: Part of the watermark delay. A session is put out so long before the watermark passes its end.
-            Late rows then put out a corrected row. The output has the columns `version` and `is_deleted`.
+        allowed_lateness: Part of the watermark delay. A session is put out when the watermark reaches its end minus
+            this time. Later rows put out corrected rows. The output has the columns `version` and `is_deleted`.
 
     Example:
         class Visits(SessionWindow):
@@ -205,7 +205,7 @@ class SessionWindow(Windows):
         )
 
     def _old_parts(self, batch: KeyedBatch, stored: _Stored, line: _Sessions) -> pa.Table:
-        """Return the stored aggregates of each changed session: those of its only stored session, or merged ones."""
+        """Return the stored aggregates of each changed session. If several stored sessions became one, merge theirs."""
         counts = np.bincount(line.of_member, minlength=len(line.owners))
         first = np.full(len(line.owners), -1, np.int64)
         first[line.of_member[::-1]] = line.members[::-1]
@@ -221,7 +221,7 @@ class SessionWindow(Windows):
         return joined([stored.parts, merged.cast(stored.parts.schema)]).take(pa.array(first, mask=first < 0))
 
     def _with_untouched(self, batch: KeyedBatch, line: _Sessions, old: pa.Table, some: Int64s, step: Any) -> Any:
-        """Add sessions without rows in this batch, which an earlier batch of the interval has changed."""
+        """Add the sessions that an earlier batch of the interval has changed, and that have no rows in this batch."""
         parts, values = step
         rest = np.setdiff1d(np.arange(len(line.owners)), some)
         untouched = old.take(pa.array(rest))
@@ -237,7 +237,8 @@ class SessionWindow(Windows):
         owners, begins, ends, due_ms = line.owners, line.begins, line.ends, self._handle.due_ms
         waits = owners == batch.keys.num_rows - 1 if batch.last_key_continues else np.zeros(len(owners), np.bool_)
         self._carried = begins[waits]
-        # Versions of the stored session with the same begin, and the latest version of any stored session.
+        # `versions`: the version of the stored session with the same begin, else 0. `known`: True if any stored session
+        # that became a part of this session was put out.
         member_owners, member_versions = stored.owners[line.members], stored.versions[line.members]
         same_begin = stored.begins[line.members] == begins[line.of_member]
         versions = np.zeros(len(owners), np.int64)
@@ -257,7 +258,7 @@ class SessionWindow(Windows):
         stays = same_begin & ~closes[line.of_member] & (old_due == new_due[line.of_member])
         moved = np.flatnonzero(~stays)
         if len(moved):
-            # Another open session of the key may share the timer.
+            # Keep a timer that another open session of the key needs.
             other = np.ones(len(stored.owners), np.bool_)
             other[line.members[moved]] = False
             dues = self._due_after(stored.ends[other], stored.versions[other])

@@ -30,7 +30,7 @@ __all__ = ["SlidingWindow"]
 PANES, PUT_OUT = "panes", "put_out"
 PANE = "pane_start"
 START = Windows.bounds[0]
-# Limit of the pairs of pane and window that are held in memory at a time.
+# At most so many pairs of pane and window are in memory at a time.
 _PAIRS = 1 << 19
 
 
@@ -44,19 +44,19 @@ class SlidingWindow(Windows):
     window is put out in the interval in which the watermark passes its end. So rows may be late by the pipeline's
     `watermark_delay`.
 
-    The state `panes` is a map from `pane_start` to aggregates. A pane is a span that no window divides: as long as the
-    greatest common divisor of `size` and `slide`. A row is added to one pane. Windows merge the aggregates of their
-    panes when they are put out. A pane leaves the state with its last window.
+    The state `panes` is a map from `pane_start` to aggregates. A pane is a span in which no window begins or ends. Its
+    length is the greatest common divisor of `size` and `slide`. Each row is added to one pane. A window merges the
+    aggregates of its panes when it is put out. A pane leaves the state with its last window.
 
     Attributes:
         size: Length of the windows.
         slide: Distance between the beginnings of two windows. At most `size`.
         offset: Shift of the windows. Windows begin at 1970-01-01 00:00 UTC plus `offset` plus a multiple of `slide`.
-        early: True puts out a window in each interval with new rows too: one row per interval. The output then has two
-            more columns: `version`, which numbers the rows of a window from 1, and `is_final`. The state `put_out` has
-            the version of each open window.
+        early: True also puts out a window in each interval with new rows for it, as one row. The output then has the
+            columns `version`, which numbers the output rows of a window from 1, and `is_final`. The state
+            `put_out` has the version of each open window.
         allowed_lateness: Part of the watermark delay. A window is put out when the watermark reaches its end minus
-            this time. Late rows then put out a corrected row of the window. The output has the column `version`.
+            this time. Each later interval with late rows puts out a corrected row. The output has the column `version`.
 
     Example:
         class LastDay(SlidingWindow):
@@ -263,7 +263,7 @@ class SlidingWindow(Windows):
         return self._output(batch, owners, (begins, ends), values, versions, ends <= due_us)
 
     def _changed_rows(self, batch: KeyedBatch, owners: Int64s, panes: Int64s) -> pa.Table | None:
-        """Return the rows of windows that have changed. A key whose rows continue in the next batch is put out there."""
+        """Return the rows of changed windows. A key that continues in the next batch is put out with that batch."""
         carried = np.setdiff1d(self._carried, panes[owners == 0])
         owners = np.concatenate([np.zeros(len(carried), np.int64), owners])
         panes = np.concatenate([carried, panes])

@@ -37,8 +37,8 @@ class TopN(ReadyMade):
         order: One or more columns, such as "score desc" or ("score desc", "at"). Nulls come first; with desc, last.
         ties: "first" keeps exactly `n` rows and numbers them: SQL's ROW_NUMBER. "all" also keeps all rows that are
             equal to the n-th row in `order`, and gives equal rows an equal rank: SQL's RANK.
-        ttl_ms: Time to live in milliseconds of a key's best rows. It begins again when they change. A key whose best
-            rows did not change for this time starts again. None keeps them for ever.
+        ttl_ms: Time to live of a key's best rows, in milliseconds. Each change of these rows starts it again. After
+            this time without a change, Cairn forgets the best rows of the key. None keeps them for ever.
 
     Example:
         class BestScores(TopN):

@@ -37,10 +37,10 @@ class TumblingWindow(Windows):
     Attributes:
         size: Length of the windows.
         offset: Shift of the windows. Windows begin at 1970-01-01 00:00 UTC plus `offset` plus a multiple of `size`.
-        early: True puts out a window in each interval with new rows too: one row per interval. The output then has two
-            more columns: `version`, which numbers the rows of a window from 1, and `is_final`.
-        allowed_lateness: Part of the watermark delay. A window is put out so long before the watermark passes its end.
-            Late rows then put out a corrected row of the window. The output has the column `version`.
+        early: True also puts out a window in each interval with new rows for it, as one row. The output then has the
+            columns `version`, which numbers the output rows of a window from 1, and `is_final`.
+        allowed_lateness: Part of the watermark delay. A window is put out when the watermark reaches its end minus
+            this time. Each later interval with late rows puts out a corrected row. The output has the column `version`.
 
     Example:
         class Hourly(TumblingWindow):
@@ -76,7 +76,7 @@ class TumblingWindow(Windows):
         values = self._declare(handle)
         self._size, self._offset = self.size // MICROSECOND, self.offset // MICROSECOND
         self._carried: Int64s = np.zeros(0, np.int64)
-        # No part of an aggregate has this name: all of them contain the aggregate's name.
+        # No aggregate has a state field of this name: the names of its fields are `<aggregate>_<part>`.
         values += [StructField(VERSION, LongType())] if self._versioned else []
         self._windows = handle.getMapState(STATE, StructType([StructField(START, self._of_time)]), StructType(values))
 
@@ -102,7 +102,7 @@ class TumblingWindow(Windows):
         versions = versions_of(old)
         carried = np.setdiff1d(self._carried, begins[owners == 0])
         if len(carried):
-            # Windows of the first key that an earlier batch of this interval has changed.
+            # Earlier batches of the first key changed these windows, and left it to this batch to put them out.
             of_first = np.zeros(len(carried), np.int64)
             stored, there = self._windows.getValue(of_first, self._user_keys(carried))
             more = self._values(batch, of_first, carried, stored)
@@ -126,8 +126,8 @@ class TumblingWindow(Windows):
         gone = np.flatnonzero(closes & exists)
         if len(gone):
             self._windows.removeKey(owners[gone], self._user_keys(begins[gone]))
-            # Two windows of a key may share a timer if windows are shorter than a millisecond, or if one of them waits for
-            # its first row. Such a timer stays, and fires for nothing.
+            # If windows are shorter than a millisecond, another window of the key may need the same timer. The same is true
+            # with `allowed_lateness`: one window ends when another is put out. Then the timer stays, and does nothing.
             if self._size >= 1000 and not self._lateness:
                 self._handle.deleteTimer(owners[gone], ceil_ms(ends[gone]))
         if not put_out.any():

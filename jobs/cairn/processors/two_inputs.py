@@ -77,9 +77,9 @@ class Side:
 
     Attributes:
         kind: The value of the column `kind` in rows of this input.
-        columns: Names in the output by names in the input, without key and kind.
-        fields: The fields of these columns in the output and in the state.
-        time: Name of the event time in the output.
+        columns: The output name of each input column, by its input name. The key and `kind` are left out.
+        fields: The fields of these columns, as the output and the state have them.
+        time: Output name of the event-time column.
     """
 
     kind: str
@@ -90,12 +90,12 @@ class Side:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideRows:
-    """Rows of one input, held ones or those of a batch.
+    """Rows of one input, from the state or from a batch.
 
     Attributes:
         owners: Position of each row's key in the batch.
         times: Event time of each row in microseconds.
-        rows: The rows, with the names of the output.
+        rows: The rows, with their output names.
     """
 
     owners: Int64s
@@ -284,7 +284,7 @@ def output_rows(
     Args:
         batch: The batch with the keys.
         owners: Position of each output row's key.
-        parts: For each side its rows, and the position among them of each output row; -1 for nulls.
+        parts: For each side: its rows, and for each output row the position of one of them; -1 gives nulls.
         schema: The schema of the output. It may leave out columns.
     """
     output = {name: batch.keys[name].take(pa.array(owners)) for name in batch.keys.column_names}
@@ -304,11 +304,11 @@ def positions(
     Args:
         owners: Position of each row's key.
         times: Time of each row.
-        bounds: For each group of bounds: the keys, the times, and "left" for the place before equal rows, "right" for
-            the place behind them.
+        bounds: For each group of bounds: the keys, the times, and "left" for the place before equal rows or "right" for
+            the place after them.
 
     Returns:
-        The order, in which an earlier row of equal key and time stays the earlier one, and the places of each group.
+        The order, and the places of each group. Rows of equal key and time keep their order.
     """
     order = np.lexsort((times, owners))
     every = np.concatenate([times, *(at for _, at, _ in bounds)])

@@ -36,7 +36,7 @@ class Windows(ReadyMade, ABC):
     Attributes:
         bounds: Names of the two output columns with a window's begin and end.
         merges: True if the processor merges aggregates of disjoint sets of rows.
-        early: True puts out a window in each interval with new rows too.
+        early: True also puts out a window in each interval with new rows for it.
         allowed_lateness: Length of time in which a window that was put out still takes late rows.
     """
 
@@ -45,7 +45,7 @@ class Windows(ReadyMade, ABC):
     merges: ClassVar[bool] = False
     early: bool = False
     allowed_lateness: timedelta = timedelta(0)
-    # In the order of declaration, as in `RunningAggregate`.
+    # In the order in which the class declares them, as in `RunningAggregate`.
     declared_aggregates: Mapping[str, Aggregate] = {}
 
     def __init_subclass__(cls, **arguments: Any) -> None:
@@ -116,7 +116,7 @@ class Windows(ReadyMade, ABC):
         return StructType([*nullable(handle.key_schema), *window, *aggregates, *more])
 
     def _more(self) -> list[str]:
-        """Return the names of the output columns behind the aggregates."""
+        """Return the names of the output columns that `early` and `allowed_lateness` add."""
         return [VERSION] * self._versioned + [FINAL] * self.early
 
     @property
@@ -124,7 +124,7 @@ class Windows(ReadyMade, ABC):
         return self.early or bool(self.allowed_lateness)
 
     def _declare(self, handle: Any) -> list[StructField]:
-        """Remember the handle's facts. Return a state field for each part of each aggregate.
+        """Prepare the processor for the schemas of the handle. Return a state field for each part of each aggregate.
 
         Raises:
             UsageError: The pipeline has no event time, or an aggregate does not fit the input's columns.
@@ -198,7 +198,7 @@ class Windows(ReadyMade, ABC):
         return [f"{name}_{part}" for name, parts in self._parts.items() for part in parts]
 
     def _arrivals(self, batch: KeyedBatch) -> Arrivals:
-        """Return the order of arrival of a batch's rows. If a key continues in the next batch, its numbers continue."""
+        """Return the place of each row in its key's order of arrival. A key may continue from the batch before."""
         of_key = np.arange(batch.rows.num_rows) - np.repeat(batch.row_offsets[:-1], np.diff(batch.row_offsets))
         if self._numbered_before:
             of_key[: batch.row_offsets[1]] += self._numbered_before
@@ -308,7 +308,7 @@ def are_in(pairs: tuple[Int64s, Int64s], wanted: tuple[Int64s, Int64s]) -> Bools
 
     Args:
         pairs: Index of the key, and the time, of each pair.
-        wanted: The same of the wanted pairs.
+        wanted: The same for the wanted pairs.
     """
     places, codes = np.unique(np.concatenate([pairs[1], wanted[1]]), return_inverse=True)
     keys = np.concatenate([pairs[0], wanted[0]]) * len(places) + codes

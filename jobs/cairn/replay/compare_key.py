@@ -17,14 +17,14 @@ from state_backend.values.records import Content
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsDifference:
-    """The difference of the committed rows and the replayed rows of a key.
+    """The difference between the committed and the replayed rows of a key.
 
     Attributes:
-        known: False if rows of the key can't be told apart in the committed files.
+        known: False if the committed files lack the key's columns, so nothing was compared.
         only_committed: Rows that only the committed output has.
         only_replayed: Rows that only the replay put out.
         other_order: True if the rows are equal, but in another order.
-        other_types: Columns whose types differ, as text.
+        other_types: A text for each column whose types differ.
     """
 
     known: bool = True
@@ -41,7 +41,7 @@ class RowsDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The difference of a committed and a replayed interval for one key.
+    """The difference between the committed and the replayed interval of one key.
 
     Attributes:
         state: The changes from the committed state to the replayed state.
@@ -76,7 +76,8 @@ def compare_key(
         group: The key's group.
         output: The committed and the replayed output.
         late: The committed and the replayed late rows.
-        ordered: True if the order of the rows counts. A vectorised processor decides it for many keys at once.
+        ordered: True if the order of the rows counts. For a vectorised processor it does not: the order may depend on
+            the other keys of a batch.
     """
     return Comparison(
         state=tuple(changes_of_key(committed, replayed, group)),
@@ -120,7 +121,7 @@ def _more(rows: Sequence[dict[str, Any]], counts: Counter[str]) -> tuple[dict[st
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """The things that decide a result besides its base, now.
+    """Everything but the base that decides a result, as it is at the time of the replay.
 
     Attributes:
         code_hash: The hash of the code.
@@ -140,7 +141,7 @@ def reasons_for(content: Content, now: Made, *, deterministic: bool) -> list[str
 
     Args:
         content: The recorded content of the interval.
-        now: The same facts now.
+        now: The same facts at the time of the replay.
         deterministic: True if two replays gave the same result.
     """
     found = []

@@ -58,7 +58,7 @@ def launch_configurations(arguments: Sequence[str]) -> str:
     """Return launch configurations of VS Code and PyCharm that run `cairn` with these arguments.
 
     Args:
-        arguments: The arguments behind `cairn`.
+        arguments: The arguments after `cairn`.
     """
     code = {
         "name": "cairn replay",

@@ -33,7 +33,7 @@ OpenSpark = Callable[[], "SparkSession"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedKey:
-    """An interval that is planned, with the input of one key only.
+    """A planned interval with the input of one key.
 
     Attributes:
         plan: The plan of the interval.

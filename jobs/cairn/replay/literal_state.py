@@ -75,7 +75,7 @@ def _write(shard: ShardState, descriptor: StateDescriptor, rows: Sequence[Mappin
                 f"state {descriptor.name!r}: an entry has {', '.join(map(repr, unknown))}, but its fields are {', '.join(sorted(known))}"
             )
         if descriptor.ttl_ms is not None and "expires_at" in row:
-            # The time to live counts from the processing time.
+            # An entry expires after its time to live, which begins at the processing time of the write.
             shard.now_ms = to_ms(row["expires_at"]) - descriptor.ttl_ms
         value = tuple(row.get(name) for name in names)
         if descriptor.kind == "list":

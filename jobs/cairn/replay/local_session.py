@@ -35,7 +35,7 @@ _SIMPLE = (
 class NeedsSpark(BaseException):
     """A source, or the initial state, uses more of Spark than the stand-in knows.
 
-    A source can't catch it as an `Exception`, and return other rows.
+    A `BaseException`, because a source that catches `Exception` would go on and return other rows.
     """
 
 
@@ -111,7 +111,7 @@ class _Reader:
     def parquet(self, *paths: str) -> LocalFrame:
         files = [_local_file(path) for path in paths]
         declared = self._schema if self._schema is not None else _common_schema(files)
-        # As in Spark, columns of files may be null, whatever the schema says.
+        # As in Spark, every column of a file is nullable, even if the schema says otherwise.
         schema = t.StructType([t.StructField(f.name, f.dataType, True) for f in declared.fields])
         for field in schema.fields:
             if not isinstance(field.dataType, _SIMPLE) or unordered(field.dataType) is not None:
@@ -202,7 +202,7 @@ def _column(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
     """Return a file's column with the wanted type, if Spark would read the same values.
 
     Raises:
-        NeedsSpark: The file has another type than the schema. Spark refuses some of these, and converts others.
+        NeedsSpark: The file has another type than the schema. Spark converts some types, and refuses others.
     """
     if column.type == field.type:
         return column

@@ -242,7 +242,7 @@ def _notes(
 
 @contextmanager
 def quiet_logs() -> Iterator[None]:
-    """Keep the processor's log lines of a second run from the user."""
+    """Suppress log lines, since the user has seen those of the first run."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

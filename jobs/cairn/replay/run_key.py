@@ -1,4 +1,4 @@
-"""Run the processor for one key over a store that holds nothing else."""
+"""Run the processor for one key, over a store that holds only this key."""
 
 from __future__ import annotations
 

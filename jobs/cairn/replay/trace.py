@@ -1,7 +1,7 @@
 """Record the calls into a processor: rows in, reads and writes of state, timers, rows out.
 
-The user's processor and its handle stay what they are. `TracedProcessor` stands between the runner and the processor,
-and replaces methods of the state objects and of the handle by functions that also record.
+`TracedProcessor` stands between the runner and the user's processor. It replaces methods of the handle and of the state
+objects by functions that also record. The user's code needs no change.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Call:
     Attributes:
         handler: The name of the method.
         processing_time_ms: The processing time that the processor saw, in milliseconds since the epoch.
-        watermark_ms: The watermark that the processor saw.
-        timer_ms: The time of the expired timer; None for other calls.
+        watermark_ms: The watermark that the processor saw, in milliseconds since the epoch.
+        timer_ms: The time of the expired timer, in milliseconds since the epoch; None for other calls.
         rows: The rows in.
         uses: Uses of states and timers, in order.
         output: The rows out.
@@ -77,7 +77,7 @@ class Trace:
         self._depth = 0
 
     def begin(self, handler: str, time: Any, timer_ms: int | None = None) -> Call:
-        """Add a call, which gets all uses from now on."""
+        """Add a call. All uses up to the next call belong to this call."""
         call = Call(
             handler=handler,
             processing_time_ms=time.getCurrentProcessingTimeInMs(),
@@ -109,7 +109,7 @@ class Trace:
             use.result = plain_value(result)
             return result
 
-        with suppress(AttributeError):  # The object has slots: its uses stay unrecorded.
+        with suppress(AttributeError):  # An object with `__slots__` takes no new method: its uses are not recorded.
             setattr(owner, name, watched)
 
     def _followed(self, results: Iterator[Any], use: Use) -> Iterator[Any]:
@@ -135,7 +135,7 @@ class TracedProcessor:
 
     Args:
         processor: The user's processor.
-        trace: Gets the calls.
+        trace: The trace to which the calls are added.
     """
 
     def __init__(self, processor: Any, trace: Trace) -> None:
@@ -220,7 +220,7 @@ class TracedFactory:
     Attributes:
         processor: The processor as the pipeline declares it.
         pipeline: The name of the pipeline.
-        trace: Gets the calls.
+        trace: The trace to which the calls are added.
         made: Called with each new processor, before its first use.
     """
 

@@ -24,7 +24,7 @@ _WIDTH = 100
 
 
 def text_of_test(replay: Replay, code: str) -> str:
-    """Return the text of a module with one test, whose result is that of the replay.
+    """Return the source of a module with one test. The test expects the result of the replay.
 
     Args:
         replay: The replay.
