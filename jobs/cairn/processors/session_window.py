@@ -344,7 +344,7 @@ class _Sessions:
 
 
 def _sessions_of(stored: _Stored, owners: Int64s, starts: Int64s, ends: Int64s, carried: Int64s) -> _Sessions:
-    """Join rows and stored sessions to sessions. Leave out stored sessions that no row joins.
+    """Combine rows and stored sessions into sessions. Leave out stored sessions that did not change.
 
     Args:
         stored: The stored sessions.

@@ -35,7 +35,7 @@ class TopN(ReadyMade):
     Attributes:
         n: Number of best rows per key, from 1 to 10,000.
         order: One or more columns, such as "score desc" or ("score desc", "at"). Nulls come first; with desc, last.
-        ties: "first" keeps exactly `n` rows and numbers them: SQL's ROW_NUMBER. "all" also keeps all rows that are
+        ties: "first" keeps at most `n` rows and numbers them: SQL's ROW_NUMBER. "all" also keeps all rows that are
             equal to the n-th row in `order`, and gives equal rows an equal rank: SQL's RANK.
         ttl_ms: Time to live of a key's best rows, in milliseconds. Each change of these rows starts it again. After
             this time without a change, Cairn forgets the best rows of the key. None keeps them for ever.

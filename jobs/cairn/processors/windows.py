@@ -154,7 +154,7 @@ class Windows(ReadyMade, ABC):
             owners: For each window, the index of its key.
             begins: Begin of each window, in microseconds.
             rows: The rows, window after window.
-            at: Position of the first row of each window, and the number of rows.
+            at: Row offsets: window i has the rows `at[i]` up to, but not including, `at[i + 1]`.
         """
         of_window = array_of(begins, pa.timestamp("us", "UTC"))
         keys = batch.keys.take(pa.array(owners)).append_column(self.bounds[0], of_window)
@@ -183,7 +183,7 @@ class Windows(ReadyMade, ABC):
             owners: For each window, the index of its key.
             begins: Begin of each window, in microseconds.
             parts: The stored aggregates, window after window.
-            at: Position of the first stored aggregate of each window, and their number.
+            at: Offsets in `parts`: window i has the parts `at[i]` up to, but not including, `at[i + 1]`.
         """
         if len(parts) == len(owners):
             return parts.select(self._part_names())
@@ -233,7 +233,7 @@ class Windows(ReadyMade, ABC):
         return array_of(times_us.astype(np.int64), self._no_rows.schema.field(self._handle.event_time).type)
 
     def _due_after(self, ends: Int64s, versions: Int64s) -> Int64s:
-        """Return the time of each open window's timer: when it is put out first, or when it closes."""
+        """Return the time of each open window's timer: its first output if there was none yet, else its end."""
         return ceil_ms(ends - np.where(versions > 0, 0, self._lateness))
 
 
@@ -245,7 +245,7 @@ class RowsByWindow:
         order: Positions of the rows, window after window. The rows of a window are in the order of the batch.
         owners: For each window, the index of its key.
         begins: Begin of each window, in microseconds.
-        at: Position in `order` of the first row of each window, and the number of rows.
+        at: Offsets in `order`: window i has `order[at[i] : at[i + 1]]`.
     """
 
     order: Int64s

@@ -222,7 +222,7 @@ def _local_file(path: str) -> Path:
     if parts.scheme not in ("", "file") or parts.netloc:
         raise NeedsSpark(f"files of {parts.scheme}")
     local = Path(unquote(parts.path) if parts.scheme else path)
-    # Spark takes folders such as `day=2013-01-01` for columns only below a folder that it was asked to read.
+    # Spark makes columns of folders such as `day=2013-01-01`, but only of those below the path that it is asked to read.
     plain = not any(sign in str(local) for sign in "*?[]{}")
     if not (plain and local.is_absolute() and local.is_file()) or local.name.startswith((".", "_")):
         raise NeedsSpark(f"{path} is not the name of one local file")
