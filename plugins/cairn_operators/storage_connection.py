@@ -85,7 +85,7 @@ def _amazon(
 ) -> dict[str, str]:
     """Return the variables of an `aws` connection, whose fields are those of Airflow's Amazon provider.
 
-    Keys and a role become a profile in a file. Amazon's SDK takes the role, and takes it again before it expires.
+    Keys and a role become a profile in a file. Amazon's SDK assumes the role, and renews it before it expires.
     """
     names = {"region_name": "AWS_DEFAULT_REGION", "endpoint_url": "AWS_ENDPOINT_URL_S3", "profile_name": "AWS_PROFILE"}
     environment = {variable: str(fields[name]) for name, variable in names.items() if fields.get(name)}

@@ -73,7 +73,7 @@ COMMANDS = (
         "estimate",
         "estimate:estimate_",
         LOOK,
-        "Estimate a pipeline's objects, requests, bytes, dollars on Google Cloud Storage, seconds and memory.",
+        "Estimate a pipeline's objects, requests, bytes, dollars on Google Cloud Storage or Amazon S3, seconds and memory.",
         CHANGED_NOTHING,
     ),
     Row(

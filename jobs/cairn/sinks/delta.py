@@ -204,7 +204,8 @@ def _fitted(rows: pa.Table, schema: pa.Schema) -> pa.Table:
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise UsageError(
                 f"the table's column {field.name!r} has the type {there}, and a value of type {field.type} does not fit: "
-                f"{error}\nWiden the column of the Delta table, or write to a new table and fill it with cairn publish --rebuild"
+                f"{error}\nWiden the column of the Delta table, or give the sink the URL of a new table and fill that table:\n"
+                "cairn publish --rebuild"
             ) from None
     for field in schema:
         if field.name not in rows.column_names:
