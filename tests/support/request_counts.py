@@ -1,9 +1,9 @@
 """The requests of one interval to the storage, by phase and kind: what Airflow's driver and its `checkpoint` task do, without Spark.
 
-    python -m tests.support.request_counts [--intervals N] [--shards N] [--server]
+    python -m tests.support.request_counts [--intervals N] [--shards N] [--server gcs|s3]
 
-``--server``: HTTP requests to fake-gcs-server instead of calls of a storage in memory. Each interval is a day with rows for every
-shard; the last of them is counted.
+``--server``: HTTP requests to a test server of Google Cloud Storage or S3, instead of calls of a storage in memory. Each interval is
+a day with rows for every shard; the last of them is counted.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ from state_backend.ports.storage import Storage
 from state_backend.values.records import RunRef
 from state_backend.values.retention import RetentionPolicy
 from state_backend.values.zones import zone_of
+from tests.support import gcs_server, s3_server
 from tests.support.counting import INPUT_SCHEMA, counting, day
+from tests.support.faulty_proxy import FaultyProxy
 from tests.support.faulty_storage import FaultyStorage
-from tests.support.gcs_server import BUCKET, GcsServer, gcs_server
 
 PHASES = ("begin", "shards", "prepare", "commit", "publish", "clean up")
 KEYS = 2_000
@@ -111,8 +112,21 @@ def _same(storage: Storage, url: str) -> Storage:
     return storage
 
 
-def kinds_of(server: GcsServer) -> list[str]:
-    """GET of an object's metadata, of its bytes, of a listing, and what writes."""
+def kinds_on_s3(server: FaultyProxy) -> list[str]:
+    """Return the kind of each request to S3: those of the XML interface."""
+
+    def kind(method: str, target: str) -> str:
+        if method == "GET":
+            return "list" if "list-type=" in target else "read"
+        if method == "POST":
+            return "batch" if "?delete" in target else "upload"
+        return {"HEAD": "stat", "PUT": "upload"}.get(method, method.lower())
+
+    return [kind(request.method, request.target) for request in server.requests]
+
+
+def kinds_on_gcs(server: FaultyProxy) -> list[str]:
+    """Return the kind of each request to Google Cloud Storage: those of the JSON interface."""
 
     def kind(method: str, target: str) -> str:
         if method == "GET":
@@ -126,12 +140,16 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.support.request_counts")
     parser.add_argument("--intervals", type=int, default=2)
     parser.add_argument("--shards", type=int, default=2)
-    parser.add_argument("--server", action="store_true")
+    parser.add_argument("--server", choices=["gcs", "s3"])
     options = parser.parse_args(arguments)
-    if options.server:
-        with gcs_server() as server:
-            storage = open_storage(f"gs://{BUCKET}/counted")
-            counts = count(storage, options.intervals, options.shards, seen=partial(kinds_of, server))
+    if options.server == "gcs":
+        with gcs_server.gcs_server() as server:
+            storage = open_storage(f"gs://{gcs_server.BUCKET}/counted")
+            counts = count(storage, options.intervals, options.shards, seen=partial(kinds_on_gcs, server))
+    elif options.server == "s3":
+        with s3_server.s3_server() as server:
+            storage = open_storage(f"s3://{s3_server.BUCKET}/counted")
+            counts = count(storage, options.intervals, options.shards, seen=partial(kinds_on_s3, server))
     else:
         counts = count(MemoryStorage(), options.intervals, options.shards)
     for name, found in counts.items():
