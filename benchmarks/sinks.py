@@ -14,6 +14,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cairn import Interval, sinks
-from cairn.sinks import table_sink
 from cairn.sinks.table_sink import Publication
 from local_stack.postgres import Postgres
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
+
+
+@dataclass(frozen=True)
+class Local(Publication):
+    """The rows of a local file."""
+
+    file: Path = Path()
+
+    def output(self) -> Iterator[pa.Table]:
+        yield pq.read_table(self.file)
 
 
 def main() -> None:
@@ -50,10 +60,9 @@ def main() -> None:
 def measure(rows: int, intervals: int, folder: Path, address: str) -> None:
     file = folder / f"{rows}.parquet"
     pq.write_table(pa.table({"user": [f"user-{n}" for n in range(rows)], "clicks": range(rows)}), file)
-    table_sink.read_files = lambda urls, checkpoint_id: iter([pq.read_table(urls[0])])
     execute(address, "DROP TABLE IF EXISTS clicks, merged, cairn_publications")
     delta = folder / f"delta-{rows}"
-    ways: dict[str, tuple[Callable[[Publication], None], Callable[[], int]]] = {
+    ways: dict[str, tuple[Callable[[Local], None], Callable[[], int]]] = {
         "sinks.postgres": (sinks.postgres("clicks", address).publish, lambda: size_of(address, "clicks")),
         "hand-written MERGE": (lambda call: merge(address, call), lambda: size_of(address, "merged")),
         "sinks.delta": (
@@ -66,8 +75,8 @@ def measure(rows: int, intervals: int, folder: Path, address: str) -> None:
         'CREATE TABLE merged (interval_start timestamptz, "user" text, clicks bigint, PRIMARY KEY (interval_start, "user"))',
     )
     for name, (publish, bytes_now) in ways.items():
-        calls = [Publication("clicks", hour(n), n + 1, [str(file)]) for n in range(intervals)]
-        again = Publication("clicks", hour(0), intervals + 1, [str(file)])
+        calls = [Local("clicks", hour(n), n + 1, file=file) for n in range(intervals)]
+        again = Local("clicks", hour(0), intervals + 1, file=file)
         times = [timed(publish, call) for call in calls]
         size = bytes_now() / intervals
         print(
@@ -81,7 +90,7 @@ def hour(n: int) -> Interval:
     return Interval(START + n * HOUR, START + (n + 1) * HOUR)
 
 
-def timed(publish: Callable[[Publication], None], call: Publication) -> tuple[float, float]:
+def timed(publish: Callable[[Local], None], call: Local) -> tuple[float, float]:
     """Return seconds and the CPU seconds of this process; those of the server are not in it."""
     wall, cpu = time.perf_counter(), time.process_time()
     publish(call)
@@ -92,7 +101,7 @@ def show(times: tuple[float, float]) -> str:
     return f"{times[0]:.3f} s ({times[1]:.3f} s CPU)"
 
 
-def merge(address: str, call: Publication) -> None:
+def merge(address: str, call: Local) -> None:
     with psycopg.connect(address) as connection, connection.cursor() as cursor:
         cursor.execute("CREATE TEMPORARY TABLE staged (LIKE merged) ON COMMIT DROP")
         with cursor.copy("COPY staged FROM STDIN") as copy:
@@ -104,8 +113,8 @@ def merge(address: str, call: Publication) -> None:
         )
 
 
-def rows_of(call: Publication) -> Iterator[tuple[Any, ...]]:
-    for batch in pq.ParquetFile(call.files[0]).iter_batches():
+def rows_of(call: Local) -> Iterator[tuple[Any, ...]]:
+    for batch in pq.ParquetFile(call.file).iter_batches():
         yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 

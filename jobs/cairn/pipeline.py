@@ -247,9 +247,17 @@ class Pipeline:
         Returns:
             The function; None for a pipeline without a sink. It passes only the paths of output that is not late.
         """
-        if self.sink is None:
+        sink, name = self.sink, self.name
+        if sink is None:
             return None
-        sink = self.sink if callable(self.sink) else self.sink.for_pipeline(self.name)
+        if not callable(sink):
+            from cairn.sinks.table_sink import published_output
+
+            def publish(record: Record) -> None:
+                content = record.content
+                sink.publish(published_output(name, root_url, content.interval, record.id, content.outputs))
+
+            return publish
 
         def hook(record: Record) -> None:
             files = [f"{root_url}/{f.handle.path}" for f in record.content.outputs if not f.late]

@@ -52,7 +52,8 @@ def storage_credentials(conn_id: str | None) -> Iterator[dict[str, str]]:
         raise AirflowFailException(
             f"connection {conn_id!r} has the type {kind!r}; storage_conn_id takes a connection of type {' or '.join(_UNKNOWN)}"
         )
-    if useless := [name for name in _UNKNOWN[kind] if fields.get(name)]:
+    switched_off = {name for name in ("verify", "use_ssl") if connection.extra_dejson.get(name) is False}
+    if useless := [name for name in _UNKNOWN[kind] if fields.get(name) or name in switched_off]:
         instead = (
             "key_path or keyfile_dict, or neither of them to use application default credentials"
             if kind == "google_cloud_platform"

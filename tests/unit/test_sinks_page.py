@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import textwrap
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,9 +27,9 @@ from cairn import Interval, Pipeline, output_files
 from cairn.command.cli import app
 from cairn.errors import SinkFailed
 from cairn.testing import PipelineTester
-from local_stack.postgres import Postgres
 from state_backend.values.records import Permissions
 from tests.support.layout import REPOSITORY
+from tests.support.postgres_server import postgres_server
 
 PAGE = (REPOSITORY / "docs" / "sinks.md").read_text()
 SCHEMA = "user string"
@@ -44,12 +43,8 @@ def blocks(kind: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    """The server's address. Its folder may be entered by everybody: as root the server runs as nobody."""
-    folder = Path(tempfile.mkdtemp(prefix="cairn-pg-"))
-    folder.chmod(0o711)
-    with Postgres(folder / "data", log_dir=folder / "logs") as postgres:
-        yield postgres.url.replace("+psycopg", "")
-    shutil.rmtree(folder, ignore_errors=True)
+    with postgres_server() as address:
+        yield address
 
 
 @pytest.fixture

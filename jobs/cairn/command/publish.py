@@ -10,12 +10,12 @@ from cairn.command.options import Json, Pipeline, Root, open_log
 from cairn.command.printing import print_json, print_text
 from cairn.command.state_commands import load_code, start_of
 from cairn.pipeline import Pipeline as Declaration
-from cairn.sinks.table_sink import Publication, TableSink
+from cairn.sinks.table_sink import Publication, TableSink, published_output
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.log import read_log
 from state_backend.values.errors import UsageError
-from state_backend.values.intervals import Interval, format_instant
+from state_backend.values.intervals import format_instant
 
 
 def publish(
@@ -59,7 +59,7 @@ def publish(
         if not isinstance(declared.sink, TableSink):
             raise UsageError(f"--check and --rebuild need a sink of cairn.sinks, but {code} has another sink or none")
         if check:
-            return _check(declared.sink, url, as_json)
+            return _check(declared.sink, declared.name, url, as_json)
         return _rebuild(declared.sink, declared, coordinator, url, as_json)
     skipped: list[int] = []
     published: list[int] = []
@@ -86,14 +86,14 @@ def _declared(code: str) -> Declaration:
     return load_code(code)
 
 
-def _current(url: str) -> dict[Interval, tuple[int, list[str]]]:
-    """Return the current output of each interval: the id of its commit, and the URLs of its files without late rows."""
+def _current(pipeline: str, url: str) -> list[Publication]:
+    """Return the current output of each interval, in the order of intervals."""
     outputs = read_log(open_storage(url)).current_outputs()
-    return {i: (n, [f"{url}/{f.handle.path}" for f in files if not f.late]) for i, (n, files) in outputs.items()}
+    return [published_output(pipeline, url, i, n, files) for i, (n, files) in sorted(outputs.items())]
 
 
-def _check(table: TableSink, url: str, as_json: bool) -> int:
-    current = _current(url)
+def _check(table: TableSink, pipeline: str, url: str, as_json: bool) -> int:
+    current = _current(pipeline, url)
     found = table.check(current)
     if as_json:
         print_json(
@@ -119,12 +119,12 @@ def _check(table: TableSink, url: str, as_json: bool) -> int:
 
 def _rebuild(table: TableSink, declared: Declaration, coordinator: Coordinator, url: str, as_json: bool) -> int:
     table.clear(declared.name)
-    current = _current(url)
-    for interval, (checkpoint_id, files) in sorted(current.items()):
-        table.publish(Publication(declared.name, interval, checkpoint_id, files))
+    current = _current(declared.name, url)
+    for publication in current:
+        table.publish(publication)
     # The table has this output now, so the calls change nothing and note the success.
     coordinator.publish(declared.sink_hook(None, url), in_order=declared.sink_in_order)
     if as_json:
-        return print_json({"published": sorted(n for n, _ in current.values()), "skipped": []})
+        return print_json({"published": sorted(publication.checkpoint_id for publication in current), "skipped": []})
     print_text(f"{table!r} has the output of {len(current)} interval(s)")
     return 0

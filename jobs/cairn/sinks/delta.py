@@ -109,10 +109,13 @@ class DeltaSink(TableSink):
         interval, pipeline = publication.interval, publication.pipeline
         generation = 0 if table is None else _generation(table, pipeline)
         stored: dict[Interval, int] = {}
-        for near in {interval, *(() if table is None else map(_interval_of, table.partitions()))}:
-            version = None if table is None else table.transaction_version(_app_id(pipeline, generation, near))
-            if version is not None:
-                stored[near] = version
+        if table is not None:
+            # A table may have thousands of intervals, and each version is a search.
+            others = {other for other in map(_interval_of, table.partitions()) if other.overlaps(interval)}
+            for near in {interval, *others}:
+                version = table.transaction_version(_app_id(pipeline, generation, near))
+                if version is not None:
+                    stored[near] = version
         replaced = plan_publication(stored, interval, publication.checkpoint_id)
         if replaced is None:
             return

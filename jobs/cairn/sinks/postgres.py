@@ -91,7 +91,10 @@ class PostgresSink(TableSink):
         with self._transaction() as cursor:
             if not self._columns(cursor):
                 return {}
-            counts = self._sql(f"SELECT {START}, {END}, count(*) FROM {{table}} GROUP BY 1, 2")
+            # Rows of the table's owner may have no interval.
+            counts = self._sql(
+                f"SELECT {START}, {END}, count(*) FROM {{table}} WHERE {START} IS NOT NULL AND {END} IS NOT NULL GROUP BY 1, 2"
+            )
             return {Interval(start, end): n for start, end, n in cursor.execute(counts).fetchall()}
 
     @override
@@ -110,22 +113,31 @@ class PostgresSink(TableSink):
             self._lock(cursor)
             self._create_ids(cursor)
             self._check_owner(cursor, pipeline)
-            cursor.execute(self._sql("DELETE FROM {ids} WHERE table_name = %s"), (self._names[-1],))
-            if self._columns(cursor):
-                cursor.execute(self._sql("DELETE FROM {table}"))
+            deleted = cursor.execute(self._sql("DELETE FROM {ids} WHERE table_name = %s"), (self._names[-1],)).rowcount
+            if not self._columns(cursor):
+                return
+            if not deleted and cursor.execute(self._sql("SELECT 1 FROM {table} LIMIT 1")).fetchone():
+                raise UsageError(
+                    f"the table {'.'.join(self._names)} has rows, but the sink has never written to it, so it deletes none of them\n"
+                    "Name another table, or delete the rows yourself"
+                )
+            cursor.execute(self._sql("DELETE FROM {table}"))
 
     @contextmanager
     def _transaction(self) -> Iterator[Any]:
         psycopg = library("psycopg", "postgres")
         conninfo = self._conninfo() if callable(self._conninfo) else self._conninfo
         try:
-            connection = psycopg.connect(conninfo, options="-c timezone=UTC -c datestyle=ISO")
+            connection = psycopg.connect(conninfo)
         except psycopg.ProgrammingError:
             # The error's text may contain the password.
             raise UsageError(
                 f"the connection string of the sink {self!r} can't be read; libpq's docs have the format"
             ) from None
+        # After the wait for the lock, a query must see the commits of others.
+        connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         with connection, connection.cursor() as cursor:
+            cursor.execute("SET LOCAL timezone = 'UTC'")
             yield cursor
 
     def _sql(self, text: str, **parts: Any) -> Any:
@@ -134,7 +146,7 @@ class PostgresSink(TableSink):
         return sql.SQL(text).format(**names, **parts)
 
     def _lock(self, cursor: Any) -> None:
-        cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", ("cairn " + ".".join(self._names),))
+        cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"cairn {self._names[-1]}",))
 
     def _create_ids(self, cursor: Any) -> None:
         found = cursor.execute("SELECT to_regclass(%s)", (self._sql("{ids}").as_string(cursor),)).fetchone()

@@ -7,28 +7,23 @@ import json
 import math
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.work_folders import work_folder
-from state_backend.checkpoint.log import outputs_of, read_log
-from state_backend.formats import paths
 from state_backend.values.errors import UsageError
 from state_backend.values.handles import Handle
 from state_backend.values.intervals import Interval
-from state_backend.values.records import SweepRecord
+from state_backend.values.records import OutputFile
 from state_backend.values.release import WHEEL
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 # The columns that a table has beside those of the output.
 START, END = "interval_start", "interval_end"
@@ -44,13 +39,27 @@ class Publication:
         pipeline: Name of the pipeline.
         interval: The interval. Its rows in the table are replaced.
         checkpoint_id: The commit that made this output, or that replaced the interval's output.
-        files: URLs of the Parquet files; empty if the interval has no rows.
+        root_url: URL of the pipeline's folder.
+        files: The Parquet files of the output without late rows; empty if the interval has no rows.
     """
 
     pipeline: str
     interval: Interval
     checkpoint_id: int
-    files: Sequence[str] = ()
+    root_url: str = ""
+    files: Sequence[Handle] = ()
+
+    def output(self) -> Iterator[pa.Table]:
+        """Yield the rows of each file, after a check of its bytes."""
+        if not self.files:
+            return
+        storage = open_storage(self.root_url)
+        with work_folder("sink") as folder:
+            for number, handle in enumerate(self.files):
+                file = folder / f"{number}.parquet"
+                storage.download(handle, file)
+                yield pq.read_table(file)
+                file.unlink()
 
     def tables(self) -> Iterator[pa.Table]:
         """Yield the rows of each file with the columns `interval_start` and `interval_end`.
@@ -59,7 +68,7 @@ class Publication:
             UsageError: A column of the output has one of these names.
             CorruptFile: A file is damaged.
         """
-        for table in read_files(self.files, self.checkpoint_id):
+        for table in self.output():
             if taken := {START, END} & {*table.column_names}:
                 raise UsageError(
                     f"the output of {self.pipeline!r} has a column {min(taken)!r}, but the sink writes the interval into the "
@@ -117,53 +126,32 @@ class TableSink(ABC):
     def clear(self, pipeline: str) -> None:
         """Delete all rows and the stored checkpoints in one transaction. The table stays."""
 
-    def for_pipeline(self, name: str) -> Callable[[SparkSession | None, list[str], Interval, int], None]:
-        """Return the function that `Pipeline` calls for each interval."""
-
-        def sink(spark: SparkSession | None, files: list[str], interval: Interval, checkpoint_id: int) -> None:
-            self.publish(Publication(name, interval, checkpoint_id, files))
-
-        return sink
-
-    def check(self, current: Mapping[Interval, tuple[int, Sequence[str]]]) -> list[Difference]:
+    def check(self, current: Iterable[Publication]) -> list[Difference]:
         """Compare the table with the output: for each interval the number of rows, and a hash of their values.
 
         Args:
-            current: The current output of each interval: the id of its commit, and the URLs of its files.
+            current: The current output of each interval.
         """
-        counts = self.row_counts()
-        found = [Difference(i, None, n) for i, n in counts.items() if i not in current]
-        for interval, (checkpoint_id, files) in current.items():
-            tables = [*read_files(files, checkpoint_id)]
-            expected, there = sum(map(len, tables)), counts.get(interval, 0)
+        counts, found = self.row_counts(), []
+        for publication in current:
+            tables, there = [*publication.output()], counts.pop(publication.interval, 0)
+            expected = sum(map(len, tables))
             same = expected == there
             if same and expected:
                 ours = pa.concat_tables(tables)
-                same = hash_of_rows(ours) == hash_of_rows(self.rows(interval, ours.schema))
+                same = hash_of_rows(ours) == hash_of_rows(self.rows(publication.interval, ours.schema))
             if not same:
-                found.append(Difference(interval, expected, there))
+                found.append(Difference(publication.interval, expected, there))
+        found += [Difference(interval, None, n) for interval, n in counts.items()]
         return sorted(found, key=lambda difference: difference.interval)
 
 
-def read_files(urls: Sequence[str], checkpoint_id: int) -> Iterator[pa.Table]:
-    """Yield the rows of each of a checkpoint's output files, after a check of its bytes."""
-    if not urls:
-        return
-    root = urls[0].rpartition("/" + paths.OUTPUT)[0]
-    storage = open_storage(root)
-    handles = _handles(root, checkpoint_id)
-    with work_folder("sink") as folder:
-        for number, url in enumerate(urls):
-            file = folder / f"{number}.parquet"
-            storage.download(handles[url], file)
-            yield pq.read_table(file)
-            file.unlink()
-
-
-def _handles(root: str, checkpoint_id: int) -> dict[str, Handle]:
-    entry = read_log(open_storage(root)).entries[checkpoint_id]
-    outputs = () if isinstance(entry, SweepRecord) else outputs_of(entry)
-    return {f"{root}/{output.handle.path}": output.handle for output in outputs}
+def published_output(
+    pipeline: str, root_url: str, interval: Interval, checkpoint_id: int, outputs: Sequence[OutputFile]
+) -> Publication:
+    """Return the publication of a commit's output files."""
+    files = [output.handle for output in outputs if not output.late]
+    return Publication(pipeline, interval, checkpoint_id, root_url, files)
 
 
 def hash_of_rows(table: pa.Table) -> str:
