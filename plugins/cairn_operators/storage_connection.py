@@ -24,7 +24,7 @@ _PROFILE = "cairn-connection"
 # The fields of connections that Cairn does not support, by the connection's type.
 _UNKNOWN = {
     "google_cloud_platform": ("key_secret_name", "credential_config_file", "impersonation_chain", "is_anonymous"),
-    "aws": ("config_kwargs", "session_kwargs", "assume_role_kwargs", "external_id", "verify", "use_ssl"),
+    "aws": ("config_kwargs", "session_kwargs", "assume_role_kwargs", "external_id"),
 }
 
 
@@ -52,8 +52,9 @@ def storage_credentials(conn_id: str | None) -> Iterator[dict[str, str]]:
         raise AirflowFailException(
             f"connection {conn_id!r} has the type {kind!r}; storage_conn_id takes a connection of type {' or '.join(_UNKNOWN)}"
         )
-    switched_off = {name for name in ("verify", "use_ssl") if connection.extra_dejson.get(name) is False}
-    if useless := [name for name in _UNKNOWN[kind] if fields.get(name) or name in switched_off]:
+    # Both are true by default, and Cairn supports the default only.
+    encryption = [name for name in ("verify", "use_ssl") if connection.extra_dejson.get(name, True) not in (True, "")]
+    if useless := [name for name in _UNKNOWN[kind] if fields.get(name)] + (encryption if kind == "aws" else []):
         instead = (
             "key_path or keyfile_dict, or neither of them to use application default credentials"
             if kind == "google_cloud_platform"

@@ -1199,8 +1199,8 @@ def test_a_profile_of_the_worker_and_a_connection_without_keys(monkeypatch: pyte
         ({"login": "AKIA"}, "has one key of two: give an access key"),
         ({"extra": {"role_arn": "arn"}}, "role_arn but no keys"),
         (
-            {"extra": {"verify": False, "config_kwargs": {"a": 1}}},
-            "has config_kwargs, which Cairn does not support. Give login",
+            {"extra": {"verify": False, "use_ssl": True, "config_kwargs": {"a": 1}}},
+            "has config_kwargs, verify, which Cairn does not support. Give login",
         ),
         ({"login": "AKIA", "password": f"{SECRET}\nrole_arn = other"}, "a line break in a key or in role_arn"),
     ],
