@@ -46,7 +46,7 @@ MADE = Recorder()
 OF_WORKERS: list[Made] = []
 
 # No deadline for one example: another process may have the processor meanwhile.
-settings.register_profile(TIER, deadline=None, max_examples=at_tier(fast=25, ci=50, all=200))
+settings.register_profile(TIER, deadline=None, max_examples=at_tier(fast=10, ci=25, all=200))
 settings.load_profile(TIER)
 
 

@@ -173,6 +173,7 @@ def test_processing_time_timeouts(spark: SparkSession, tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.long("half a minute of Spark's own streaming queries")
 def test_event_time_timeouts(spark: SparkSession, tmp_path: Path) -> None:
     """No row is late: what each engine takes for late is tested elsewhere."""
     case = case_of(by_event_time, EVENT, time_mode="event", event_time="at", watermark_delay=timedelta(hours=1))

@@ -381,6 +381,7 @@ def test_marking_failed_stops_the_driver(airflow: AirflowServer, data: Path) -> 
 
 
 @pytest.mark.usefixtures("three_days")
+@pytest.mark.long("half a minute: tests/unit/test_predecessor.py shows the rule without a scheduler")
 def test_a_gap_fails_at_once_and_a_permission_closes_it(airflow: AirflowServer, data: Path) -> None:
     # Triggered: a backfill would be refused up to half a minute after the one before has ended.
     head = log_of(data).head_id
@@ -517,6 +518,7 @@ def test_deleting_the_dag_deletes_no_state(airflow: AirflowServer, data: Path) -
     assert days.log().head_id == 1 and days.mine() == days.undisturbed(1)
 
 
+@pytest.mark.long("half a minute: each command of Airflow imports for seconds")
 def test_commands_for_airflow_do_what_the_docs_say(airflow: AirflowServer) -> None:
     """By Airflow's own command line, in one process, since each one of them imports for seconds."""
     printed = [

@@ -241,6 +241,7 @@ class Totals(RunningAggregate):
     distinct = ApproxDistinct("n")
 
 
+@pytest.mark.long("seconds of Spark: tests/property/test_aggregate_laws.py has the laws")
 def test_a_running_aggregate_is_what_sql_gives_over_all_intervals(spark: SparkSession, tmp_path: Path) -> None:
     pipe = pipeline(
         Totals,

@@ -237,6 +237,7 @@ def test_where_the_record_has_no_room_segment_and_manifest_are_one_object(spark:
     assert json.loads(twin.stdout)["success"]
 
 
+@pytest.mark.long("seconds of Spark")
 def test_a_touched_shard_writes_one_object_and_the_others_none(spark: SparkSession, tmp_path: Path) -> None:
     """More than goes inline: one ``.log`` for each touched shard, the manifest of the other as it was, the files shared."""
     DAYS[day(0).start] = users(range(20_000), "fig" * 10)
@@ -297,6 +298,7 @@ def prepare(
     )
 
 
+@pytest.mark.long("seconds of Spark: the crash matrix shows the rule without Spark")
 def test_a_crash_before_the_commit_leaves_the_base_usable(spark: SparkSession, tmp_path: Path) -> None:
     """F84. Segments of an attempt that dies in user code, and of one that was prepared but never committed, count for nothing."""
     DAYS[day(0).start] = users(range(2_000), "fig")

@@ -488,6 +488,7 @@ def test_sigterm_interrupts_the_operation(server: SparkConnectServer, tmp_path: 
     assert "ok" in process(tmp_path, server.url, 1, "attempt-2")
 
 
+@pytest.mark.long("half a minute of Spark")
 def test_a_try_that_nobody_stopped_changes_nothing(server: SparkConnectServer, tmp_path: Path) -> None:
     """S8, S29, and two live writers: the killed driver's operation is not interrupted, runs beside the next try, and writes its last
     files after that is committed. Nobody prepares its attempt, so that it can't be committed, and the state is that of the second."""

@@ -31,6 +31,7 @@ from state_backend.shard.restore import restore_shard
 from state_backend.values import errors
 from state_backend.values.records import Permissions, Record, RunRef, ShardManifest
 from tests.support.counting import DAYS, INPUT_SCHEMA, START, Counting, counting, day, read_days
+from tests.support.tiers import long_after
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -135,7 +136,7 @@ def test_a_gap_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     run_interval(spark, counting(), day(2), str(tmp_path), permissions=Permissions(allow_gap=True))
 
 
-@pytest.mark.parametrize("steps", [(2, 1, 3, 2), (1, 16, 1)])
+@pytest.mark.parametrize("steps", long_after(1, [((2, 1, 3, 2),), ((1, 16, 1),)], "seconds of Spark"))
 def test_parallelism_may_change_between_intervals(spark: SparkSession, tmp_path: Path, steps: tuple[int, ...]) -> None:
     """F68, F71: the digest after each step equals that of a run that was never rescaled."""
     DAYS[day(0).start] = [(f"user-{n}", "fig", n) for n in range(200)]

@@ -27,6 +27,7 @@ from cairn.spark.ddl import parse_ddl, parse_ddl_by_spark, parse_ddl_locally
 from cairn.testing import PipelineTester
 from state_backend.values.errors import UsageError
 from state_backend.values.records import Record
+from tests.support.tiers import long_after
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -198,7 +199,7 @@ def read(root: Path, record: Record, *, late: bool) -> list[dict[str, Any]]:
     return [row for file in files for row in pq.read_table(file).to_pylist()]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", long_after(6, CASES, "seconds of Spark"))
 def test_a_tested_interval_is_the_interval_that_spark_runs(spark: SparkSession, tmp_path: Path, name: str) -> None:
     case = CASES[name]
     schema, initial_schema = parse_ddl(spark, SCHEMA), "k double, n long"

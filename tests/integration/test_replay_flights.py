@@ -24,7 +24,7 @@ from state_backend.inspection.compare_runs import compare_runs
 from state_backend.values.retention import KeepLast
 from tests.support.changed_aircraft import WRONG
 from tests.support.flown import FLOWN
-from tests.support.tiers import at_tier
+from tests.support.tiers import at_tier, long_after
 
 # An aircraft is idle after five days without a flight. So its timer fires on the sixth day at the earliest.
 DAYS = at_tier(fast=7, ci=7, all=60)
@@ -68,7 +68,7 @@ def some_keys(flights: Path, seed: int) -> list[Any]:
     return [*random.Random(seed).sample(every, KEYS - 2), None, idle]
 
 
-@pytest.mark.parametrize("api", ["row", pytest.param("pandas", marks=pytest.mark.long("minutes")), "arrow"])
+@pytest.mark.parametrize("api", long_after(1, ["arrow", "row", "pandas"], "minutes"))
 def test_every_interval_of_random_aircraft(api: str, flights: Path, tmp_path: Path) -> None:
     pipeline = replace(FLOWN[api], retention=KeepLast(DAYS + 1))
     tester = run_days(pipeline, flights, tmp_path)

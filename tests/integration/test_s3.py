@@ -40,7 +40,7 @@ pytestmark = pytest.mark.s3
 
 FAULTS: tuple[FaultKind, ...] = at_tier(
     fast=("lost",),
-    ci=("503", "lost", "truncated"),
+    ci=("503", "lost"),
     all=tuple(k for k in get_args(FaultKind) if k not in ("401", "403", "429", "trickled")),
 )
 # A stalled request takes `read_s`: enough for a busy machine, less than the deadline of the patient.

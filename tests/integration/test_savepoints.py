@@ -33,6 +33,7 @@ from state_backend.values import errors
 from state_backend.values.records import Record, RunRef
 from state_backend.values.retention import KeepLast
 from tests.support.counting import COUNTING, DAYS, Counting, counting, day, read_days
+from tests.support.tiers import long_after
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -90,12 +91,16 @@ def uninterrupted(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.mark.parametrize(
     ("format", "changes"),
-    [
-        ("native", {"parallelism": 1}),
-        ("native", {"parallelism": 3, "name": "renamed"}),
-        ("canonical", {"parallelism": 1}),
-        ("canonical", {"parallelism": 3, "max_parallelism": 50, "name": "renamed"}),
-    ],
+    long_after(
+        2,
+        [
+            ("native", {"parallelism": 3, "name": "renamed"}),
+            ("canonical", {"parallelism": 3, "max_parallelism": 50, "name": "renamed"}),
+            ("native", {"parallelism": 1}),
+            ("canonical", {"parallelism": 1}),
+        ],
+        "seconds of Spark",
+    ),
 )
 def test_a_pipeline_goes_on_from_its_savepoint_elsewhere(
     spark: SparkSession, tmp_path: Path, uninterrupted: Any, format: Any, changes: dict[str, Any]
@@ -119,7 +124,7 @@ def test_a_pipeline_goes_on_from_its_savepoint_elsewhere(
     assert (head.parallelism, head.max_parallelism) == (pipeline.parallelism, pipeline.max_parallelism)
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", long_after(1, ["native", "canonical"], "seconds of Spark"))
 def test_restored_and_restored_again_without_a_write(
     spark: SparkSession, tmp_path: Path, uninterrupted: Any, format: Any
 ) -> None:
@@ -151,6 +156,7 @@ def test_going_back_in_the_same_pipeline(spark: SparkSession, tmp_path: Path, un
     run_interval(spark, counting(), day(LAST + 1), str(root))
 
 
+@pytest.mark.long("seconds of Spark")
 def test_a_rewind_and_a_fork_go_on_from_segments(spark: SparkSession, tmp_path: Path, uninterrupted: Any) -> None:
     """Days with wrong input, taken back without Spark and run again; the same checkpoint under another name and parallelism, when
     the origin is deleted."""
@@ -177,7 +183,7 @@ def test_a_rewind_and_a_fork_go_on_from_segments(spark: SparkSession, tmp_path: 
     assert found == {n: uninterrupted[n] for n in found}
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", long_after(1, ["native", "canonical"], "seconds of Spark"))
 def test_a_claimed_savepoint_is_its_new_owners(
     spark: SparkSession, tmp_path: Path, uninterrupted: Any, format: Any
 ) -> None:
@@ -280,7 +286,7 @@ def test_canonical_files_are_tables_for_everybody(spark: SparkSession, tmp_path:
     )
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", long_after(1, ["canonical", "native"], "seconds of Spark"))
 def test_a_savepoint_is_a_checkpoint_to_whoever_reads_state(spark: SparkSession, tmp_path: Path, format: Any) -> None:
     """F96, S38: values, map entries, list elements and timers, while the pipeline's own root is away."""
     saved(spark, tmp_path / "root", tmp_path / "savepoint", format)
@@ -340,6 +346,7 @@ class ByUsers(Counting):
         self._items.updateValue((initialState.item,), (1,))
 
 
+@pytest.mark.long("seconds of Spark")
 def test_a_key_column_may_become_not_null_and_get_a_comment(spark: SparkSession, tmp_path: Path) -> None:
     """The key is an array. Days come from sources that say otherwise of its nulls, and so does the initial state. Every day goes on, the
     first day run again is the same result, and what is recorded allows the nulls that the state has."""
@@ -464,6 +471,7 @@ def test_the_command_line_takes_and_restores(spark: SparkSession, tmp_path: Path
     assert run_interval(spark, counting(), day(3), str(root)).content.base_id == 4
 
 
+@pytest.mark.long("seconds of Spark")
 def test_the_chosen_retention_goes_with_the_records(spark: SparkSession, tmp_path: Path) -> None:
     """Intervals bring it; a consolidation and a commit that knows only the attempt go by the newest record; a pipeline that is
     restored from a savepoint has its own."""

@@ -41,6 +41,7 @@ from state_backend.checkpoint.savepoints import read_savepoint
 from state_backend.values import errors
 from state_backend.values.records import Record, RunRef
 from tests.support.counting import DAYS, START, counting, day, read_days
+from tests.support.tiers import long_after
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -451,6 +452,7 @@ def as_told(spark: SparkSession, check: Check) -> tuple[Any, ...]:
     return check.table, check.what, observed, failing.number, failing.keys, stored
 
 
+@pytest.mark.long("seconds of Spark")
 def test_a_session_evaluates_what_the_tester_can_not(spark: SparkSession) -> None:
     import great_expectations.expectations as gxe
 
@@ -610,7 +612,7 @@ def flip_in(folder: Path, handle_path: str) -> Callable[[], None]:
     return lambda: file.write_bytes(whole) and None
 
 
-@pytest.mark.parametrize("small", [True, False])
+@pytest.mark.parametrize("small", long_after(1, [True, False], "seconds of Spark"))
 def test_modes_on_checkpoints_and_savepoints(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, small: bool
 ) -> None:

@@ -36,7 +36,7 @@ from tests.property.test_codecs import all_types, key_types, struct, structs, va
 from tests.support.tiers import at_tier
 
 laws = settings(
-    deadline=None, max_examples=at_tier(fast=10, ci=30, all=60), suppress_health_check=[HealthCheck.too_slow]
+    deadline=None, max_examples=at_tier(fast=8, ci=15, all=60), suppress_health_check=[HealthCheck.too_slow]
 )
 
 

@@ -42,7 +42,7 @@ from tests.property.test_codecs import (
 from tests.support.tiers import at_tier
 
 laws = settings(
-    deadline=None, max_examples=at_tier(fast=25, ci=50, all=100), suppress_health_check=[HealthCheck.too_slow]
+    deadline=None, max_examples=at_tier(fast=10, ci=25, all=100), suppress_health_check=[HealthCheck.too_slow]
 )
 
 

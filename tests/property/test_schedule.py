@@ -74,7 +74,9 @@ def scheduled_by_airflow(
     return None if info is None else Interval(info.data_interval.start, info.data_interval.end)
 
 
-@pytest.mark.parametrize("zone", ZONES)
+@pytest.mark.parametrize(
+    "zone", at_tier(fast=("Australia/Lord_Howe",), ci=("Europe/Berlin", "Australia/Lord_Howe"), all=ZONES)
+)
 @pytest.mark.parametrize("expression", EXPRESSIONS)
 def test_intervals_follow_each_other_as_in_airflow(expression: str, zone: str) -> None:
     schedule = Cron(expression, zone)

@@ -28,6 +28,7 @@ from state_backend.shard.manifest import needed_manifest
 from state_backend.shard.restore import restore_shard
 from state_backend.state import shard_state
 from state_backend.state.check_shard import verify_shard
+from tests.support.tiers import at_tier
 
 START = datetime(1970, 1, 2, tzinfo=UTC)
 HOUR_MS = 3_600_000
@@ -259,7 +260,9 @@ def intervals(draw: Any) -> tuple[str, list[tuple[Any, ...]], bool, int]:
 
 
 # Without shrinking, which takes minutes: an example is a few intervals of rows that can be read as they are.
-@settings(max_examples=12, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(
+    max_examples=at_tier(fast=3, ci=5, all=12), deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate)
+)
 @given(
     steps=st.lists(intervals(), min_size=2, max_size=5),
     mode=st.sampled_from(["processing", "event"]),

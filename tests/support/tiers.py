@@ -14,10 +14,10 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -43,6 +43,21 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 def at_tier(*, fast: T, ci: T, all: T) -> T:
     """Return the value of the tier that runs."""
     return {"fast": fast, "ci": ci, "all": all}[TIER]
+
+
+def long_after(first: int, cases: Iterable[Any], reason: str) -> list[Any]:
+    """Return the cases of a test for `parametrize`. All but the first ones are marked `long`."""
+    marked = [_as_parameters(case) for case in cases]
+    more = [
+        pytest.param(*case.values, id=case.id, marks=[*case.marks, pytest.mark.long(reason)]) for case in marked[first:]
+    ]
+    return [*marked[:first], *more]
+
+
+def _as_parameters(case: Any) -> Any:
+    if isinstance(case, type(pytest.param())):
+        return case
+    return pytest.param(*case) if isinstance(case, tuple) else pytest.param(case)
 
 
 def choose_tests(config: pytest.Config, items: list[pytest.Item]) -> None:

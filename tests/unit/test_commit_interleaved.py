@@ -39,23 +39,24 @@ from tests.support.log_in_memory import log_in_memory
 BY_NAME = {s.name: s for s in SCENARIOS}
 
 
-# Each takes eight seconds or more.
+# Each takes three seconds or more.
 SLOWEST = {
     "a re-run that a sweep takes for dead, and the next day",
     "a key is forgotten with all older checkpoints, beside an attempt and a clean-up",
     "two attempts and a sweeper that takes them for dead",
     "an interval that replaced two days, and the day after",
-}
-# Each takes one to eight seconds.
-SLOW = {
-    "two forgets of one state, and who holds its files",
-    "two attempts, a third committer, tight retention",
     "a re-run whose output is published, and an interval that replaces two days",
     "an attempt, a re-run of an earlier interval, and a reproduction that moves the base",
     "skewed clocks: a lease, an attempt that ends what it is on, and a sweep an hour ahead",
-    "a key is forgotten while the day before it is prepared anew, and the next one begins",
     "stale listings: an attempt, a re-run of the first day, and who reads their output",
     "every write a step: an attempt, and a re-run of the first day",
+    "a release, and an attempt that started without the checkpoint, and a second release",
+}
+# Each takes one to three seconds.
+SLOW = {
+    "two forgets of one state, and who holds its files",
+    "two attempts, a third committer, tight retention",
+    "a key is forgotten while the day before it is prepared anew, and the next one begins",
     "two attempts, one lost answer",
 }
 
@@ -76,7 +77,7 @@ def test_all_interleavings(scenario: Scenario) -> None:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS[:2], ids=lambda s: s.name)
-@pytest.mark.long("seconds", runs_in="ci")
+@pytest.mark.long("seconds: every order of every two calls")
 def test_the_reduction_leaves_nothing_out(scenario: Scenario) -> None:
     """Every order of every two calls against one order of those that commute: the same contents and the same ends."""
     seen: list[set[frozenset[Any]]] = [set(), set()]

@@ -27,6 +27,7 @@ from state_backend.values.key_groups import KeyGroupRange
 from tests.support.session_history import HOUR_MS, session_history
 from tests.support.shards import STATES
 from tests.support.state_history import History
+from tests.support.tiers import long_after
 
 MIB = 1024 * 1024
 OPTIONS = EngineOptions(most_sorted_runs=4, most_obsolete_percent=80, consolidation_bytes=GIB)
@@ -227,7 +228,7 @@ def test_a_history_stays_flat(tmp_path: Path) -> None:
     check_state(history)
 
 
-@pytest.mark.parametrize("changelog", [None, ChangelogOptions()])
+@pytest.mark.parametrize("changelog", long_after(1, [None, ChangelogOptions()], "seconds"))
 @pytest.mark.long("seconds", runs_in="ci")
 def test_what_sessions_leave_behind_stays_bounded(tmp_path: Path, changelog: ChangelogOptions | None) -> None:
     """Lists, maps, timers and expiry: what is written is deleted some hours later, and at night state shrinks to a tenth. A

@@ -7,16 +7,20 @@ from pathlib import Path
 import pytest
 
 from tests.support.crash_matrix import OPERATIONS, Fault, InMemory, OnDisk, Operation, crash_matrix
-from tests.support.tiers import ALL
+from tests.support.tiers import ALL, long_after
 
 WHOLE = ("sweep", "native savepoint", "claim")
+# These take longer than the others, or repeat the calls of another operation.
+LONGEST = ("forget", "drop of a quarantined day", "sweep of lost files")
 BRIEF = ("interval", "canonical savepoint", "claim")
 
 
 @pytest.mark.parametrize(
     "operation",
     [
-        o if o.name == "interval" else pytest.param(o, marks=pytest.mark.long("seconds", runs_in="ci"))
+        o
+        if o.name == "interval"
+        else pytest.param(o, marks=pytest.mark.long("seconds", runs_in="all" if o.name in LONGEST else "ci"))
         for o in OPERATIONS
     ],
     ids=lambda o: o.name,
@@ -30,7 +34,10 @@ def test_a_crash_at_any_call_leaves_the_old_state_or_the_new_one(operation: Oper
     assert totals.new > 0
 
 
-@pytest.mark.parametrize("operation", [o for o in OPERATIONS if o.name in ("interval", "sweep")], ids=lambda o: o.name)
+@pytest.mark.parametrize(
+    "operation",
+    long_after(1, [pytest.param(o, id=o.name) for o in OPERATIONS if o.name in ("interval", "sweep")], "seconds"),
+)
 @pytest.mark.long("seconds", runs_in="ci")
 def test_a_crash_at_any_write_to_a_disk(operation: Operation, tmp_path: Path) -> None:
     """F12, F53, S5: the same on a disk; all operations and calls are in the whole matrix."""
@@ -47,7 +54,7 @@ def test_a_write_that_fails_is_undone_or_settled(operation: Operation, fault: Fa
     assert totals.faults == totals.old + totals.new > 0
 
 
-@pytest.mark.long("seconds", runs_in="ci")
+@pytest.mark.long("ten seconds")
 def test_a_storage_out_of_reach_at_any_call_of_a_re_run_is_reported_as_such(tmp_path: Path) -> None:
     """F18, S5: the commit of a re-run reads the log of other intervals. A read that failed there must not end the attempt."""
     (operation,) = (o for o in OPERATIONS if o.name == "re-run")

@@ -89,7 +89,7 @@ def test_the_whole_year_lands_and_each_row_once(year: Path) -> None:
     assert sorted(numbers) == list(range(1, 336_777))
 
 
-@pytest.mark.long("seconds", runs_in="ci")
+@pytest.mark.long("seconds: reads the whole archive")
 def test_counts_are_those_of_the_archive(year: Path) -> None:
     lines = archive_lines()
     assert sum(line["tailnum"] == "NA" for line in lines) == 2_512

@@ -35,6 +35,7 @@ from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import Folder, day, files_in, run, sst, start_ms
 from tests.support.faulty_storage import FaultyStorage, StopHere, lost_answer_at, stop_at
 from tests.support.savepoints import SmallPipeline, findings
+from tests.support.tiers import long_after
 
 When = Literal["before", "after"]
 STALE, QUARANTINED = Permissions(allow_stale_base=True), Permissions(allow_quarantined=True)
@@ -413,8 +414,10 @@ def test_a_fork_of_a_damaged_checkpoint_names_the_file(damage: str, inline: bool
     assert not list(into.list(""))
 
 
-@pytest.mark.parametrize("inline", [True, False], ids=["inline", "manifest files"])
-@pytest.mark.parametrize("when", ["before", pytest.param("after", marks=pytest.mark.long("seconds", runs_in="ci"))])
+@pytest.mark.parametrize(
+    "inline", long_after(1, [pytest.param(True, id="inline"), pytest.param(False, id="manifest files")], "seconds")
+)
+@pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.long("seconds", runs_in="ci")
 def test_a_fork_that_dies_at_any_call_leaves_only_what_a_sweep_finds(when: When, inline: bool) -> None:
     """The same call completes it; without that a sweep leaves nothing, and the attempt can't come back."""

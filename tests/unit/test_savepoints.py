@@ -58,6 +58,7 @@ from tests.support.savepoints import (
     take,
 )
 from tests.support.shards import KEY_SCHEMA, KEYS, STATES, struct
+from tests.support.tiers import long_after
 
 FORMATS: tuple[Format, ...] = ("native", "canonical")
 
@@ -430,8 +431,12 @@ PIPELINE = Pipeline(
 )
 
 
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("dies", ["source", "root"])
+@pytest.mark.parametrize(
+    ("dies", "format"),
+    long_after(
+        2, [("source", "canonical"), ("root", "native"), ("source", "native"), ("root", "canonical")], "seconds"
+    ),
+)
 @pytest.mark.long("seconds", runs_in="ci")
 def test_a_claim_that_dies_at_any_call_loses_nothing(tmp_path: Path, format: Format, dies: str) -> None:
     """At each call to either storage, before and after it takes effect: the state is whole in the savepoint or in the

@@ -146,7 +146,7 @@ def test_a_dry_run_plans_and_touches_nothing() -> None:
     "inline",
     [
         pytest.param(True, id="inline"),
-        pytest.param(False, id="manifest files", marks=pytest.mark.long("seconds", runs_in="ci")),
+        pytest.param(False, id="manifest files", marks=pytest.mark.long("seconds")),
     ],
 )
 @pytest.mark.parametrize("when", ["before", pytest.param("after", marks=pytest.mark.long("seconds", runs_in="ci"))])

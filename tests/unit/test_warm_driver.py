@@ -272,6 +272,7 @@ def test_a_driver_whose_children_hold_the_pipe_ends(fake: Callable[[str], Path])
     assert time.monotonic() - start_s < 10
 
 
+@pytest.mark.long("ten seconds of processes")
 def test_two_at_once_and_a_host_that_is_killed(fake: Callable[[str], Path]) -> None:
     """Its drivers end with it, their tasks see killed drivers, and the next driver is started cold, and a host for those behind it."""
     folder = fake("hang")

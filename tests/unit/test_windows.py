@@ -17,7 +17,7 @@ from cairn.errors import ProcessorError, UsageError
 from cairn.processors import Funnel, SessionWindow, SlidingWindow, TumblingWindow
 from cairn.spark.ddl import parse_ddl_locally
 from cairn.testing import PipelineTester
-from tests.support.tiers import at_tier
+from tests.support.tiers import at_tier, long_after
 from tests.unit.test_ready_made import DAY, HOUR, TIMED, at, declared, ready, seqs
 
 MINUTE = timedelta(minutes=1)
@@ -352,17 +352,21 @@ def test_late_rows_are_kept_aside() -> None:
 @pytest.mark.long("30 intervals for each processor, 60 in make test-all", runs_in="ci")
 @pytest.mark.parametrize(
     ("base", "settings"),
-    [
-        (TumblingWindow, {"size": HOUR}),
-        (TumblingWindow, {"size": HOUR, "allowed_lateness": HOUR}),
-        (SlidingWindow, {"size": HOUR, "slide": 20 * MINUTE}),
-        (SlidingWindow, {"size": HOUR, "slide": 20 * MINUTE, "early": True}),
-        (SlidingWindow, {"size": HOUR, "slide": 20 * MINUTE, "allowed_lateness": HOUR}),
-        (SessionWindow, {"gap": 10 * MINUTE}),
-        (SessionWindow, {"gap": 10 * MINUTE, "early": True}),
-        (SessionWindow, {"gap": 10 * MINUTE, "allowed_lateness": HOUR}),
-        (Funnel, {"step": "celsius", "steps": (1.0, 2.0, 3.0), "within": HOUR}),
-    ],
+    long_after(
+        4,
+        [
+            (TumblingWindow, {"size": HOUR, "allowed_lateness": HOUR}),
+            (SlidingWindow, {"size": HOUR, "slide": 20 * MINUTE, "early": True}),
+            (SessionWindow, {"gap": 10 * MINUTE}),
+            (Funnel, {"step": "celsius", "steps": (1.0, 2.0, 3.0), "within": HOUR}),
+            (TumblingWindow, {"size": HOUR}),
+            (SlidingWindow, {"size": HOUR, "slide": 20 * MINUTE}),
+            (SlidingWindow, {"size": HOUR, "slide": 20 * MINUTE, "allowed_lateness": HOUR}),
+            (SessionWindow, {"gap": 10 * MINUTE, "early": True}),
+            (SessionWindow, {"gap": 10 * MINUTE, "allowed_lateness": HOUR}),
+        ],
+        "seconds",
+    ),
 )
 def test_state_is_flat_over_many_intervals(base: type, settings: dict[str, Any]) -> None:
     aggregates = {} if base is Funnel else {"n": Count(), "last": Last("celsius")}
