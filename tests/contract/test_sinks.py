@@ -330,6 +330,7 @@ def current(tester: PipelineTester) -> list[Publication]:
     return [published_output("clicks", root, interval, n, files) for interval, (n, files) in outputs.items()]
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_check_names_planted_differences_and_rebuild_repairs_them(
     kind: str,
     sink: TableSink,

@@ -6,6 +6,7 @@ from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -165,6 +166,7 @@ value_rows = st.fixed_dictionaries(
 
 @laws
 @given(st.lists(value_rows, max_size=40), st.lists(st.integers(0, 40), max_size=6), st.integers(0, 40))
+@pytest.mark.long("half a second", runs_in="ci")
 def test_neither_batches_nor_intervals_change_a_bit(rows, cuts, later):
     """Rows of a key in one interval, in batches, or in two intervals: its state, and its last output, are the same."""
 

@@ -117,6 +117,7 @@ ZEROS = (
     chunk_rows=st.integers(1, 50),
 )
 @example(case=ZEROS, random_=Random(7), most_bytes=1 << 20, chunk_rows=3)
+@pytest.mark.long("half a second", runs_in="ci")
 def test_equal_the_plain_sort_however_rows_come(tmp_path_factory, case, random_, most_bytes, chunk_rows):
     schema, rows, initial, key, order_by = case
     zone = zone_of("UTC")
@@ -160,6 +161,7 @@ def test_equal_the_plain_sort_however_rows_come(tmp_path_factory, case, random_,
 
 
 @pytest.mark.parametrize("disjoint", [False, True])
+@pytest.mark.long("half a second", runs_in="ci")
 def test_runs_are_merged_and_cut_into_the_batches_that_memory_would_give(tmp_path, disjoint):
     """Runs of all sizes, also such that one comes wholly before the other. Of large rows a batch has fewer."""
     numbers = np.arange(50_000) // 3

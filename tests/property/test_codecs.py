@@ -133,6 +133,7 @@ def test_rows_round_trip(drawn, version):
 
 @laws
 @given(rows(all_types), st.data())
+@pytest.mark.long("half a second", runs_in="ci")
 def test_damaged_rows_never_pass_for_others(drawn, data):
     """Whatever the bytes: a row of the schema, or CorruptFile, or, of a higher format, UnsupportedFormat, and nothing else."""
     schema, row = drawn
@@ -159,6 +160,7 @@ def test_noise_is_no_row(drawn, noise):
 
 @laws
 @given(key_rows(2))
+@pytest.mark.long("half a second", runs_in="ci")
 def test_keys_sort_as_in_spark(drawn):
     schema, a, b = drawn
     codec = KeyCodec(schema)
@@ -173,6 +175,7 @@ def test_keys_sort_as_in_spark(drawn):
 
 @laws
 @given(key_rows(2), st.binary(max_size=3))
+@pytest.mark.long("half a second", runs_in="ci")
 def test_keys_round_trip_one_behind_the_other(drawn, before):
     schema, a, b = drawn
     codec = KeyCodec(schema)
@@ -189,6 +192,7 @@ def test_keys_round_trip_one_behind_the_other(drawn, before):
 
 @laws
 @given(key_rows(), st.data())
+@pytest.mark.long("half a second", runs_in="ci")
 def test_damaged_keys_are_refused_or_other_keys(drawn, data):
     schema, key = drawn
     codec = KeyCodec(schema)

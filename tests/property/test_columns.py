@@ -169,6 +169,7 @@ def test_keys_have_the_bytes_of_the_codec(drawn, data):
 
 @laws
 @given(tables(key_types).filter(lambda drawn: drawn[0].fields), st.data())
+@pytest.mark.long("half a second", runs_in="ci")
 def test_keys_are_read_back_with_what_follows_them(drawn, data):
     schema, rows = drawn
     codec, twin = KeyCodec(schema), KeyColumns(schema)
@@ -187,6 +188,7 @@ def test_keys_are_read_back_with_what_follows_them(drawn, data):
 
 @laws
 @given(tables(key_types).filter(lambda drawn: drawn[0].fields and drawn[1]), st.data())
+@pytest.mark.long("half a second", runs_in="ci")
 def test_damaged_keys_are_refused_as_by_the_codec(drawn, data):
     schema, rows = drawn
     codec, twin = KeyCodec(schema), KeyColumns(schema)
@@ -207,6 +209,7 @@ def test_damaged_keys_are_refused_as_by_the_codec(drawn, data):
 
 @laws
 @given(tables(key_types).filter(lambda drawn: drawn[0].fields), st.integers(1, 32_768), st.data())
+@pytest.mark.long("half a second", runs_in="ci")
 def test_keys_have_the_key_groups_of_the_hasher(drawn, max_parallelism, data):
     schema, rows = drawn
     arrays = [pa.array([row[i] for row in rows], arrow_type(f.type)) for i, f in enumerate(schema.fields)]
@@ -375,6 +378,7 @@ def test_rows_that_are_absent_have_only_nulls(drawn, data):
 
 @laws
 @given(tables(all_types | atomic).filter(lambda drawn: drawn[1]), st.data())
+@pytest.mark.long("half a second", runs_in="ci")
 def test_damaged_rows_are_refused_as_by_the_codec(drawn, data):
     schema, rows = drawn
     codec, twin = RowCodec("x", schema, 1), RowColumns("x", schema, 1)

@@ -1115,7 +1115,7 @@ def explore(examples: int) -> None:
 def test_histories_of_pipelines_are_what_the_model_says() -> None:
     """F25, F38, F49, F53, F54, F56, S2, S3: begin, prepare, commit, crashes, zombies, re-runs, rewinds, forks, savepoints, retention,
     sweeps, quarantine and lost answers in any order."""
-    explore(EXAMPLES or at_tier(fast=4, ci=8, all=100))
+    explore(EXAMPLES or at_tier(fast=2, ci=8, all=100))
     print(dict(sorted(SEEN.items())))
     assert SEEN["committed"]
     if not ALL:

@@ -216,6 +216,7 @@ def declared(of: Struct) -> StateDescriptor:
 
 @laws
 @given(st.data())
+@pytest.mark.long("half a second", runs_in="ci")
 def test_rows_of_every_version_read_as_the_model_says(data: st.DataObject) -> None:
     numbers = count()
     schema = data.draw(structs(numbers))
@@ -239,6 +240,7 @@ def test_rows_of_every_version_read_as_the_model_says(data: st.DataObject) -> No
 
 @laws
 @given(st.data())
+@pytest.mark.long("half a second", runs_in="ci")
 def test_columns_of_mixed_versions_read_as_their_rows_do(data: st.DataObject) -> None:
     """In any order, from the middle of an array, and with elements that are not there."""
     numbers = count()
@@ -278,6 +280,7 @@ def test_a_step_is_a_version_exactly_if_it_changes_something(data: st.DataObject
 
 @laws
 @given(st.data())
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_widened_or_loosened_schema_can_not_be_taken_back(data: st.DataObject) -> None:
     """Where fields neither come nor go, only one direction of a change is ever allowed."""
     numbers = count()

@@ -274,6 +274,7 @@ def shard(tmp_path_factory: pytest.TempPathFactory) -> tuple[MemoryStorage, Any]
 
 @hostile
 @given(data=st.data())
+@pytest.mark.long("half a second", runs_in="ci")
 def test_changed_files_of_a_store_are_refused_or_opened(shard: Any, data: st.DataObject) -> None:
     """Inline files have no checksum but the record's, which a hostile writer makes right: RocksDB sees the bytes."""
     storage, manifest = shard
@@ -447,6 +448,7 @@ def test_any_json_is_a_schema_or_none(value: Any) -> None:
         parse_struct(value)
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_schema_of_a_thousand_floors_is_none() -> None:
     value: Any = "long"
     for _ in range(5_000):

@@ -345,4 +345,4 @@ class StateMachine(RuleBasedStateMachine):
 
 
 TestShardState = StateMachine.TestCase
-TestShardState.settings = settings(max_examples=at_tier(fast=3, ci=5, all=40), stateful_step_count=25, deadline=None)
+TestShardState.settings = settings(max_examples=at_tier(fast=2, ci=5, all=40), stateful_step_count=25, deadline=None)

@@ -290,6 +290,7 @@ def test_back_and_forth_between_the_modes(chain: Chain) -> None:
         assert values(chain, "last", f"k{n % 4}") == [n, n]
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_segments_become_files_when_there_are_three(tmp_path: Path) -> None:
     """F84, S20: with at most three segments every fourth checkpoint of a changelog writes files, exactly; so do those whose first
     try to write them failed, and a segment that could not be written is tried again as one."""

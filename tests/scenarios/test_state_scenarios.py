@@ -41,6 +41,7 @@ def write(state: ShardState, owned: KeyGroupRange) -> None:
 
 
 @pytest.mark.parametrize("mode", ["incremental", "full", "changelog", "savepoint"])
+@pytest.mark.long("half a second", runs_in="ci")
 def test_expiry_outlives_restore_and_rescaling(tmp_path: Path, mode: Mode) -> None:
     """F88, F89, S37: written at 0, again at 50, for 100 each: at 149 all values are there and the older elements are gone; at
     150, the very end, nothing is, and what is deleted leaves no index and no digest."""
@@ -135,6 +136,7 @@ def test_timers_fire_once_in_order_after_rescaling(tmp_path: Path) -> None:
     assert (len(fired), chain.entries, chain.digest) == (3 * len(NAMES) - 1, 0, 0)
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_iterating_while_it_changes_is_safe(tmp_path: Path) -> None:
     """F23: each of 10,000 map entries and list elements is seen once, though the loop removes what it sees, adds others behind
     and appends; a snapshot afterwards has what is left."""

@@ -28,6 +28,7 @@ def left_in(temp: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("format", ["native", "canonical"])
+@pytest.mark.long("half a second", runs_in="ci")
 def test_nothing_is_left_of_a_task_that_ended(tmp_path: Path, temp: Path, format: Format) -> None:
     """F15: a savepoint is taken and restored; of stores, images and downloads nothing stays in the temporary folder."""
     SmallPipeline(tmp_path / "origin").take(tmp_path / "savepoint", format)

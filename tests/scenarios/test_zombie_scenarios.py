@@ -79,6 +79,7 @@ def values(storage: Storage, work: Path) -> list[Values]:
     ("ending", "mode"),
     [(".manifest", "incremental"), (".log", "changelog"), (".sst", "incremental"), ("prepared.json", "changelog")],
 )
+@pytest.mark.long("half a second", runs_in="ci")
 def test_what_a_zombie_writes_after_the_retry_was_committed_is_nobodys(tmp_path: Path, ending: str, mode: str) -> None:
     """S8, S9, S11: the late file has a name of its own, whatever it is; the state, the next intervals and the readers are the
     retry's, and the sweeper takes it. When the zombie gets as far as committing, it is refused."""
@@ -113,6 +114,7 @@ def test_what_was_not_committed_is_not_there(tmp_path: Path) -> None:
     assert values(storage, tmp_path) == [{"a": 1}, {"a": 1, "b": 2}]
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_back_to_an_older_version_and_on_along_another_branch(tmp_path: Path) -> None:
     """S2, S15: day 2 is run again with other input. Days that were made on the old branch are not gone on with; all versions can be
     read as they were; the new branch holds nothing of the old one."""
@@ -173,6 +175,7 @@ def test_an_attempt_that_was_fenced_and_swept_is_lost_for_good(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("format", ["native", "canonical"])
+@pytest.mark.long("half a second", runs_in="ci")
 def test_savepoints_are_not_subsumed(tmp_path: Path, format: Format) -> None:
     """F56: commits with tight retention and a sweep of the pipeline take its files, and none of the savepoint's."""
     origin = SmallPipeline(tmp_path)

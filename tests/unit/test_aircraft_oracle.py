@@ -139,6 +139,7 @@ def assert_same(found: Expected, wanted: Expected) -> None:
 
 
 @pytest.mark.parametrize("days", [14, pytest.param(100, marks=pytest.mark.long("twenty seconds"))])
+@pytest.mark.long("seconds", runs_in="ci")
 def test_processor_matches_oracle_on_real_flights(tmp_path: Path, days: int) -> None:
     land(tmp_path, first=DAY, last=DAY + timedelta(days=days - 1))
     found, handle = run(landed_rows(tmp_path, days))
@@ -148,6 +149,7 @@ def test_processor_matches_oracle_on_real_flights(tmp_path: Path, days: int) -> 
     }
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_every_flight_comes_out_exactly_once() -> None:
     source, rows = archive(), expected(DAY, 31).rows
     numbers = [row["row_number"] for of_day in rows.values() for row in of_day if row["kind"] == "flight"]

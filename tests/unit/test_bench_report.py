@@ -199,6 +199,7 @@ def test_reports_of_different_sections_make_one() -> None:
         together([row, {**rss, "scale": "small"}])
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_the_pages_get_tables_samples_and_plot(tmp_path: Path) -> None:
     page = "before\n<!-- results: begin -->\nold\n<!-- results: end -->\nafter\n"
     (tmp_path / "REPORT.md").write_text(page)

@@ -68,6 +68,7 @@ def answer(root: Path, *arguments: str) -> Any:
     return json.loads(result.stdout)
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_savepoint_takes_the_pipeline_s_name_as_every_command_does(root: Path) -> None:
     """It is the code's own name; another one is refused before anything is read."""
     code = ["--code", "pipelines.aircraft:AIRCRAFT", "--to", str(root / "sp"), "--dry-run"]
@@ -112,6 +113,7 @@ def test_status_names_what_is_wrong_and_its_command_repairs_it(root: Path) -> No
     assert cairn(root, "status").exit_code == 0
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_person_refuses_a_checkpoint_and_accepts_it_again(root: Path) -> None:
     """A person quarantines a checkpoint, releases it, and does both again. `verify` finds no fault with the mark of a released one."""
     would = cairn(root, "quarantine", "7", "--dry-run")
@@ -140,6 +142,7 @@ def test_a_person_refuses_a_checkpoint_and_accepts_it_again(root: Path) -> None:
     assert both.exit_code == 2 and "--release and --drop contradict each other; give one of them" in both.stderr
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_checkpoint_that_later_ones_were_computed_without_is_not_released(root: Path) -> None:
     """Day 4 starts from checkpoint 3 again while 7 is quarantined. A release would leave its result on replaced state, unnoticed."""
     assert cairn(root, "quarantine", "7").exit_code == 0
@@ -249,6 +252,7 @@ def test_diff_counts_what_is_shared_and_which_key_groups_changed(root: Path) -> 
 # --- sweep ----------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_sweep_says_what_it_did_and_a_dry_run_does_nothing(root: Path) -> None:
     before = {p for p in root.rglob("*") if p.is_file()}
     planned = answer(root, "sweep", "--min-age", "0s", "--dry-run")
@@ -417,6 +421,7 @@ def check_found(root: Path, path: str, *arguments: str) -> Any:
     "damage", at_tier(fast=[flip], ci=[flip, truncate, empty, remove], all=[flip, truncate, empty, remove])
 )
 @pytest.mark.parametrize("kind", STATE)
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_damaged_file_of_a_checkpoint_is_named(root: Path, kind: str, damage: Callable[[Path], None]) -> None:
     """The checkpoints that need it are refused, and only those; the newest sound one is offered."""
     damage(root / PIPELINE / STATE[kind])
@@ -430,6 +435,7 @@ def test_a_damaged_file_of_a_checkpoint_is_named(root: Path, kind: str, damage: 
 
 
 @pytest.mark.parametrize("damage", [flip, truncate, empty, remove])
+@pytest.mark.long("half a second", runs_in="ci")
 def test_damaged_output_that_outlived_its_checkpoint_is_named(root: Path, damage: Callable[[Path], None]) -> None:
     damage(root / PIPELINE / OUTPUT_OF_A_DROPPED)
     found = check_found(root, OUTPUT_OF_A_DROPPED)
@@ -472,6 +478,7 @@ def test_two_files_that_changed_places_are_named(root: Path, one: str, other: st
     check_found(root, other)
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_every_damaged_file_of_a_shard_is_named(root: Path) -> None:
     damaged = [paths.shared(f"a{n}", 1, 1, 0, "sst") for n in (3, 4)]
     for path in damaged:
@@ -481,6 +488,7 @@ def test_every_damaged_file_of_a_shard_is_named(root: Path) -> None:
     assert [sum(path in f for path in damaged) for f in by_id[4]] == [1, 1]
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_state_that_is_whole_but_not_the_recorded_one_is_found_by_a_deep_look_only(root: Path) -> None:
     """Every checksum fits, and so do the sums; but the entries of a key group are not those that its manifest counted."""
     pipeline = RealPipeline(root)
@@ -545,6 +553,7 @@ def test_what_restore_refuses(root: Path, arguments: list[str], code: int, says:
     assert RealPipeline(root).coordinator.log().head_id == 7
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_fork_is_a_pipeline_of_its_own(root: Path, tmp_path: Path) -> None:
     """The forked pipeline is deleted: the fork is whole, and says so."""
     other = tmp_path / "other"

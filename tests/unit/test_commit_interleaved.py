@@ -52,8 +52,21 @@ SLOWEST = {
     "every write a step: an attempt, and a re-run of the first day",
     "a release, and an attempt that started without the checkpoint, and a second release",
 }
-# Each takes one to three seconds.
+# Each takes half a second to three seconds.
 SLOW = {
+    "two that remember, of different days",
+    "every write a step: an attempt and a sweeper that takes it for dead",
+    "a sweeper finds a day lost whose record is there, and an attempt",
+    "an attempt whose answer is lost, its retry, a quarantine",
+    "a release, and an attempt that started without the checkpoint, and the next begin",
+    "a zombie and its retry, manifests in files, and a re-run of the base that drops it",
+    "an attempt, a re-run that widens the output otherwise, and a rewind",
+    "a commit and a clean-up, any one answer lost",
+    "a release, and an attempt that started without the checkpoint, one answer lost",
+    "stale listings: a quarantine, and then a begin",
+    "a sweeper finds two days lost whose records are shrunk, and the next day",
+    "stale listings: two attempts at one interval, and the next day",
+    "skewed clocks: a lease an hour behind, and an attempt an hour ahead that ends what it is on",
     "two forgets of one state, and who holds its files",
     "two attempts, a third committer, tight retention",
     "a key is forgotten while the day before it is prepared anew, and the next one begins",

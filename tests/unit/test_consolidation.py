@@ -321,6 +321,7 @@ def test_layouts_change_in_a_history(tmp_path: Path) -> None:
         check_state(history)
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_expired_entries_leave_the_files(tmp_path: Path) -> None:
     """Every interval writes keys of its own that expire after the next; the files hold some intervals, never all."""
     rng = random.Random(5)

@@ -973,6 +973,7 @@ class Meanwhile(FaultyStorage):
         return super()._call(name, path, action)
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_commit_between_two_calls_of_a_release_is_seen() -> None:
     """The attempt tries to commit right before one of the storage calls that the release makes. If it succeeds, the checkpoint stays
     quarantined."""

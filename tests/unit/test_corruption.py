@@ -337,6 +337,7 @@ def test_going_back_to_the_one_that_is_offered_mends_it(root: Path) -> None:
     assert made.prepare(6, "next", values_of(6)).content.digest == whole
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_manifest_that_is_damaged_stops_deleting_until_its_checkpoint_is_dropped(root: Path) -> None:
     """In doubt nothing is deleted; intervals go on being committed, and when retention drops that checkpoint all is cleaned up. A
     clean-up reads the manifests of those whose base was dropped, and tells by the names of the files what the others need."""

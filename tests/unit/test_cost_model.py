@@ -184,6 +184,7 @@ def test_ten_terabytes_on_ten_thousand_shards_are_estimated_and_no_more() -> Non
         ({"retention": KeepLast(1_001)}, "1,001 checkpoints are retained"),
     ],
 )
+@pytest.mark.long("half a second", runs_in="ci")
 def test_where_it_stops_is_said(changes: dict[str, Any], says: str) -> None:
     stops = estimate(replace(MILLION, **changes)).stops
     assert any(part in stop for stop in stops for part in says.split("|")), stops
@@ -220,6 +221,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_pipeline_is_estimated_from_its_own_history(root: Path) -> None:
     there = ("--root", f"file://{root}", "--pipeline", PIPELINE)
     found = json.loads(cairn(*there, "--json").stdout)

@@ -283,6 +283,7 @@ def test_no_stray_file_stops_anybody(original: Path, tmp_path: Path, whole: Any)
     assert all((root / PIPELINE / stray).exists() for stray in STRAYS)
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_sweep_writes_lost_files_anew(original: Path) -> None:
     """As they were, but for output that was replaced and is deleted. Before, `verify` names each of them, and a reader of all output
     refuses; a reader of a retained day does not need them."""
@@ -315,6 +316,7 @@ def test_a_sweep_writes_lost_files_anew(original: Path) -> None:
 @pytest.mark.parametrize(
     "kind", ["newest record", "retained record", "Tombstone record", "prepared", "native: savepoint.json", "settled"]
 )
+@pytest.mark.long("half a second", runs_in="ci")
 def test_nobody_is_told_to_replace_a_file_of_another_release(original: Path, tmp_path: Path, kind: str) -> None:
     """Whoever reads the file names both releases and the one to use."""
     root = Path(shutil.copytree(original, tmp_path / "root"))

@@ -314,6 +314,7 @@ print(hits)
 """
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_processes_share_it_without_a_lock(tmp_path: Path) -> None:
     """Three at once over twelve files, of which six have room: always the right bytes or a miss."""
     racers = [

@@ -54,6 +54,7 @@ def refusal(of: Pipeline, interval: Interval, *, newest_first: bool = True) -> S
     return with_choices(refused.value, of, interval, newest_first=newest_first)
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_the_choices_have_their_sizes() -> None:
     newest = Interval(datetime(2026, 11, 25, 16, tzinfo=UTC), datetime(2026, 11, 25, 17, tzinfo=UTC))
     error = refusal(pipeline("@hourly"), newest)

@@ -145,6 +145,7 @@ def users_of(root: Path, tmp_path: Path) -> set[str]:
     return {row["key"]["user"] for file in to.rglob("*.parquet") for row in pq.read_table(file).to_pylist()}
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_no_file_has_the_key_afterwards(root: Path, tmp_path: Path) -> None:
     """With all options only the savepoint, the trial and the export, which the command names, still have it."""
     run(PIPELINE, root, [5])
@@ -208,6 +209,7 @@ def refusal(act: Callable[[], object]) -> str:
     return str(refused.value)
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_what_would_bring_the_key_back_is_refused(root: Path, tmp_path: Path) -> None:
     """A re-run, a range from the start, a rewind, a fork, a trial, and a savepoint of before; each says what to do instead."""
     take_savepoint_of(root, tmp_path / "saved")
@@ -236,6 +238,7 @@ def test_what_would_bring_the_key_back_is_refused(root: Path, tmp_path: Path) ->
     assert newest(root).content.kind == "interval"
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_the_commands_that_are_printed_forget_the_key(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A refusal names the command that filters; the list of places names the one for a pipeline with the same key."""
     fork(storage_of(root), 5, Coordinator(LocalStorage(root / "twin"), "twin"), run=RUN, attempt="fork")
@@ -252,6 +255,7 @@ def test_the_commands_that_are_printed_forget_the_key(root: Path, monkeypatch: p
     run(PIPELINE, root, [4], reprocess="all")
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_fork_and_a_savepoint_keep_the_key_away(root: Path, tmp_path: Path) -> None:
     """Their logs begin with what was forgotten, so that an earlier savepoint can't bring the key back there either."""
     take_savepoint_of(root, tmp_path / "before")
@@ -300,6 +304,7 @@ def test_a_filtered_re_run_of_one_day_removes_the_key_from_an_older_base(root: P
     assert said["dropped"] == [2, 3, 4, 5] and clean(root, tmp_path)
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_trial_of_before_is_refused_also_where_re_runs_are_filtered(root: Path) -> None:
     """Its root has a log of its own, which knows of nothing that was forgotten."""
     forget(root, "--on-rerun", "filter")
@@ -312,6 +317,7 @@ def test_a_trial_of_before_is_refused_also_where_re_runs_are_filtered(root: Path
     assert own.newest is not None and len(own.newest.content.filtered) == 1
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_an_attempt_from_the_old_base_is_not_committed(root: Path) -> None:
     """It was prepared when the key was forgotten; begun again it starts from the state without the key."""
     lost: list[str] = []
@@ -327,6 +333,7 @@ def test_an_attempt_from_the_old_base_is_not_committed(root: Path) -> None:
     assert newest(root).content.base_id == 6
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_re_run_that_was_prepared_before_is_refused_at_its_commit(root: Path) -> None:
     """The attempt re-runs an earlier day: no commit fences it, and its base stays the base.
 
@@ -375,6 +382,7 @@ def test_a_forget_that_validation_refused_is_made_again(root: Path, tmp_path: Pa
     assert not {SECRET, "user-1"} & users_of(root, tmp_path) - {row[0] for row in DAYS[day(5).start]}
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_second_call_has_nothing_to_commit(root: Path) -> None:
     first = forget(root, "--drop-checkpoints", "--rewrite-output")
     before = bytes_of(root / NAME)
@@ -387,6 +395,7 @@ def test_a_second_call_has_nothing_to_commit(root: Path) -> None:
     assert (known.id, known.key.on_rerun) == (other["checkpoint"], "filter")
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_the_record_says_a_hash_and_not_the_key(root: Path) -> None:
     forget(root)
     (key,) = newest(root).content.forget.keys  # type: ignore[union-attr]
@@ -429,6 +438,7 @@ def test_shards_that_a_split_left_the_key_in_are_rewritten(root: Path, tmp_path:
     assert clean(root, tmp_path)
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_intervals_that_wait_for_their_re_run_need_the_filter(root: Path) -> None:
     rewind(coordinator(root), 2, run=RUN, attempt="back")
     refused = cairn(root, "forget", "--key", KEY, "--yes")
@@ -508,6 +518,7 @@ def test_output_whose_record_is_a_tombstone_is_rewritten_too(tmp_path: Path) -> 
     assert clean(root, tmp_path)
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_several_keys_are_one_commit(root: Path, tmp_path: Path) -> None:
     said = forget(root, "--key", '{"user": "user-1"}', "--key", '{"user": "user-2"}')
     assert said["checkpoint"] == 6

@@ -44,6 +44,7 @@ def test_a_funnel_is_completed_or_abandoned() -> None:
     assert steps.state("rows") == [] and steps.timers() == []
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_further_first_step_opens_the_funnel_anew() -> None:
     steps = ready(declared(Funnel, **STEPS), CLICKS, **NOW)
     rows = [("ann", minute, at(0, minute), "cart") for minute in (0, 20, 50)]

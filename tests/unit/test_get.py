@@ -81,6 +81,7 @@ def test_similar_keys_differ_in_case_spaces_or_zeros() -> None:
 
 
 @pytest.mark.parametrize("form", ["checkpoint", "native", "canonical"])
+@pytest.mark.long("half a second", runs_in="ci")
 def test_the_state_of_a_key_is_that_of_the_whole_table(tmp_path: Path, form: Any) -> None:
     chain = StateChain(tmp_path)
     for seed, parallelism in ((1, 2), (2, 3), (3, 3)):

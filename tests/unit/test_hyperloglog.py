@@ -198,6 +198,7 @@ def test_estimates_are_off_by_no_more_than_declared(precision, distinct, trials)
     assert math.sqrt((errors**2).mean()) < 1.25 * standard_error
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_estimates_up_to_ten_million():
     rng = np.random.default_rng(10)
     sketches = nothing(1, 12)

@@ -77,6 +77,7 @@ def test_the_output_has_the_columns_of_both_sides() -> None:
 @pytest.mark.parametrize(
     ("how", "alone"), [("inner", []), ("left", [(1, None)]), ("right", [(None, 9)]), ("full", [(1, None), (None, 9)])]
 )
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_row_without_partner_waits_until_it_can_find_none(how: str, alone: list[Any]) -> None:
     outer = orders(how)
     # The partner of the order of minute 40 comes one interval later.

@@ -177,6 +177,7 @@ def test_what_is_known_and_what_is_not(tmp_path: Path, case: str) -> None:
     assert history(tmp_path, "ann").exit_code == 0
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_the_output_of_dropped_checkpoints_is_followed(tmp_path: Path) -> None:
     dropped(on_disk(tmp_path))
     found = steps(tmp_path, "ann", "--follow-output")
@@ -205,6 +206,7 @@ def test_an_output_without_key_columns_is_told(tmp_path: Path) -> None:
     assert "  the output has no key columns, so rows of the key can't be told apart" in history(tmp_path, "ann").stdout
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_nothing_is_written_below_the_root(root: Path) -> None:
     before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
     history(root, "ann", "--follow-output")

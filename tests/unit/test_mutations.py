@@ -648,7 +648,7 @@ def verdicts() -> Iterator[dict[str, list[tuple[bool, bool]]]]:
     print(f"{len(found)} mutations, {sum(all(f for f, _ in s) for s in found.values())} found by fast")
 
 
-@pytest.mark.parametrize("mutation", at_tier(fast=MUTATIONS[::6], ci=MUTATIONS, all=MUTATIONS), ids=lambda m: m.name)
+@pytest.mark.parametrize("mutation", at_tier(fast=MUTATIONS[::12], ci=MUTATIONS, all=MUTATIONS), ids=lambda m: m.name)
 def test_a_damaged_checkpoint_is_found(
     mutation: Mutation, healthy: Checkpointed, tmp_path: Path, verdicts: dict[str, list[tuple[bool, bool]]]
 ) -> None:
@@ -670,6 +670,7 @@ def test_there_are_as_many_ways_as_promised() -> None:
     assert len({*names}) == len(names) >= 40
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_rewriting_alone_changes_nothing(healthy: Checkpointed, tmp_path: Path) -> None:
     """What mutations do besides their damage is no damage: a shard that is restored and written again passes."""
     for shard in range(PARALLELISM):

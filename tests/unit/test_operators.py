@@ -208,6 +208,7 @@ def test_every_try_is_another_attempt(fake: Callable[[str], Path]) -> None:
     assert run(operator)["attempt"] != run(operator)["attempt"]
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_retry_tells_the_driver_of_the_earlier_try(fake: Callable[[str], Path]) -> None:
     """What the driver said when it began is kept for the next try, also if this one fails; it is no line of the log."""
 
@@ -650,6 +651,7 @@ def test_fast_validation_is_a_full_one_on_its_cadence(
     assert request_in(folder).mode == mode
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_refused_attempt_and_a_refused_checkpoint_say_what_to_do(fake: Callable[[str], Path]) -> None:
     folder = fake(
         'ok {"success": false, "findings": ["f"], "docs": null, "published": ["[a, b) (checkpoint 5)"], "rerun": '
@@ -1170,6 +1172,7 @@ def test_the_keys_of_an_amazon_connection_are_in_a_private_file(monkeypatch: pyt
     assert os.environ["AWS_ACCESS_KEY_ID"] == "of the worker" and "AWS_CONFIG_FILE" not in os.environ
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_the_role_of_an_amazon_connection_is_taken_with_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     role = "arn:aws:iam::123456789012:role/state"
     amazon(monkeypatch, extra={"aws_access_key_id": "AKIA", "aws_secret_access_key": SECRET, "role_arn": role})

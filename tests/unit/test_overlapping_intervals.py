@@ -84,6 +84,7 @@ def test_what_is_current(
     assert [(i, n) for i, (n, _) in sorted(log.current_outputs().items())] == expected
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_many_cuts_fold_as_one_by_one() -> None:
     """The fold looks only near the interval; this looks everywhere."""
     source = random.Random(7)
@@ -167,6 +168,7 @@ def test_a_clear_of_the_past_runs_the_interval_as_it_was_cut() -> None:
     assert current(folder) == [day(1), day(2), day(3), hours(4)[0]]
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_backfill_of_the_past_with_the_new_cut() -> None:
     """Each hour says that it replaces. The first one takes the day away; hours that have not run yet are missing until they do."""
     folder = days_of(3)
@@ -179,6 +181,7 @@ def test_a_backfill_of_the_past_with_the_new_cut() -> None:
     assert folder.run(day(3), "d3 again").record.content.base_id == 3 + 24  # type: ignore[union-attr]
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_from_hourly_to_daily() -> None:
     folder = days_of(1, policy=KeepLast(100))
     for n, h in enumerate(hours(2)):

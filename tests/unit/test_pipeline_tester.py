@@ -260,6 +260,7 @@ def test_late_rows_and_the_watermark() -> None:
     assert observed.clock.late_until == datetime(1970, 1, 1, tzinfo=UTC)
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_what_is_rescaled_restarted_or_lost_changes_nothing(tmp_path: Path) -> None:
     rows = [(f"user{n % 7}", n, None) for n in range(30)]
     straight, disturbed = visiting(), visiting(root=str(tmp_path))

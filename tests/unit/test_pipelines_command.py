@@ -58,11 +58,13 @@ def test_pipelines_with_problems_come_first_and_the_printed_command_works(root: 
     assert "no pipeline in" in cairn("pipelines", "--root", str(root / "savepoints")).stdout
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_only_folders_with_a_log_are_pipelines(root: Path) -> None:
     assert {"savepoints", "work"} < set(folders_in(str(root), ""))
     assert pipelines_below(str(root)) == ["damaged", "fine", "refused"]
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_wrong_name_of_a_pipeline_gets_the_right_one(root: Path) -> None:
     for command in (["list"], ["status"], ["verify"]):
         refused = cairn(*command, "--root", str(root), "--pipeline", "refusd")
@@ -71,6 +73,7 @@ def test_a_wrong_name_of_a_pipeline_gets_the_right_one(root: Path) -> None:
     assert refused.stderr.splitlines()[-1] == "These exist: damaged, fine, refused"
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_wrong_name_of_a_state_gets_the_right_one(root: Path, tmp_path: Path) -> None:
     where = ["--root", str(root), "--pipeline", "fine", "--state", "valu"]
     for command in (["diff", "1", "2"], ["export", "--to", str(tmp_path / "to")]):

@@ -295,6 +295,7 @@ def in_blocks_that_are_run(pages: list[str] = PAGES_THAT_ARE_RUN) -> set[str]:
     return found
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_every_printed_command_says_who_runs_it() -> None:
     printed = {*in_docs(), *in_code()}
     assert len(printed) > 80
@@ -459,6 +460,7 @@ def test_the_examples_of_the_page_of_commands(tmp_path: Path, monkeypatch: pytes
     assert len(seen) >= 12
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_person_s_data_is_deleted_as_the_page_shows(root: Path, tmp_path: Path) -> None:
     """The dry run first, which leaves all as it is; then every table of the state is without the aircraft."""
     copied = Path(shutil.copytree(root, tmp_path / "state"))
@@ -475,6 +477,7 @@ def test_a_person_s_data_is_deleted_as_the_page_shows(root: Path, tmp_path: Path
     assert said(copied, "cairn verify") and "N24211" not in said(copied, "cairn show")
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_sweep_takes_what_its_dry_run_names(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without --min-age: what a lost try left three days ago. On a copy, since the sweep takes an id of the log."""
     root = Path(shutil.copytree(root, tmp_path / "state"))
@@ -489,6 +492,7 @@ def test_a_sweep_takes_what_its_dry_run_names(root: Path, tmp_path: Path, monkey
     assert said(root, "cairn verify")
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_the_first_screen_of_the_readme_is_what_status_says(tmp_path: Path) -> None:
     (block,) = [b.text for b in blocks_of("README.md") if b.text.startswith("$ cairn status\n")]
     tester = PipelineTester(AIRCRAFT, input_schema=READ_SCHEMA, every=timedelta(days=1), root=f"file://{tmp_path}")
@@ -510,6 +514,7 @@ def test_the_first_screen_of_the_readme_is_what_status_says(tmp_path: Path) -> N
     assert [line for line in block.splitlines()[1:] if line != "…" and line not in said] == []
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_the_wheel_has_its_own_name_and_every_package(tmp_path: Path) -> None:
     """In a copy: for a moment the build leaves metadata by which Airflow would load the plugins of this folder twice."""
     for name in subprocess.check_output(["git", "ls-files"], cwd=REPOSITORY, text=True).splitlines():

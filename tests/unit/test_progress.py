@@ -55,6 +55,7 @@ def _all(descriptor: int) -> Iterator[bytes]:
         yield part
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_quarantined_checkpoint_has_a_colour_on_a_terminal_only(root: Path) -> None:
     assert b"\x1b[31m" in on_terminal(root, "list")
     assert b"\x1b[3" not in on_terminal(root, "list", NO_COLOR="1")
@@ -78,6 +79,7 @@ def test_the_colour_of_a_state(state: str, colour: str) -> None:
     assert style_of(state) == colour
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_a_bar_appears_on_a_terminal_only(root: Path) -> None:
     assert b"verifying" in on_terminal(root, "verify")
     words = [sys.executable, "-m", "cairn.command.cli", "verify", "--root", str(root), "--pipeline", PIPELINE]

@@ -68,6 +68,7 @@ def test_the_first_row_of_a_horizon_is_put_out() -> None:
     assert [row["duplicates"] for row in once.state("seen")] == [1, 0]
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_the_last_row_of_a_horizon_waits_for_its_end() -> None:
     once = ready(declared(Deduplicate, horizon=HOUR, keep="last"), EVENTS, **TIMED)
     rows = [("ann", 1, at(0, 5)), ("ann", 2, at(0, 40)), ("ann", 3, at(0, 20)), ("ann", 4, at(1, 10))]
@@ -118,6 +119,7 @@ def test_a_horizon_may_be_given_up() -> None:
 
 
 @pytest.mark.parametrize("change", [timedelta(hours=3), timedelta(minutes=10)])
+@pytest.mark.long("half a second", runs_in="ci")
 def test_another_horizon_counts_for_open_ones(change: timedelta) -> None:
     once = ready(declared(Deduplicate, horizon=HOUR), EVENTS, **{**TIMED, "watermark_delay": timedelta(0)})
     once.run([("ann", 1, at(0, 30))])
@@ -132,6 +134,7 @@ def test_another_horizon_counts_for_open_ones(change: timedelta) -> None:
 
 
 @pytest.mark.parametrize("base", [Deduplicate, Latest, History, TopN, TumblingWindow])
+@pytest.mark.long("half a second", runs_in="ci")
 def test_columns_that_are_never_null(base: type) -> None:
     """A column may be NOT NULL in the input. In the state the column may be null, because a key without state has only nulls."""
     settings: dict[Any, dict[str, Any]] = {
@@ -266,6 +269,7 @@ def versions(rows: list[dict[str, Any]]) -> list[Any]:
     return sorted(texts, key=lambda text: text[1])
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_change_ends_the_version_before_it() -> None:
     history = ready(declared(History, deleted="gone"), MOVES, **TIMED)
     first = history.run([("ann", 1, at(0, 10), None, "Oslo"), ("ann", 2, at(0, 30), False, "Rome")])
@@ -290,6 +294,7 @@ def test_a_later_row_replaces_a_row_of_the_same_time() -> None:
     assert versions(deletion.output) == [("Bern", "00:20", "00:20")]  # The version is to be deleted.
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_changes_before_the_watermark_leave_the_state() -> None:
     history = ready(History, MOVES, **TIMED)
     history.run([("ann", minute, at(0, minute), None, "Oslo") for minute in range(5)])
@@ -519,6 +524,7 @@ def test_a_processor_that_does_not_fit_the_pipeline_is_refused(
         ready(processor, schema, **settings).run([])
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_class_of_no_module_reaches_a_worker() -> None:
     """A worker that can't import the class's module gets the class by value: first without attributes, which follow."""
     code = (

@@ -66,6 +66,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_the_command_prints_each_call(root: Path) -> None:
     result = replay(root, "ann", "2024-01-02")
     assert result.exit_code == 0, result.output
@@ -105,6 +106,7 @@ def test_json_has_the_calls(root: Path) -> None:
 
 
 @pytest.mark.parametrize("api", ["ROW", "PANDAS", "ARROW"])
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_replay_becomes_a_test_that_needs_neither_root_nor_source(
     tmp_path: Path, api: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,6 +132,7 @@ def test_a_replay_becomes_a_test_that_needs_neither_root_nor_source(
                 made[test.__name__]()
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_the_tester_replays_from_its_root_and_from_literals() -> None:
     tester = PipelineTester(accounts(), input_schema=SCHEMA)
     for n, rows in DAYS.items():
@@ -198,6 +201,7 @@ def test_launch_configurations(root: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "n", "handler"), [("ann", "2", "handleInputRows"), ("carl", "3", "handleExpiredTimer")]
 )
+@pytest.mark.long("seconds", runs_in="ci")
 def test_pdb_stops_in_the_handler_and_shows_its_variables(root: Path, key: str, n: str, handler: str) -> None:
     command = [sys.executable, "-m", "cairn.command.cli", "replay", key, n, "--pdb"]
     settings = {"CAIRN_ROOT": f"file://{root}", "CAIRN_CODE": "tests.support.replayed:ROW"}
@@ -216,6 +220,7 @@ def test_pdb_stops_in_the_handler_and_shows_its_variables(root: Path, key: str, 
         terminal.close()
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_quit_in_pdb_stops_the_replay(root: Path) -> None:
     command = [sys.executable, "-m", "cairn.command.cli", "replay", "ann", "2", "--pdb"]
     settings = {"CAIRN_ROOT": f"file://{root}", "CAIRN_CODE": "tests.support.replayed:ROW"}

@@ -216,6 +216,7 @@ def test_what_is_known_and_what_is_not(tmp_path: Path, case: str) -> None:
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_an_interval_of_a_fork(tmp_path: Path) -> None:
     history = History(tmp_path)
     history.run(1)

@@ -360,6 +360,7 @@ def test_real_state_is_forked_by_links_and_found_sound(tmp_path: Path) -> None:
     assert findings(tmp_path / "elsewhere" / "q", result.record.content, tmp_path) == []
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_native_savepoint_can_be_forked_and_a_canonical_one_is_sent_elsewhere(tmp_path: Path) -> None:
     origin = SmallPipeline(tmp_path)
     native = origin.take(tmp_path / "native", "native")

@@ -181,6 +181,7 @@ def test_a_folder_that_is_gone_can_not_be_locked(tmp_path: Path) -> None:
     assert not remove_unlocked(tmp_path / "gone")
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_stores_that_are_opened_at_once_leave_each_other_alone(tmp_path: Path, memory: Path) -> None:
     """Each opening removes what looks abandoned, and a folder that was just made, and is not locked yet, does."""
     root = Path(__file__).resolve().parents[2]
@@ -291,6 +292,7 @@ def test_a_loop_of_killed_tasks_leaves_one_folder(tmp_path: Path, temp: Path, me
         assert list(folder.parent.iterdir()) == [folder] and len(list(memory.iterdir())) == 1
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_tasks_that_start_at_once_leave_each_other_alone(temp: Path) -> None:
     command = [sys.executable, "-c", WORKS_OFTEN, str(temp)]
     processes = [subprocess.Popen(command, cwd=ROOT) for _ in range(3)]

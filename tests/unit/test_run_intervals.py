@@ -142,6 +142,7 @@ def test_each_is_what_it_would_be_alone_and_stays_when_asked_again(tmp_path: Pat
     assert again[0].why == "keeps checkpoint 1: code and input are the same"
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_other_input_or_code_is_computed_and_what_was_made_from_it(tmp_path: Path) -> None:
     run_all(tmp_path)
     DAYS[day(2).start] = [("bob", "kiwi", 7)]
@@ -161,6 +162,7 @@ def test_other_input_or_code_is_computed_and_what_was_made_from_it(tmp_path: Pat
     assert not any(ran(plan_all(tmp_path)))  # the same results again make nothing stale
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_permission_for_the_first_computed_interval_does_not_count_for_later_ones(tmp_path: Path) -> None:
     allowed = Permissions(allow_gap=True)
     run_all(tmp_path, permissions=allowed)
@@ -169,6 +171,7 @@ def test_a_permission_for_the_first_computed_interval_does_not_count_for_later_o
     assert planned == ran(run_all(tmp_path, permissions=allowed)) == [True, False, False, False, False]
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_failure_stops_it_and_the_same_call_goes_on_behind(tmp_path: Path) -> None:
     """The source of the next day is asked ahead; that it fails matters when it is that day's turn."""
     run = RunRef(run_id="manual__1", clear_number=0, try_number=1)
@@ -233,6 +236,7 @@ def test_a_retry_calls_the_sink_for_what_an_earlier_try_committed(
     assert ran(run_all(tmp_path, days, piped)) == [False] * len(days) and called.count(2) == 3
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_clean_up_that_fails_keeps_the_next_interval_from_being_committed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,6 +273,7 @@ def test_only_the_interval_that_reads_initial_state_is_computed_again(tmp_path: 
     assert ran(run_all(tmp_path, WEEK[:2], starting)) == [True, False]
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_nothing_is_read_ahead_if_told_so(tmp_path: Path) -> None:
     """A source that depends on what the pipeline has written sees all that is committed."""
     seen: list[int] = []
@@ -319,6 +324,7 @@ def test_a_commit_looks_for_each_file_of_its_attempt(tmp_path: Path) -> None:
         coordinator.commit(attempt)
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_the_driver_validates_files_without_spark(tmp_path: Path) -> None:
     root, result = tmp_path / "state", tmp_path / "result"
 
@@ -367,6 +373,7 @@ def test_the_phases_of_an_interval_cover_all_that_it_took(tmp_path: Path, caplog
     assert "other" not in told  # they add up to the wall time within a twentieth
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_processor_that_fails_leaves_everything_before(tmp_path: Path) -> None:
     DAYS[day(2).start] = [("bob", "fig", None)]  # type: ignore[list-item]  # nothing can be added to
     with pytest.raises(ProcessorError):

@@ -218,6 +218,7 @@ def test_not_a_bit_depends_on_where_batches_end(seed):
         assert repr(driver.stored) == repr(whole.stored)
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_one_row_per_key_gives_what_many_give():
     """There no values are grouped."""
     rng = random.Random("one row")
@@ -660,6 +661,7 @@ def test_aggregates_of_base_classes_come_first_and_may_be_replaced_or_dropped():
     assert output.column_names == ["key", "total", "rows"]
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_declarations_travel_to_workers_by_value():
     """Cloudpickle sorts the attributes of a class, and states and output have an order."""
 

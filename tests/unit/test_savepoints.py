@@ -87,6 +87,7 @@ def test_restored_state_is_the_state_that_was_saved(tmp_path: Path, format: Form
 
 
 @pytest.mark.parametrize("max_parallelism", [1, 7, 1000])
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_canonical_savepoint_restores_at_another_max_parallelism(tmp_path: Path, max_parallelism: int) -> None:
     """F79 the other way round: key groups are computed anew, and are not part of the digest."""
     origin = SmallPipeline(tmp_path)
@@ -99,6 +100,7 @@ def test_a_canonical_savepoint_restores_at_another_max_parallelism(tmp_path: Pat
 
 
 @pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.long("half a second", runs_in="ci")
 def test_restored_and_saved_again_without_a_write_in_between(tmp_path: Path, format: Format) -> None:
     """F77: savepoint, restore, savepoint of that, restore of that; each time what came before is deleted."""
     origin = SmallPipeline(tmp_path)
@@ -279,6 +281,7 @@ def test_rows_that_are_not_what_was_saved_are_refused(tmp_path: Path, change: An
     assert not (tmp_path / "q" / "attempts").exists()
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_untouched_rows_written_by_another_tool_are_accepted(tmp_path: Path) -> None:
     """The counterpart: what the test above changes is what is refused, not that it was written again."""
     SmallPipeline(tmp_path).take(tmp_path / "savepoint", "canonical")
@@ -567,6 +570,7 @@ def test_only_ones_own_claim_is_given_back() -> None:
     assert read_claim(storage) is None
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_restored_checkpoint_says_which_savepoint_it_is(tmp_path: Path) -> None:
     saved = SmallPipeline(tmp_path / "origin").take(tmp_path / "savepoint", "canonical")
     record = restore(tmp_path / "root" / "q", tmp_path / "savepoint")

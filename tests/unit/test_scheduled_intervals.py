@@ -236,6 +236,7 @@ def test_run_asks_for_the_length_if_the_last_two_differ(tmp_path: Path) -> None:
         assert "[2013-01-04T23:00:00Z, 2013-01-07T22:00:00Z): would be computed" in result.output, result.output
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_run_and_the_tester_follow_the_schedule_over_a_weekend(tmp_path: Path) -> None:
     scheduled = replace(AIRCRAFT, schedule=Cron("0 0 * * 1-5"))
     tester = PipelineTester(scheduled, input_schema=READ_SCHEMA, root=str(tmp_path))

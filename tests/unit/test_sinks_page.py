@@ -109,6 +109,7 @@ def test_intervals_arrive_and_a_rerun_replaces_its_rows(
     assert table(database) == [(1, "ann", 3)]
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_the_same_id_and_an_older_id_change_nothing(
     clicks: Pipeline, folder: Path, database: psycopg.Connection[Any]
 ) -> None:
@@ -196,6 +197,7 @@ def test_a_sink_that_is_added_later_gets_new_intervals_only(
     assert table(database) == [(0, "ann", 1), (1, "ann", 2)]
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_the_commands_that_publish(clicks: Pipeline, folder: Path, database: psycopg.Connection[Any]) -> None:
     def broken(*call: Any) -> None:
         raise ConnectionError("no database")

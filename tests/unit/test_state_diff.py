@@ -117,6 +117,7 @@ def test_checkpoints_whose_shards_have_only_segments_are_compared(
     assert [c.change for c in found if c.state == "total"] == ["added"]
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_only_what_differs_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One key of 60 is changed: of eight shards one is restored on each side, its shared files are fetched once, and nothing is
     where nothing differs."""
@@ -209,6 +210,7 @@ def test_two_runs_are_merged(first: str, second: str, expected: str) -> None:
     assert " ".join("".join(e.decode() if e else "-" for e in pair) for _, pair in found) == expected
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_other_key_groups_are_compared_by_way_of_a_canonical_savepoint(tmp_path: Path) -> None:
     first, second = StateChain(tmp_path / "a"), StateChain(tmp_path / "b", max_parallelism=32)
 
@@ -253,6 +255,7 @@ def cairn(root: Path, *arguments: str) -> Result:
     return CliRunner().invoke(app, [command, "--root", str(root), "--pipeline", PIPELINE, *rest])
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_cairn_diff_lists_the_keys(root: Path) -> None:
     found = json.loads(cairn(root, "diff", "1", "2", "--json").stdout)
     assert found["entries"] == {"value": {"added": 1, "removed": 0, "changed": 1}}
@@ -274,6 +277,7 @@ def test_cairn_diff_lists_the_keys(root: Path) -> None:
     assert json.loads(cairn(root, "diff", "1", "2", "--state", "list", "--json").stdout)["entries"] == {}
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_exit_codes_of_diff(root: Path, tmp_path: Path) -> None:
     assert [cairn(root, "diff", *which).exit_code for which in (("1", "2"), ("2", "3"))] == [0, 0]
     for extra in ((), ("--metadata",)):
@@ -292,6 +296,7 @@ def test_metadata_only_reads_no_state(root: Path, tmp_path: Path) -> None:
     assert cairn(tmp_path / "root", "diff", "1", "2").exit_code == 1
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_savepoints_are_compared_and_exported_without_a_root(tmp_path: Path) -> None:
     pipeline = SmallPipeline(tmp_path)
     for format in ("native", "canonical"):

@@ -355,6 +355,7 @@ def test_without_the_files_that_hold_nothing_of_a_span_the_span_is_the_same(tmp_
     assert pruned
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_record_that_crosses_blocks_of_the_manifest_is_one_record(tmp_path: Path) -> None:
     with RocksStore(tmp_path / "db") as store:
         store.write([(b"\0\0k", b"v")])

@@ -172,6 +172,7 @@ def test_a_crash_at_any_call_loses_nothing_and_the_next_sweep_finishes(when: Whe
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_lost_answer_at_any_write_deletes_nothing_that_is_not_abandoned(when: When) -> None:
     clock = Clock()
     folder, needed = scenario(clock, inline=False)

@@ -45,6 +45,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     DAYS.clear()
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_the_same_code_has_nothing_to_say(root: str) -> None:
     said = called("compare", "same", "--root", root, "--exit-code")
     assert said.endswith("no difference: every digest is equal\n") and "differs" not in said
@@ -90,6 +91,7 @@ def test_trials_are_listed_and_removed(root: str) -> None:
     assert "several trials below" in called("compare", "--root", root, code=2)
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_list_names_the_code_and_where_it_changed(tmp_path: Path) -> None:
     for n in range(3):
         DAYS.setdefault(day(n).start, [("ann", "pear", n + 1)])

@@ -102,6 +102,7 @@ def digests(root: Path | str) -> list[tuple[Interval, int]]:
     return [(i, r.content.digest) for i, r in sorted(counting.items())]
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_the_same_code_comes_to_the_same_and_production_is_as_it_was(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,6 +133,7 @@ def test_the_same_code_comes_to_the_same_and_production_is_as_it_was(
     assert not (root / ".trials").exists() and bytes_of(root / NAME) == before
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_planted_mistake_is_found_by_column_and_key(root: Path) -> None:
     try_days(DOUBLED, root, range(1, 5), name="double")
     found = compared(root)
@@ -143,6 +145,7 @@ def test_a_planted_mistake_is_found_by_column_and_key(root: Path) -> None:
     ]
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_field_a_state_and_a_timer_are_shown_as_such(root: Path) -> None:
     try_days(AVERAGED, root, range(2, 5))
     states = {s.state: s for s in compared(root).states}
@@ -187,6 +190,7 @@ def test_deployed_for_the_past_it_is_what_was_tried_and_there_is_a_way_back(root
     assert coordinator.record("latest").content.digest == newest
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_another_input_stops_the_deployment_before_that_interval_is_committed(root: Path) -> None:
     try_days(AVERAGED, root, range(1, 5))
     plan = plan_deployment(SESSION, AVERAGED, str(root), past=True)
@@ -206,6 +210,7 @@ def test_for_what_comes_next_the_state_is_checked(root: Path) -> None:
         plan_deployment(SESSION, DOUBLED, str(root))
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_production_that_was_run_again_since_is_not_what_the_trial_began_from(root: Path) -> None:
     try_days(AVERAGED, root, range(2, 5), name="one")
     DAYS[day(1).start] = [("ann", "kiwi", 9)]
@@ -216,6 +221,7 @@ def test_production_that_was_run_again_since_is_not_what_the_trial_began_from(ro
         try_days(AVERAGED, root, range(2, 5), name="one")
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_trial_that_is_not_whole_is_not_deployed_and_is_gone_on_with(root: Path) -> None:
     def stop(outcome: Any, progress: Any) -> None:
         if progress.done == 2:
@@ -228,6 +234,7 @@ def test_a_trial_that_is_not_whole_is_not_deployed_and_is_gone_on_with(root: Pat
     assert [o.computed for o in try_days(AVERAGED, root, range(1, 5)).outcomes] == [False, False, True, True]
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_trial_goes_on_though_production_has_dropped_what_it_began_from(tmp_path: Path) -> None:
     short = pipeline_of(retention=KeepLast(2))
     run(short, tmp_path, range(3))
@@ -318,6 +325,7 @@ def check_removed_at(production: Path, folder: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("removed", [1, 5])
+@pytest.mark.long("half a second", runs_in="ci")
 def test_what_a_removed_trial_still_writes_goes_with_it_or_with_a_sweep(
     production: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed: int
 ) -> None:
@@ -334,6 +342,7 @@ def test_a_trial_is_removed_before_each_of_its_writes(
     assert removed > 10, removed
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_removed_trial_stops_though_another_of_its_name_began(root: Path) -> None:
     """The other one neither goes on with the files of the first, nor loses its own."""
 
@@ -381,6 +390,7 @@ def test_a_sweep_keeps_a_trial_that_its_listing_misses(root: Path, monkeypatch: 
     assert find_trial(str(root), NAME) == tried.trial
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_sweep_removes_a_folder_of_trials_without_a_trial(root: Path) -> None:
     """A removal that stopped behind the record, and a trial that stopped before its own."""
     trial = try_days(DOUBLED, root, [2]).trial

@@ -60,6 +60,7 @@ def text(answer: Any) -> str:
     return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]*>", " ", answer.text.partition("</head>")[2])))
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_state_history_and_the_replay_command(shown: Any, root: Path, caplog: pytest.LogCaptureFixture) -> None:
     before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
     assert 'name="key"' in shown.get(shown.at).text
@@ -83,12 +84,14 @@ def test_state_history_and_the_replay_command(shown: Any, root: Path, caplog: py
     assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_a_key_without_state_and_a_key_that_does_not_fit(shown: Any) -> None:
     page = text(shown.post(f"{shown.at}/key", data={"key": "dora"}))
     assert "The checkpoint has no state of this key." in page and "No retained checkpoint changed this key." in page
     assert "The look-up failed" in text(shown.post(f"{shown.at}/key", data={"key": '{"user": 1}'}))
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_script_in_a_key_is_text(shown: Any) -> None:
     answer = shown.post(f"{shown.at}/key", data={"key": SCRIPT})
     assert SCRIPT not in answer.text and html.escape(SCRIPT, quote=False)[:10] in answer.text

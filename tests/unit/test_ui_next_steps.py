@@ -30,6 +30,7 @@ from tests.unit.test_ui_views import read
 RIDES = PipelineRef(name="rides", root="file:///state", dag_id="rides", code="m:RIDES")
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_unusable_checkpoints_name_the_commit_that_tells_since_when() -> None:
     storage = MemoryStorage("memory://ui/rides")
     eventful(storage)

@@ -334,6 +334,7 @@ def test_only_json_of_an_xcom_is_read(stored: Any, read: Any) -> None:
     assert json_object(stored) == read
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_the_commands_that_a_page_prints_are_right(pages: Any) -> None:
     """As they are printed: the difference of two, and what going back would discard."""
     shown = pages.get(f"{BASE}/p/{pages.keys['secret']}/compare?first=1&second=2").text

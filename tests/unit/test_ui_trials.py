@@ -74,6 +74,7 @@ def test_a_headline(counts: tuple[int, int, int], says: str) -> None:
     assert headline(*counts) == says
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_trial_is_listed_and_shown_beside_production(shown: Any) -> None:
     from starlette.testclient import TestClient
 
@@ -215,6 +216,7 @@ def test_how_a_comparison_ends(code: int, said: bytes, errors: str, problem: str
     assert (found.problem, found.too_much, found.found is None) == (problem, too_much, problem is not None)
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_one_comparison_at_a_time_and_a_failure_is_tried_again_later(shown: Any) -> None:
     found, now_s = differing(shown.root, "twice"), [0.0]
     begun, go_on = threading.Event(), threading.Event()

@@ -192,6 +192,7 @@ def test_lateness(furthest: datetime | None, plan: Schedule | None, now: datetim
     assert (chip.text if chip else None) == said
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_the_list_and_the_overview_agree_about_lateness(rides: Reading) -> None:
     """Day 9 is quarantined: the list counted its checkpoint and said "on time", the overview said "late"."""
     looked = pipeline_overview.overview_row(RIDES, Look(reading=rides), schedule(), None, None, NOW)
@@ -531,6 +532,7 @@ class Counted(MemoryStorage):
         return super().read(path, offset=offset)
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_second_look_reads_the_end_of_the_log_only() -> None:
     folder, now_s = Counted("memory://ui/rides"), [0.0]
     shown = steady(folder, 20)
@@ -547,6 +549,7 @@ def test_a_second_look_reads_the_end_of_the_log_only() -> None:
     assert third is not None and third.newest is not None and third.newest.id == 21 and folder.calls <= 5
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_a_folder_that_began_anew_is_read_anew() -> None:
     folders, now_s = [MemoryStorage("memory://ui/a"), MemoryStorage("memory://ui/b")], [0.0]
     steady(folders[0], 5)

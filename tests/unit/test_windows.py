@@ -81,6 +81,7 @@ def test_late_rows_correct_a_window(base: Any) -> None:
     assert [window.state(name) for name in states] == [[]] * len(states) and window.timers() == []
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_windows_that_share_a_timer_all_close() -> None:
     window = windowed(TumblingWindow, {"size": HOUR, "allowed_lateness": HOUR}, {**TIMED, "watermark_delay": 2 * HOUR})
     window.run([("ann", 1, at(0, 10), 5.0)])
@@ -117,6 +118,7 @@ def test_panes_are_as_long_as_the_common_divisor() -> None:
     assert [row["user_key_pane_start"] for row in window.state("panes")] == [at(0, 35)]
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_early_rows_of_sliding_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cairn.runners.arrow_runner.ROUND_ROWS", 1)
     window = windowed(
@@ -251,6 +253,7 @@ def test_sessions_that_were_put_out_and_merge(monkeypatch: pytest.MonkeyPatch) -
     assert window.state("sessions") == [] and window.timers() == []
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_late_rows_correct_sessions() -> None:
     window = windowed(SessionWindow, {"gap": 10 * MINUTE, "allowed_lateness": HOUR}, {**TIMED, "watermark_delay": HOUR})
     names = ("n", "version", "is_deleted")
@@ -270,6 +273,7 @@ def test_late_rows_correct_sessions() -> None:
     assert window.state("sessions") == [] and window.timers() == []
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_sessions_that_share_a_timer_all_close() -> None:
     window = windowed(SessionWindow, {"gap": HOUR, "allowed_lateness": HOUR}, {**TIMED, "watermark_delay": 3 * HOUR})
     window.run([("ann", 1, at(0), 5.0)])
