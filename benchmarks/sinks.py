@@ -1,4 +1,4 @@
-"""Seconds and bytes of one interval in a sink's table, beside a hand-written MERGE.
+"""Seconds and bytes of one interval in a sink's table, compared with a hand-written MERGE.
 
     python -m benchmarks.sinks [--rows 100 1000000] [--intervals 3]
 
@@ -91,7 +91,7 @@ def hour(n: int) -> Interval:
 
 
 def timed(publish: Callable[[Local], None], call: Local) -> tuple[float, float]:
-    """Return seconds and the CPU seconds of this process; those of the server are not in it."""
+    """Return seconds, and the CPU seconds of this process without the server."""
     wall, cpu = time.perf_counter(), time.process_time()
     publish(call)
     return time.perf_counter() - wall, time.process_time() - cpu

@@ -1,8 +1,8 @@
 """Credentials for a storage, from an Airflow connection of type `google_cloud_platform` or `aws`.
 
-No secret ever appears in an argument, a log line, an XCom or a record. Environment variables hold it, or the path of a
-file that only this user can read. The file is deleted when the `with` block ends. Airflow's providers of Google and
-Amazon are not needed.
+No secret ever appears in an argument, a log line, an XCom or a record. Cairn writes the secret to a file that only this user
+can read, and an environment variable holds the path. Cairn deletes the file when the `with` block ends. Airflow's providers of
+Google and Amazon are not needed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from airflow.sdk.log import mask_secret
 _PREFIX = "extra__google_cloud_platform__"  # Airflow 2 put this prefix before each field's name.
 _PROFILE = "cairn-connection"
 # The fields of connections that Cairn does not support, by the connection's type.
-_UNKNOWN = {
+_REFUSED = {
     "google_cloud_platform": ("key_secret_name", "credential_config_file", "impersonation_chain", "is_anonymous"),
     "aws": ("config_kwargs", "session_kwargs", "assume_role_kwargs", "external_id"),
 }
@@ -30,7 +30,7 @@ _UNKNOWN = {
 
 @contextmanager
 def storage_credentials(conn_id: str | None) -> Iterator[dict[str, str]]:
-    """Yield the environment variables that give a process the identity in a connection.
+    """Yield the environment variables with which a process signs in as the account of a connection.
 
     Args:
         conn_id: Id of the connection; None for the identity that the process has without a connection.
@@ -48,13 +48,13 @@ def storage_credentials(conn_id: str | None) -> Iterator[dict[str, str]]:
         return
     connection = BaseHook.get_connection(conn_id)
     kind, fields = connection.conn_type, _fields(connection.extra_dejson)
-    if kind not in _UNKNOWN:
+    if kind not in _REFUSED:
         raise AirflowFailException(
-            f"connection {conn_id!r} has the type {kind!r}; storage_conn_id takes a connection of type {' or '.join(_UNKNOWN)}"
+            f"connection {conn_id!r} has the type {kind!r}; storage_conn_id takes a connection of type {' or '.join(_REFUSED)}"
         )
-    # Both are true by default, and Cairn supports the default only.
+    # `verify` and `use_ssl` are true by default. Cairn supports only true.
     encryption = [name for name in ("verify", "use_ssl") if connection.extra_dejson.get(name, True) not in (True, "")]
-    if useless := [name for name in _UNKNOWN[kind] if fields.get(name)] + (encryption if kind == "aws" else []):
+    if useless := [name for name in _REFUSED[kind] if fields.get(name)] + (encryption if kind == "aws" else []):
         instead = (
             "key_path or keyfile_dict, or neither of them to use application default credentials"
             if kind == "google_cloud_platform"
@@ -115,7 +115,7 @@ def _amazon(
     text = "\n".join([f"[profile {_PROFILE}]", *profile])
     if any("\n" in str(value) for value in (*values.values(), role)):
         raise AirflowFailException(f"connection {conn_id!r} has a line break in a key or in role_arn")
-    # Keys of the worker's own identity would come before the profile.
+    # The SDK prefers keys in variables to a profile, and the worker may have such variables.
     without = dict.fromkeys(map(str.upper, values), "")
     return {
         **environment,

@@ -26,6 +26,7 @@ from cairn import Interval, Pipeline, sinks
 from cairn.command.cli import app
 from cairn.errors import SinkFailed, StaleStateError, UsageError
 from cairn.sinks.plan_publication import plan_publication
+from cairn.sinks.postgres import wider_type
 from cairn.sinks.table_sink import Publication, TableSink, hash_of_rows, published_output
 from cairn.testing import PipelineTester
 from state_backend.adapters.open_storage import open_storage
@@ -298,6 +299,28 @@ EVERY_TYPE = pa.table(
         'a name; with "signs"': pa.array([1, 2]),
     }
 )
+
+
+@pytest.mark.parametrize(
+    ("wanted", "there", "becomes"),
+    [
+        ("integer", "integer", None),
+        ("bigint", "integer", "bigint"),
+        ("integer", "bigint", None),
+        ("double precision", "integer", "double precision"),
+        ("double precision", "bigint", None),
+        ("double precision", "real", "double precision"),
+        ("numeric(12,2)", "numeric(10,4)", "numeric(14,4)"),
+        ("numeric(5,2)", "bigint", "numeric(21,2)"),
+        ("bigint", "numeric(5,2)", "numeric(21,2)"),
+        ("integer", "numeric(20,2)", None),
+        ("numeric(5,2)", "numeric", None),
+        ("text", "character varying(20)", None),
+        ("timestamp without time zone", "date", "timestamp without time zone"),
+    ],
+)
+def test_a_column_gets_a_type_that_holds_old_and_new_values(wanted: str, there: str, becomes: str | None) -> None:
+    assert wider_type(wanted, there) == becomes
 
 
 def test_every_type_comes_back(kind: str, sink: TableSink, tmp_path: Path) -> None:

@@ -13,7 +13,10 @@ from local_stack.postgres import Postgres
 
 @contextmanager
 def folder_of_a_server() -> Iterator[Path]:
-    """Yield a folder that every user may enter: for root the server runs as nobody, who can't enter pytest's folder."""
+    """Yield a folder that every user may enter.
+
+    If root runs the tests, PostgreSQL runs as the user nobody, and nobody can't enter pytest's folder.
+    """
     folder = Path(tempfile.mkdtemp(prefix="cairn-pg-"))
     folder.chmod(0o711)
     try:

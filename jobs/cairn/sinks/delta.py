@@ -1,11 +1,11 @@
 """The sink for a Delta table, through the package deltalake. It needs no Spark.
 
 Each interval is a partition of the table. One Delta commit replaces the partition's files, and sets the version of a transaction
-identifier to the checkpoint's id. The identifier is `cairn/PIPELINE/GENERATION/START/END`. `cairn publish --rebuild` begins a
-new generation. If the sink stops:
+identifier to the checkpoint's id. The identifier is `cairn/PIPELINE/GENERATION/START/END`. `cairn publish --rebuild` raises
+GENERATION, and the sink no longer finds the ids of before. If the sink stops:
 
-    before the commit     The table is the old one. Files without a commit stay until `VACUUM`. The next call does all of the work.
-    after the commit,     The table is the new one. The next call finds the checkpoint and changes nothing.
+    before the commit     The table has the old rows. Files without a commit stay until `VACUUM`. The next call does all of the work.
+    after the commit,     The table has the new rows. The next call finds the checkpoint's id and changes nothing.
     before the answer
 """
 
@@ -23,7 +23,7 @@ from cairn.sinks.table_sink import END, INSTANT, START, Publication, TableSink, 
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import Interval, format_instant
 
-# Each round loads the table again. Only a commit of the same interval, or of the schema, makes another round necessary.
+# How often the sink tries to commit. A try fails if another process has changed the same interval or the schema meanwhile.
 _ROUNDS = 10
 
 
@@ -110,7 +110,7 @@ class DeltaSink(TableSink):
         generation = 0 if table is None else _generation(table, pipeline)
         stored: dict[Interval, int] = {}
         if table is not None:
-            # A table may have thousands of intervals, and each version is a search.
+            # A table may have thousands of intervals, and each look-up searches all identifiers.
             others = {other for other in map(_interval_of, table.partitions()) if other.overlaps(interval)}
             for near in {interval, *others}:
                 version = table.transaction_version(_app_id(pipeline, generation, near))
@@ -197,7 +197,7 @@ def _is_one_of(intervals: Iterable[Interval]) -> str:
 
 
 def _fitted(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return the rows with the types of the table's columns; new columns keep theirs, and missing ones are null."""
+    """Cast each column to the type in the table. A new column keeps its type; a missing column becomes null."""
     for number, field in enumerate(rows.schema):
         there = schema.field(field.name).type if field.name in schema.names else field.type
         if there == field.type:

@@ -12,9 +12,11 @@ def plan_publication(
 ) -> frozenset[Interval] | None:
     """Return the intervals whose rows the call deletes; None if the call must change nothing.
 
-    A call is old if the table has an equal or newer checkpoint of the interval, or a newer checkpoint of an overlapping interval:
-    the checkpoint that replaced the call's output. A call replaces the rows of overlapping intervals that are older. Rows of
-    the same checkpoint stay: one commit can have a call for its own interval, and a call for each interval that it replaced.
+    A call is old in two cases. The table has this checkpoint or a newer checkpoint of the interval. Or an overlapping interval
+    has a newer checkpoint, which replaced this output.
+
+    A call that is not old deletes the rows of its interval, and the rows of overlapping intervals with an older checkpoint. Rows
+    of the same checkpoint stay: a commit of an hour that replaces a day makes one call for the hour and one for the day.
 
     Args:
         stored: The newest checkpoint of each interval in the table; at least of the intervals that overlap.

@@ -1,9 +1,9 @@
 """The sink for a table of PostgreSQL, through psycopg.
 
-The table `cairn_publications` beside the target table holds the newest checkpoint of each interval. If the sink stops:
+The table `cairn_publications` in the same schema holds the id of the newest checkpoint of each interval. If the sink stops:
 
-    before the commit     PostgreSQL rolls back: rows and checkpoint are the old ones. The next call does all of the work.
-    after the commit,     rows and checkpoint are the new ones. The next call finds the checkpoint and changes nothing.
+    before the commit     PostgreSQL rolls back: the table has the old rows. The next call does all of the work.
+    after the commit,     The table has the new rows. The next call finds the checkpoint's id and changes nothing.
     before the answer
 """
 
@@ -26,12 +26,15 @@ from state_backend.values.errors import UsageError
 from state_backend.values.intervals import Interval
 
 _IDS = "cairn_publications"
-# From narrow to wide, within each line.
+# From narrow to wide, within each line. Each type holds all values of those before it.
 _WIDER = (
-    ("smallint", "integer", "bigint", "numeric"),
+    ("smallint", "integer", "bigint"),
+    ("smallint", "integer", "double precision"),
     ("real", "double precision"),
     ("date", "timestamp without time zone"),
 )
+# The digits of a whole number.
+_DIGITS = {"smallint": 5, "integer": 10, "bigint": 19}
 
 
 def postgres(table: str, conninfo: str | Callable[[], str] = "") -> PostgresSink:
@@ -71,7 +74,7 @@ class PostgresSink(TableSink):
     @override
     def publish(self, publication: Publication) -> None:
         with self._transaction() as cursor:
-            # One publication of a table at a time: another process waits here. The lock ends with the transaction.
+            # One call at a time changes a table: other processes wait here. The lock ends with the transaction.
             self._lock(cursor)
             self._create_ids(cursor)
             near = self._stored(cursor, publication.pipeline, publication.interval)
@@ -91,7 +94,7 @@ class PostgresSink(TableSink):
         with self._transaction() as cursor:
             if not self._columns(cursor):
                 return {}
-            # Rows of the table's owner may have no interval.
+            # Rows that somebody else added may have no interval.
             counts = self._sql(
                 f"SELECT {START}, {END}, count(*) FROM {{table}} WHERE {START} IS NOT NULL AND {END} IS NOT NULL GROUP BY 1, 2"
             )
@@ -112,7 +115,7 @@ class PostgresSink(TableSink):
         with self._transaction() as cursor:
             self._lock(cursor)
             self._create_ids(cursor)
-            self._check_owner(cursor, pipeline)
+            self._check_pipeline(cursor, pipeline)
             deleted = cursor.execute(self._sql("DELETE FROM {ids} WHERE table_name = %s"), (self._names[-1],)).rowcount
             if not self._columns(cursor):
                 return
@@ -151,7 +154,7 @@ class PostgresSink(TableSink):
     def _create_ids(self, cursor: Any) -> None:
         found = cursor.execute("SELECT to_regclass(%s)", (self._sql("{ids}").as_string(cursor),)).fetchone()
         if found == (None,):
-            # Sinks of other tables create it too, and IF NOT EXISTS alone fails when two create it at the same time.
+            # Two sinks may create this table at once. IF NOT EXISTS would then fail for one of them, so each takes a lock first.
             cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"cairn {_IDS}",))
             cursor.execute(
                 self._sql(
@@ -161,7 +164,7 @@ class PostgresSink(TableSink):
                 )
             )
 
-    def _check_owner(self, cursor: Any, pipeline: str) -> None:
+    def _check_pipeline(self, cursor: Any, pipeline: str) -> None:
         query = self._sql("SELECT pipeline FROM {ids} WHERE table_name = %s AND pipeline <> %s LIMIT 1")
         other = cursor.execute(query, (self._names[-1], pipeline)).fetchone()
         if other is not None:
@@ -171,7 +174,7 @@ class PostgresSink(TableSink):
             )
 
     def _stored(self, cursor: Any, pipeline: str, interval: Interval) -> dict[Interval, int]:
-        self._check_owner(cursor, pipeline)
+        self._check_pipeline(cursor, pipeline)
         query = self._sql(
             f"SELECT {START}, {END}, checkpoint_id FROM {{ids}} WHERE table_name = %s AND {START} < %s AND {END} > %s"
         )
@@ -225,7 +228,7 @@ class PostgresSink(TableSink):
         sql = library("psycopg", "postgres").sql
         names = sql.SQL(", ").join(sql.Identifier(name) for name in table.column_names)
         with cursor.copy(self._sql("COPY {table} ({names}) FROM STDIN (FORMAT csv)", names=names)) as copy:
-            # Cairn's output has at most some MiB in each batch.
+            # Bounds the memory of the CSV text.
             for batch in table.to_batches(max_chunksize=50_000):
                 copy.write(as_csv(batch))
 
@@ -266,21 +269,23 @@ def column_type(field: pa.Field) -> str:
 def wider_type(wanted: str, there: str) -> str | None:
     """Return the type to which a column of type `there` must change to hold values of type `wanted` too; None to leave it.
 
-    Cairn changes a type only to one that holds all values of both. An owner may have chosen another type, such as `varchar`:
-    it stays.
+    The new type holds all values of both. An owner may have chosen another type, such as `varchar`: that type stays.
     """
-    digits, other = (re.fullmatch(r"numeric\((\d+),(\d+)\)", kind) for kind in (wanted, there))
-    if digits and other:
-        scale = max(int(digits[2]), int(other[2]))
-        whole = max(int(kind[1]) - int(kind[2]) for kind in (digits, other))
+    ours, theirs = _digits(wanted), _digits(there)
+    if ours and theirs and "numeric" in wanted + there:
+        whole, scale = (max(pair) for pair in zip(ours, theirs, strict=True))
         wider = f"numeric({whole + scale},{scale})"
         return None if wider == there else wider
-    kind = wanted.partition("(")[0]
-    return (
-        wanted
-        if any(kind in line and there in line and line.index(kind) > line.index(there) for line in _WIDER)
-        else None
-    )
+    lines = (line for line in _WIDER if wanted in line and there in line)
+    return wanted if any(line.index(wanted) > line.index(there) for line in lines) else None
+
+
+def _digits(kind: str) -> tuple[int, int] | None:
+    """Return the digits before and behind the decimal point; None if the type does not limit them."""
+    if kind in _DIGITS:
+        return _DIGITS[kind], 0
+    found = re.fullmatch(r"numeric\((\d+),(\d+)\)", kind)
+    return (int(found[1]) - int(found[2]), int(found[2])) if found else None
 
 
 def as_csv(batch: pa.RecordBatch) -> bytes:
@@ -296,7 +301,7 @@ def _for_csv(column: pa.Array) -> pa.Array:
     if pa.types.is_nested(column.type) or pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
         return pa.array([_text(value.as_py(), column.type) for value in column], pa.string())
     if pa.types.is_timestamp(column.type) and column.type.tz:
-        # The session's zone is UTC. With the zone, pyarrow needs 25 times the CPU for each value.
+        # pyarrow writes an instant with its zone 25 times slower. The session's zone is UTC, so PostgreSQL needs none.
         return column.cast(pa.timestamp(column.type.unit, "UTC")).cast(pa.timestamp(column.type.unit))
     return column
 

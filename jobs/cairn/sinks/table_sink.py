@@ -38,7 +38,8 @@ class Publication:
     Attributes:
         pipeline: Name of the pipeline.
         interval: The interval. Its rows in the table are replaced.
-        checkpoint_id: The commit that made this output, or that replaced the interval's output.
+        checkpoint_id: Id of the commit that made the output. If the interval of another commit replaced the output: the id
+            of that commit, without files.
         root_url: URL of the pipeline's folder.
         files: The Parquet files of the output without late rows; empty if the interval has no rows.
     """
@@ -50,7 +51,7 @@ class Publication:
     files: Sequence[Handle] = ()
 
     def output(self) -> Iterator[pa.Table]:
-        """Yield the rows of each file, after a check of its bytes."""
+        """Download each file, compare its checksum, and yield its rows."""
         if not self.files:
             return
         storage = open_storage(self.root_url)
@@ -65,8 +66,8 @@ class Publication:
         """Yield the rows of each file with the columns `interval_start` and `interval_end`.
 
         Raises:
-            UsageError: A column of the output has one of these names.
-            CorruptFile: A file is damaged.
+            UsageError: The output has a column `interval_start` or `interval_end`.
+            CorruptFile: A file has another checksum than the record says.
         """
         for table in self.output():
             if taken := {START, END} & {*table.column_names}:
@@ -155,7 +156,7 @@ def published_output(
 
 
 def hash_of_rows(table: pa.Table) -> str:
-    """Return a hash of all rows. The order of the rows does not count; equal rows count as often as they occur."""
+    """Return a hash of all rows. The order of the rows does not change the hash; a duplicate of a row does."""
     total, names = 0, sorted(table.column_names)
     for row in zip(*(plain_values(table[name]) for name in names), strict=True):
         digest = hashlib.blake2b(json.dumps(row).encode(), digest_size=_HASH_BITS // 8).digest()
@@ -164,7 +165,7 @@ def hash_of_rows(table: pa.Table) -> str:
 
 
 def plain_values(column: pa.ChunkedArray) -> Iterator[Any]:
-    """Yield each value as a JSON value. Values that differ have different JSON; structs, lists and maps are JSON as text."""
+    """Yield each value as a JSON value: different values as different JSON, and a struct, list or map as a string of JSON."""
     if pa.types.is_nested(column.type):
         return (None if value is None else nested_text(value) for value in column.to_pylist())
     return (as_json(value) for value in column.to_pylist())
