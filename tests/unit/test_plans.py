@@ -168,7 +168,7 @@ def test_one_handle_is_clipped_only_if_it_holds_more() -> None:
     assert plan_restore(KeyGroupRange(first=0, last=3), []).first is None
 
 
-@pytest.mark.parametrize("ranges", [[(0, 3)], [(0, 3), (5, 7)], [(0, 4), (4, 7)], [(1, 7)]])
+@pytest.mark.parametrize("ranges", [[(0, 3)], [(0, 3), (5, 7)], [(0, 4), (4, 7)], [(1, 7)], [(0, 8)]])
 def test_shards_that_leave_out_or_repeat_key_groups_are_refused(ranges: list[tuple[int, int]]) -> None:
     with pytest.raises(StateUnusable):
         check_whole([KeyGroupRange(first=first, last=last) for first, last in ranges], 8)

@@ -131,6 +131,11 @@ def test_the_new_one_stays_whatever_the_policy_says() -> None:
     assert ids(plan_retention(log, record(4, day(4), 3), {}, AnyOf(()))) == [4]
 
 
+def test_a_re_run_of_an_old_day_does_not_cost_the_latest_state() -> None:
+    log = log_in_memory(entries={r.id: r for r in days(3)})
+    assert ids(plan_retention(log, record(4, day(1)), {}, AnyOf(()))) == [3, 4]
+
+
 def test_protected_ones_stay() -> None:
     log = log_in_memory(entries={r.id: r for r in days(3)})
     assert ids(plan_retention(log, record(4, day(4), 3), {}, KeepLast(1), frozenset({2, 99}))) == [2, 4]
