@@ -280,6 +280,17 @@ def test_what_is_rescaled_restarted_or_lost_changes_nothing(tmp_path: Path) -> N
     assert {row["rows"] for row in disturbed.state("count", checkpoint=START + HOUR)} == {4, 5}
 
 
+def test_an_unchanged_shard_that_gets_another_number_keeps_its_state() -> None:
+    """Key groups 6 and 7 are shard 2 of three, and shard 3 of four."""
+    tester = visiting(replace(VISITS, parallelism=3, max_parallelism=8))
+    tester.run([(f"user{n}", n, None) for n in range(40)])
+    before = counts(tester)
+    for parallelism in (4, 3):
+        tester.rescale(parallelism)
+        tester.run([])
+        assert counts(tester) == before
+
+
 def test_a_re_run_starts_from_where_its_interval_did() -> None:
     tester = visiting()
     first = tester.run([("ann", 1, None)])
