@@ -781,6 +781,9 @@ def test_a_dry_run_of_a_range_validates_nothing(fake: Callable[[str], Path]) -> 
     with pytest.raises(DownstreamTasksSkipped) as skipped:
         run(task, context(ti=ti))
     assert skipped.value.tasks == ["validate"]
+    alone = backfill_task()
+    alone.only_plan = "True"
+    assert run(alone)["checkpoint"] is None
     assert "--dry-run" in json.loads((folder / "arguments.json").read_text())
 
 
