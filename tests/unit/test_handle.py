@@ -723,7 +723,9 @@ class Silent(Exception):
         raise KeyError
 
 
-@pytest.mark.parametrize("error", [errors.InvariantViolated("x"), errors.CorruptFile("x"), errors.StorageUnavailable("x")])
+@pytest.mark.parametrize(
+    "error", [errors.InvariantViolated("x"), errors.CorruptFile("x"), errors.StorageUnavailable("x")]
+)
 def test_an_error_that_is_not_the_users_stays_as_it_is(shard: Shard, error: errors.CairnError) -> None:
     def on_rows(p: Calls, *_: Any) -> Any:
         raise error

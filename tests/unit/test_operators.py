@@ -728,7 +728,9 @@ def test_what_is_not_due_is_skipped_where_the_checkpoint_is_committed(monkeypatc
     for when in (ended, context(**where)):  # The savepoint is due after the first interval, but not after the second.
         with pytest.raises(DownstreamTasksSkipped) as skipped:
             run(task, when)
-        assert sorted(skipped.value.tasks) == ["savepoint", "validate"] and returned["return_value"] == {"checkpoint": 7}
+        assert sorted(skipped.value.tasks) == ["savepoint", "validate"] and returned["return_value"] == {
+            "checkpoint": 7
+        }
 
 
 DROPPED = SimpleNamespace(id=7, record=None)
