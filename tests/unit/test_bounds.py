@@ -155,6 +155,15 @@ def test_a_round_ends_where_much_was_read(tmp_path: Path, monkeypatch: pytest.Mo
     assert done == 100 and max(rounds) <= 20 + 4
 
 
+def test_entries_that_are_written_in_parts_are_all_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_state, "_WRITE_BYTES", 10)
+    state = open_state(tmp_path, now_ms=0)
+    entries = {b"%d" % n: b"x" * n for n in (9, 1, 2, 30, 3)}
+    state.put_many([*entries], [*entries.values()])
+    assert dict(state.store.scan(b"", None)) == entries
+    state.store.close()
+
+
 def test_many_timers_of_one_key_cost_no_more_than_of_many(tmp_path: Path) -> None:
     """30,000 took minutes when each call wrote all of a key's."""
     state = open_state(tmp_path, now_ms=0)

@@ -724,6 +724,18 @@ class Silent(Exception):
 
 
 @pytest.mark.parametrize(
+    "error", [errors.InvariantViolated("x"), errors.CorruptFile("x"), errors.StorageUnavailable("x")]
+)
+def test_an_error_that_is_not_the_users_stays_as_it_is(shard: Shard, error: errors.CairnError) -> None:
+    def on_rows(p: Calls, *_: Any) -> Any:
+        raise error
+
+    with pytest.raises(type(error)) as raised:
+        shard.run({"k": [0]}, on_rows)
+    assert raised.value is error
+
+
+@pytest.mark.parametrize(
     ("error", "says"),
     [
         (ValueError("bad"), "ValueError: bad"),

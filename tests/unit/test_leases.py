@@ -20,6 +20,7 @@ from cairn.operations.export_state import export_state
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint import leases as leasing
+from state_backend.checkpoint.fresh_listing import listed_files, note_names
 from state_backend.checkpoint.leases import give_back, holding, plan_leases, take_lease
 from state_backend.checkpoint.storage_clock import storage_now_ms
 from state_backend.checkpoint.sweep import sweep
@@ -67,6 +68,17 @@ A, B = (paths.lease(n, 10, f"00000000-0000-0000-0000-00000000000{n}") for n in (
 def test_what_leases_say(leases: list[FileInfo], newest_ms: int, held: set[int], ended: list[str]) -> None:
     found, over = plan_leases(leases, newest_ms)
     assert (found, [info.path for info in over]) == (held, ended)
+
+
+def test_an_old_listing_brings_no_deleted_lease_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MemoryStorage, "lists_what_is_there", False)
+    storage = MemoryStorage()
+    storage.create(A, b"")
+    note_names(storage, paths.LEASES, [A.removeprefix(paths.LEASES)])
+    old = list(storage.list(paths.LEASES))
+    storage.delete(A)
+    monkeypatch.setattr(storage, "list", lambda folder: iter(old))
+    assert old and listed_files(storage, paths.LEASES) == []
 
 
 class Clock:

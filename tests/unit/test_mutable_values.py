@@ -320,8 +320,8 @@ def test_states_hold_what_they_were_given_and_give_copies() -> None:
 
 def test_a_timer_gets_the_key_whatever_the_key_s_last_timer_did_to_it() -> None:
     def on_rows(p: Any, key: Any, rows: Any) -> Iterator[Row]:
-        for before_ms in (2, 1):
-            p.handle.registerTimer(p.now_ms - before_ms)
+        for before_ms in (2, 1):  # One key's timers fire one after the other: no other key has a time between them.
+            p.handle.registerTimer(p.now_ms - before_ms - 10 * key[0][0])
         key[0].append(5)
         yield from ()
 

@@ -488,8 +488,8 @@ def checkpoint(
             record = commit()
             return SimpleNamespace(id=record.id, record=record)
 
-        def publish(self, hook: Any, **_: Any) -> None:
-            asked.append(f"publish {hook}")
+        def publish(self, hook: Any, *, in_order: bool, **_: Any) -> None:
+            asked.append(f"publish {hook}{' in order' if in_order else ''}")
             if sink_fails_for is not None:
                 raise errors.SinkFailed("the sink of 'p' failed", frozenset({sink_fails_for}))
 
@@ -593,11 +593,11 @@ def test_checkpoint_failures(monkeypatch: pytest.MonkeyPatch, error: Exception, 
 
 def test_the_sink_is_looked_up_only_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     urls: list[str] = []
-    pipeline = SimpleNamespace(sink_hook=lambda spark, url: urls.append(url) or "hook", sink_in_order=False)
+    pipeline = SimpleNamespace(sink_hook=lambda spark, url: urls.append(url) or "hook", sink_in_order=True)
     monkeypatch.setitem(sys.modules, "some_pipelines", SimpleNamespace(MINE=pipeline))
     operator, asked = checkpoint(monkeypatch, record, sink_of="some_pipelines:MINE")
     run(operator)
-    assert urls == ["memory://r/p"] and "publish hook" in asked
+    assert urls == ["memory://r/p"] and "publish hook in order" in asked
 
 
 # --- validation and savepoints --------------------------------------------------------------------------------------------
@@ -727,9 +727,12 @@ def test_what_is_not_due_is_skipped_where_the_checkpoint_is_committed(monkeypatc
 
     # Of a checkpoint that retention has dropped there is nothing to validate and nothing to copy.
     monkeypatch.setattr("state_backend.checkpoint.coordinator.Coordinator.commit", lambda *_: DROPPED)
-    with pytest.raises(DownstreamTasksSkipped) as skipped:
-        run(task, ended)
-    assert sorted(skipped.value.tasks) == ["savepoint", "validate"] and returned["return_value"] == {"checkpoint": 7}
+    for when in (ended, context(**where)):  # The savepoint is due after the first interval, but not after the second.
+        with pytest.raises(DownstreamTasksSkipped) as skipped:
+            run(task, when)
+        assert sorted(skipped.value.tasks) == ["savepoint", "validate"] and returned["return_value"] == {
+            "checkpoint": 7
+        }
 
 
 DROPPED = SimpleNamespace(id=7, record=None)
@@ -782,6 +785,9 @@ def test_a_dry_run_of_a_range_validates_nothing(fake: Callable[[str], Path]) -> 
     with pytest.raises(DownstreamTasksSkipped) as skipped:
         run(task, context(ti=ti))
     assert skipped.value.tasks == ["validate"]
+    alone = backfill_task()
+    alone.only_plan = "True"
+    assert run(alone)["checkpoint"] is None
     assert "--dry-run" in json.loads((folder / "arguments.json").read_text())
 
 

@@ -23,6 +23,7 @@ from cairn.arrow_processor import ArrowProcessor, BatchResult, KeyedBatch
 from cairn.change_expectations import OverTime
 from cairn.operations.output_files import output_files
 from cairn.pipeline import Interval, Pipeline
+from cairn.rows import local_rows
 from cairn.rows.input_batches import InputBatches
 from cairn.runners.arrow_states import ArrowListState
 from cairn.testing import PipelineTester
@@ -280,6 +281,17 @@ def test_what_is_rescaled_restarted_or_lost_changes_nothing(tmp_path: Path) -> N
     assert {row["rows"] for row in disturbed.state("count", checkpoint=START + HOUR)} == {4, 5}
 
 
+def test_an_unchanged_shard_that_gets_another_number_keeps_its_state() -> None:
+    """Key groups 6 and 7 are shard 2 of three, and shard 3 of four."""
+    tester = visiting(replace(VISITS, parallelism=3, max_parallelism=8))
+    tester.run([(f"user{n}", n, None) for n in range(40)])
+    before = counts(tester)
+    for parallelism in (4, 3):
+        tester.rescale(parallelism)
+        tester.run([])
+        assert counts(tester) == before
+
+
 def test_a_re_run_starts_from_where_its_interval_did() -> None:
     tester = visiting()
     first = tester.run([("ann", 1, None)])
@@ -307,6 +319,24 @@ def test_the_other_apis(change: dict[str, Any]) -> None:
     second = tester.run([("ann", 2, None)])
     assert [(row["user"], row["rows"]) for row in second.output] == [("ann", 2)]
     assert counts(tester) if change["api"] == "pandas" else tester.state("aggregates")
+
+
+class FirstRow(StatefulProcessor):
+    """Leaves all rows of a key but the first unread."""
+
+    def init(self, handle: Any) -> None:
+        pass
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        yield Row(user=key[0], rows=next(rows).n, first=None)
+
+
+def test_a_key_whose_rows_come_in_several_batches_is_one_call_and_one_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_rows, "BATCH_ROWS", 2)
+    tester = visiting(replace(VISITS, processor=FirstRow, parallelism=1))
+    ran = tester.run([*(("ann", n, None) for n in range(5)), ("bob", 7, None)])
+    assert sorted((row["user"], row["rows"]) for row in ran.output) == [("ann", 0), ("bob", 7)]
+    assert ran.record is not None and ran.record.content.totals.keys_touched == 2
 
 
 def test_initial_state_is_given_as_rows() -> None:

@@ -422,6 +422,10 @@ def test_a_queued_run_gets_its_time_from_when_nothing_else_runs(airflow: Airflow
         airflow.resume(first.value, 600)
     assert second.value.trigger.serialize()[1]["until_ms"] == int((NOW_S + 600 + 120) * 1000)
     assert airflow.resume(second.value, 121)["ran"]
+    # Less than the patience is left of the longest wait.
+    with pytest.raises(TaskDeferred) as last:
+        airflow.resume(first.value, 3540 - 721)
+    assert last.value.trigger.serialize()[1]["until_ms"] == int((NOW_S + 3600) * 1000)
 
 
 def test_a_run_behind_a_stale_interval_waits_and_says_how_to_heal(

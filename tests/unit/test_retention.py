@@ -25,6 +25,7 @@ from state_backend.values.retention import (
     KeepYounger,
     RetentionPolicy,
     default_retention,
+    quarantined_days,
 )
 from tests.support.checkpoints import PIPELINE, START, Folder, content, day, record
 from tests.support.counting import counting
@@ -131,6 +132,11 @@ def test_the_new_one_stays_whatever_the_policy_says() -> None:
     assert ids(plan_retention(log, record(4, day(4), 3), {}, AnyOf(()))) == [4]
 
 
+def test_a_re_run_of_an_old_day_does_not_cost_the_latest_state() -> None:
+    log = log_in_memory(entries={r.id: r for r in days(3)})
+    assert ids(plan_retention(log, record(4, day(1)), {}, AnyOf(()))) == [3, 4]
+
+
 def test_protected_ones_stay() -> None:
     log = log_in_memory(entries={r.id: r for r in days(3)})
     assert ids(plan_retention(log, record(4, day(4), 3), {}, KeepLast(1), frozenset({2, 99}))) == [2, 4]
@@ -201,6 +207,11 @@ def test_a_policy_is_recorded_as_it_is(policy: RetentionPolicy) -> None:
 def test_quarantined_checkpoints_are_no_condition_on_usable_ones() -> None:
     with pytest.raises(UsageError, match="KeepQuarantined is not about usable checkpoints, so it belongs in AnyOf"):
         AllOf((KeepLast(3), KeepQuarantined(7)))
+
+
+def test_the_highest_number_of_days_counts_for_quarantined_ones() -> None:
+    policy = AnyOf((KeepQuarantined(3), AnyOf((KeepLast(1), KeepQuarantined(7))), KeepQuarantined(0)))
+    assert (quarantined_days(policy), quarantined_days(KeepLast(1))) == (7, 14)
 
 
 def test_every_policy_is_recorded_under_fields_of_its_own() -> None:

@@ -14,9 +14,11 @@ import pytest
 from state_backend.adapters.open_storage import open_storage
 from state_backend.inspection.state_diff import EntryChange, describe_change, diff_states
 from state_backend.inspection.state_table import StateSource, read_table
+from state_backend.shard.consolidation import counted
 from state_backend.shard.restore import restore_shard
 from state_backend.state import layout
 from state_backend.state.check_shard import verify_shard
+from state_backend.state.forget_keys import remove_keys
 from state_backend.state.shard_state import ShardState
 from state_backend.state.state_variables import ListState, MapState, ValueState
 from state_backend.state.timer_columns import TimerColumns
@@ -177,3 +179,20 @@ def test_what_is_no_time_is_refused(tmp_path: Path, at_ms: int) -> None:
         with pytest.raises(StateTypeError, match=f"{at_ms} ms is no time"):
             call(at_ms)
     assert list(state.timers()) == []
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_removed_key_takes_its_bytes_with_it(tmp_path: Path, together: bool) -> None:
+    state = open_state(tmp_path, now_ms=0)
+    for user in "ab":
+        state.set_key(1, KEYS.encode((user,)))
+        for name in ("value", "value_ttl"):
+            ValueState(state, name).update((1, user))
+        for name in ("list", "list_ttl"):
+            ListState(state, name).append_value((1, user))
+        register(state, user)
+    if together:
+        lay_timers_together(state)
+    left = remove_keys(state.store, state.key_group_states(), STATES, [(1, KEYS.encode(("a",)))]).key_group_states
+    assert counted(state.store, [replace(group, size_bytes=None) for group in left]) == left
+    state.store.close()

@@ -376,6 +376,8 @@ def test_two_tries_of_one_name_that_write_its_record_at_once(
     if before:
         assert renew_trial(str(root), replace(trial, ends_ms=trial.ends_ms + 2))
         assert find_trial(str(root), NAME).ends_ms == trial.ends_ms + 2
+        assert not renew_trial(str(root), replace(trial, attempt="of the trial that had this name before"))
+        assert find_trial(str(root), NAME).ends_ms == trial.ends_ms + 2
     else:
         with pytest.raises(UsageError, match="at the same time; try again"):
             write_trial(str(root), trial)

@@ -312,16 +312,17 @@ def test_a_host_whose_own_code_changed_makes_no_driver(folder: Path, monkeypatch
     wait_until(lambda: len(host_of(folder)) == 1, 10, "the host ends")
 
 
-def test_a_folder_that_somebody_else_can_write_to_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    where = tmp_path / f"cairn-warm-{os.getuid()}"
-    where.mkdir()
-    where.chmod(0o777)
-    how: dict[str, Any] = {"cwd": tmp_path, "environment": {}}
-    started: WarmDriver | None = start_warm("warm_fake", [], private=None, **how)
-    start_host_if_it_pays(**how)
-    assert started is None and not list(where.iterdir())
-    assert alive(os.getpid())
+def test_a_folder_that_somebody_else_can_write_to_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(prefix="cw-") as made:  # Where the socket's path is short enough for a host.
+        monkeypatch.setattr(tempfile, "tempdir", made)
+        where = Path(made, f"cairn-warm-{os.getuid()}")
+        where.mkdir()
+        where.chmod(0o777)
+        how: dict[str, Any] = {"cwd": Path(made), "environment": {}}
+        started: WarmDriver | None = start_warm("warm_fake", [], private=None, **how)
+        start_host_if_it_pays(**how)
+        assert started is None and not list(where.iterdir())
+        assert alive(os.getpid())
 
 
 @pytest.mark.parametrize("left", ["", "176", "176 x", "1 2 3"])
