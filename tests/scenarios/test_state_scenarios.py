@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from state_backend.adapters.memory_storage import MemoryStorage
+from state_backend.adapters.rocks import RocksStore
 from state_backend.formats.spark_hash import key_group
 from state_backend.formats.types import parse_struct
+from state_backend.state import layout
 from state_backend.state.expiry import expire
 from state_backend.state.shard_state import ShardState
 from state_backend.state.state_variables import ListState, MapState, ValueState
@@ -101,6 +103,24 @@ def test_expiry_switched_on_and_off_between_intervals(tmp_path: Path) -> None:
     chain.now_ms += 1
     chain.step(1, "incremental", lambda state, owned: expire(state) and None)
     assert (chain.entries, chain.digest) == (0, 0)
+
+
+def test_lists_begin_behind_elements_that_expired_in_turns(tmp_path: Path) -> None:
+    """The expiry index has the first elements of both lists, then the second ones. All go at once."""
+    state = ShardState(RocksStore(tmp_path / "db"), key_groups=(), descriptors=STATES, now_ms=0)
+    for state.now_ms in (0, 1, 50):
+        for name in "ab":
+            state.set_key(1, KEYS.encode((name,)))
+            ListState(state, "list_ttl").append_value((1, None))
+        state.flush()
+    state.now_ms = 101
+    assert expire(state) == 4
+    positions = [entry for _, entry in state.store.scan(b"", None) if entry and layout.is_positions(entry)]
+    assert [*map(layout.unpack_positions, positions)] == [(2, 3)] * 2
+    state.now_ms = 150
+    assert expire(state) == 2
+    assert [*state.store.scan(b"", None)] == []
+    state.store.close()
 
 
 def test_timers_fire_once_in_order_after_rescaling(tmp_path: Path) -> None:

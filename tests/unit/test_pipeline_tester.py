@@ -361,8 +361,9 @@ def test_errors_are_the_pipelines_own() -> None:
     assert "in handleInputRows" in found.value.__notes__[0]
     with pytest.raises(StateUnusable, match="no checkpoint yet; run an interval first"):
         tester.state("count")
-    with pytest.raises(SourceError, match="the source counted 5 rows, but 1 reached"):
-        tester.run([("ann", 1, None)], position={"counts": {"rows": 5}})
+    for counted in (5, 0):
+        with pytest.raises(SourceError, match=f"the source counted {counted} rows, but 1 reached"):
+            tester.run([("ann", 1, None)], position={"counts": {"rows": counted}})
     with pytest.raises(UsageError, match="order_by names when, which the input lacks"):
         visiting(replace(VISITS, order_by=["when"])).run([("ann", 1, None)])
     with pytest.raises(SourceError, match="lacks the key column name"):
