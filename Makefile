@@ -65,8 +65,10 @@ soak: setup  ## weeks of flights, disturbed every few days, against pandas (DAYS
 	@$(PYTHON) -m tests.soak
 
 # Tests start hundreds of processes: each would compile Cairn again where this variable is set.
-PYTEST := PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest -n $(or $(WORKERS),3) --dist loadfile --no-loadscope-reorder
+PYTEST = PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest -n $(or $(WORKERS),3) --dist loadfile --no-loadscope-reorder
 
+# Few of these tests wait. A third process would only import everything once more.
+test-fast: WORKERS ?= 2
 test-fast: setup  ## the tests that need neither Spark nor Airflow, with few examples
 	@CAIRN_TESTS=fast $(PYTEST) $(or $(PYTEST_ARGS),$(addprefix tests/,unit property contract scenarios architecture))
 
