@@ -91,7 +91,7 @@ def hour(n: int) -> Interval:
 
 
 def timed(publish: Callable[[Local], None], call: Local) -> tuple[float, float]:
-    """Return seconds, and the CPU seconds of this process without the server."""
+    """Return the elapsed seconds and the CPU seconds of this process. The CPU seconds of PostgreSQL are not counted."""
     wall, cpu = time.perf_counter(), time.process_time()
     publish(call)
     return time.perf_counter() - wall, time.process_time() - cpu

@@ -52,8 +52,8 @@ def storage_credentials(conn_id: str | None) -> Iterator[dict[str, str]]:
         raise AirflowFailException(
             f"connection {conn_id!r} has the type {kind!r}; storage_conn_id takes a connection of type {' or '.join(_REFUSED)}"
         )
-    # `verify` and `use_ssl` are true by default. Cairn supports only true.
-    encryption = [name for name in ("verify", "use_ssl") if connection.extra_dejson.get(name, True) not in (True, "")]
+    # Without these fields, the SDK encrypts and checks certificates. Cairn can't switch either off, so it refuses other values.
+    encryption = [name for name in ("verify", "use_ssl") if connection.extra_dejson.get(name) not in (True, None, "")]
     if useless := [name for name in _REFUSED[kind] if fields.get(name)] + (encryption if kind == "aws" else []):
         instead = (
             "key_path or keyfile_dict, or neither of them to use application default credentials"

@@ -1193,7 +1193,8 @@ def test_the_role_of_an_amazon_connection_is_taken_with_its_keys(monkeypatch: py
 
 
 def test_a_profile_of_the_worker_and_a_connection_without_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    amazon(monkeypatch, extra={"profile_name": "state", "region_name": "eu-west-1"})
+    defaults = {"verify": None, "use_ssl": True}
+    amazon(monkeypatch, extra={"profile_name": "state", "region_name": "eu-west-1", **defaults})
     wanted = {"AWS_PROFILE": "state", "AWS_DEFAULT_REGION": "eu-west-1", "AWS_REGION": "eu-west-1"}
     with storage_credentials("my_amazon") as environment:
         assert environment == wanted

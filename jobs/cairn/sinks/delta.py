@@ -110,7 +110,7 @@ class DeltaSink(TableSink):
         generation = 0 if table is None else _generation(table, pipeline)
         stored: dict[Interval, int] = {}
         if table is not None:
-            # A table may have thousands of intervals, and each look-up searches all identifiers.
+            # Only overlapping intervals: `transaction_version` scans the identifiers of all intervals, which may be thousands.
             others = {other for other in map(_interval_of, table.partitions()) if other.overlaps(interval)}
             for near in {interval, *others}:
                 version = table.transaction_version(_app_id(pipeline, generation, near))
