@@ -18,6 +18,7 @@ import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from psycopg.conninfo import make_conninfo
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from typer.testing import CliRunner
@@ -455,6 +456,17 @@ def test_a_table_of_its_owner_keeps_its_types_and_columns(server: str, tmp_path:
             "SELECT column_name, data_type FROM information_schema.columns WHERE table_schema = 'shop' AND table_name = 'clicks'"
         )
         assert {("user", "character varying"), ("clicks", "bigint")} <= {*found.fetchall()}
+
+
+def test_a_role_with_another_zone_and_date_style(server: str) -> None:
+    address = make_conninfo(server, options="-c timezone=Asia/Kolkata -c datestyle=German")
+    sink = sinks.postgres("dated", address)
+    rows = EVERY_TYPE.select(["at", "day", "wall"])
+    publish(sink, hour(0), 1, rows)
+    publish(sink, hour(0), 2, rows)
+    publish(sink, hour(0), 1, rows.slice(0, 1))
+    assert sink.row_counts() == {hour(0): 2}
+    assert hash_of_rows(sink.rows(hour(0), rows.schema)) == hash_of_rows(rows)
 
 
 def test_a_rebuild_keeps_rows_that_the_sink_did_not_write(server: str) -> None:

@@ -63,9 +63,8 @@ def _as_parameters(case: Any) -> Any:
 def choose_tests(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out tests of other tiers, and tests that passed before on this commit."""
     if TIER == "fast":
-        left_out = [item for item in items if any(item.get_closest_marker(name) for name in NOT_FAST)]
-        items[:] = [item for item in items if not any(item.get_closest_marker(name) for name in NOT_FAST)]
-        config.hook.pytest_deselected(items=left_out)
+        config.hook.pytest_deselected(items=[item for item in items if not _is_fast(item)])
+        items[:] = [item for item in items if _is_fast(item)]
     if not ALL:
         for item in items:
             # A test may be long for one reason, and an example of it for another. Both must allow this tier.
@@ -77,6 +76,10 @@ def choose_tests(config: pytest.Config, items: list[pytest.Item]) -> None:
         done = [item for item in items if item.nodeid in passed]
         items[:] = [item for item in items if item.nodeid not in passed]
         config.hook.pytest_deselected(items=done)
+
+
+def _is_fast(item: pytest.Item) -> bool:
+    return not any(item.get_closest_marker(name) for name in NOT_FAST)
 
 
 def _runs(long: pytest.Mark) -> bool:

@@ -140,7 +140,8 @@ class PostgresSink(TableSink):
         # After the wait for the lock, a query must see the commits of others.
         connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         with connection, connection.cursor() as cursor:
-            cursor.execute("SET LOCAL timezone = 'UTC'")
+            # psycopg reads instants in the ISO style only, and a role or database may have another one.
+            cursor.execute("SET LOCAL timezone = 'UTC'; SET LOCAL datestyle = 'ISO'")
             yield cursor
 
     def _sql(self, text: str, **parts: Any) -> Any:
