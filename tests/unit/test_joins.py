@@ -181,6 +181,26 @@ def test_of_versions_of_one_time_the_last_one_counts() -> None:
     assert len(as_of.state("versions")) == 1
 
 
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [sale(0, 35, 1), sale(0, 55, 2), sale(0, 15, 3)],
+        [price(0, 10, 1), price(0, 20, 2), price(0, 5, 3), sale(0, 7, 1)],
+        [price(0, 10, 1), price(0, 20, 2, gone=True), price(0, 30, 3)],
+    ],
+    ids=["facts", "versions", "a deletion"],
+)
+def test_the_batches_of_a_key_do_not_change_the_state(rows: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    digests = set()
+    for most in (1, 2, 65_536):
+        monkeypatch.setattr("cairn.runners.arrow_runner.ROUND_ROWS", most)
+        lookup = joined(LookupJoin, PRICES, {**AS_OF, "deleted": "price_gone"})
+        ran = lookup.run(rows)
+        assert ran.record is not None and len(lookup.timers()) == 1
+        digests.add(ran.record.content.digest)
+    assert len(digests) == 1
+
+
 @pytest.mark.parametrize(("how", "found"), [("left", [(1, 50), (2, None), (3, 70)]), ("inner", [(1, 50), (3, 70)])])
 def test_a_deleted_key_has_no_version(how: str, found: list[Any]) -> None:
     as_of = joined(LookupJoin, PRICES, {**AS_OF, "deleted": "price_gone", "how": how}, watermark_delay=HOUR)

@@ -136,14 +136,15 @@ class LookupJoin(ReadyMade):
             type(self).__name__, batch, self._handle.event_time, self._sides
         )
         keys = batch.keys.num_rows
-        more = self._versions.exists() | (np.bincount(versions.owners, minlength=keys) > 1)
+        begins = np.zeros(len(versions.owners), np.bool_)
+        begins[np.unique(versions.owners, return_index=True)[1]] = True
+        begins &= ~self._versions.exists()[versions.owners]
         self._facts.appendList(facts.owners, facts.rows)
         self._versions.appendList(versions.owners, versions.rows)
-        # A key's only version stays in the state. Several versions, or a deletion, need a timer that removes them.
-        timed = more[versions.owners] | self._deletions(versions)
+        # A key's first version stays in the state. Each further version, and a deletion, needs a timer that removes versions.
+        timed = ~begins | self._deletions(versions)
         first = earliest(keys, (facts.owners, facts.times), (versions.owners[timed], versions.times[timed]))
-        due = np.flatnonzero(first < NO_TIME)
-        self._handle.registerTimer(due, ceil_ms(first[due]))
+        self._set_timers(first)
         if self.how == "inner" or not len(unmatched.owners):
             return BatchResult()
         return BatchResult(output=self._output(batch, unmatched, self._no_version, np.full(len(unmatched.owners), -1)))
@@ -190,6 +191,23 @@ class LookupJoin(ReadyMade):
         at_key = np.flatnonzero(first < NO_TIME)
         self._handle.registerTimer(at_key, ceil_ms(first[at_key]))
         return BatchResult(output=output)
+
+    def _set_timers(self, first: Int64s) -> None:
+        """Leave each key one timer: the earliest of its timers and of a new time.
+
+        The rows of a key may come in several batches. With a timer for each batch, the state would depend on the batches.
+
+        Args:
+            first: The new time of each key, in microseconds; `NO_TIME` for a key whose timers stay.
+        """
+        due = np.flatnonzero(first < NO_TIME)
+        wanted = ceil_ms(first[due])
+        old = self._handle.listTimers(due)
+        keys, times = old.key_of_row, np.asarray(old.rows["expiry_ms"])
+        np.minimum.at(wanted, keys, times)
+        later = times > wanted[keys]
+        self._handle.deleteTimer(due[keys[later]], times[later])
+        self._handle.registerTimer(due, wanted)
 
     def _deletions(self, versions: SideRows) -> Bools:
         if self._deleted is None:
