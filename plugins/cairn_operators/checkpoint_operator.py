@@ -285,9 +285,7 @@ def send_metrics(pipeline_name: str, record: Record, duration: timedelta) -> Non
         stats.timing(f"cairn.interval.{phase}", timedelta(microseconds=spent_us), tags=tags)
 
 
-def _sink_hook(
-    sink_of: str, url: str
-) -> tuple[Callable[[Record], None] | None, bool, Callable[[], str] | None]:
+def _sink_hook(sink_of: str, url: str) -> tuple[Callable[[Record], None] | None, bool, Callable[[], str] | None]:
     """Import a pipeline, and return its sink as `Coordinator.publish` calls it.
 
     Args:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 if TYPE_CHECKING:
     from state_backend.values.records import Record
@@ -29,6 +30,8 @@ _DATABASES = {
     "mysql": ("mysql", 3306),
     "kafka": ("kafka", 9092),
 }
+# Characters of a path that stay as they are in the URL; `%` because a path may be encoded already.
+_SAFE = "/%:@!$&'()*+,;=~"
 _FILE = re.compile(r"[^/]*\.[A-Za-z][A-Za-z0-9]*")
 # Columns that `cairn.sinks` adds to the table, as Spark's types in JSON.
 _INTERVAL_COLUMNS = tuple(
@@ -59,7 +62,7 @@ class Dataset:
     Attributes:
         namespace: Namespace in OpenLineage, such as `s3://bucket`.
         name: Name in the namespace.
-        uri: URL of the folder or table, without user name, password and query.
+        uri: URL of the folder or table, without user name, password and query, and with spaces encoded.
         version: The version; None if it is unknown.
         fields: The columns; None if they are unknown.
         rows: Rows that the checkpoint wrote; None for an input.
@@ -103,7 +106,7 @@ def dataset_of(url: str) -> Dataset | None:
         namespace, name = "bigquery", f"{authority}.{path.replace('/', '.')}"
     else:
         return None
-    return Dataset(namespace=namespace, name=name, uri=f"{scheme}://{authority}/{path}")
+    return Dataset(namespace=namespace, name=name, uri=f"{scheme}://{authority}/{quote(path, safe=_SAFE)}")
 
 
 def inputs_of(source_position: dict[str, Any]) -> tuple[Dataset, ...]:
