@@ -34,10 +34,7 @@ _DATABASES = {
 _SAFE = "/%:@!$&'()*+,;=~"
 _FILE = re.compile(r"[^/]*\.[A-Za-z][A-Za-z0-9]*")
 # Columns that `cairn.sinks` adds to the table, as Spark's types in JSON.
-_INTERVAL_COLUMNS = tuple(
-    {"name": name, "type": "timestamp", "nullable": False, "metadata": {}}
-    for name in ("interval_start", "interval_end")
-)
+_INTERVAL_COLUMNS = ({"name": "interval_start", "type": "timestamp"}, {"name": "interval_end", "type": "timestamp"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,8 +140,8 @@ def outputs_of(record: Record, pipeline_url: str, table_url: str | None) -> tupl
     found = []
     if (folder := dataset_of(f"{_with_scheme(pipeline_url)}/output")) is not None:
         size_bytes = sum(output.handle.size_bytes for output in files)
-        told = {"rows": rows, "size_bytes": size_bytes, "files": len(files), "version": str(record.id)}
-        found.append(replace(folder, fields=_columns(schema), **told))
+        folder = replace(folder, version=str(record.id), fields=_columns(schema))
+        found.append(replace(folder, rows=rows, size_bytes=size_bytes, files=len(files)))
     if table_url is not None and (table := dataset_of(table_url)) is not None:
         found.append(replace(table, fields=_columns(schema, _INTERVAL_COLUMNS), rows=rows))
     return tuple(found)

@@ -31,6 +31,7 @@ from state_backend.values.release import RELEASE
 FACET = "cairn_checkpoint"
 SCHEMA = "/cairn/checkpoints/static/CairnCheckpointRunFacet-1-0-0.json"
 PRODUCER = f"pkg:generic/cairn-state@{quote(RELEASE)}"
+_OURS: dict[str, Any] = {"producer": PRODUCER}
 
 
 @attr.define
@@ -71,24 +72,24 @@ def lineage_of(record: Record, pipeline_url: str, table_url: str | None) -> Oper
                 facets=_facets(d),
                 outputFacets={
                     "outputStatistics": output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(
-                        rowCount=d.rows, size=d.size_bytes, fileCount=d.files, producer=PRODUCER
+                        rowCount=d.rows, size=d.size_bytes, fileCount=d.files, **_OURS
                     )
                 },
             )
             for d in outputs_of(record, pipeline_url, table_url)
         ],
-        run_facets={FACET: CairnCheckpointRunFacet(**checkpoint_facet(record), producer=PRODUCER)},
+        run_facets={FACET: CairnCheckpointRunFacet(**checkpoint_facet(record), **_OURS)},
     )
 
 
 def _facets(dataset: Dataset) -> dict[str, DatasetFacet]:
-    source = datasource_dataset.DatasourceDatasetFacet(name=dataset.namespace, uri=dataset.uri, producer=PRODUCER)
+    source = datasource_dataset.DatasourceDatasetFacet(name=dataset.namespace, uri=dataset.uri, **_OURS)
     facets: dict[str, Any] = {"dataSource": source}
     if dataset.version is not None:
-        facets["version"] = dataset_version_dataset.DatasetVersionDatasetFacet(dataset.version, producer=PRODUCER)
+        facets["version"] = dataset_version_dataset.DatasetVersionDatasetFacet(dataset.version, **_OURS)
     if dataset.fields is not None:
         facets["schema"] = schema_dataset.SchemaDatasetFacet(
-            fields=[_field(field) for field in dataset.fields], producer=PRODUCER
+            fields=[_field(field) for field in dataset.fields], **_OURS
         )
     return facets
 

@@ -419,8 +419,11 @@ def test_the_url_of_a_table(kind: str, sink: TableSink, tmp_path: Path, request:
         assert sink.table_url() == f"file://{tmp_path}/table"
         return
     address = request.getfixturevalue("server")
-    given = psycopg.conninfo.conninfo_to_dict(address)
-    where = f"postgres://{given['host']}:{given['port']}/{given['dbname']}"
+    with psycopg.connect(address) as connection:
+        info = connection.info
+        # A socket has a path instead of a host.
+        host = "localhost" if info.host.startswith("/") else info.host
+        where = f"postgres://{host}:{info.port}/{info.dbname}"
     assert sink.table_url() == f"{where}/public/clicks"
     assert sinks.postgres("shop.clicks", address).table_url() == f"{where}/shop/clicks"
     with psycopg.connect(address, autocommit=True) as connection:

@@ -21,7 +21,7 @@ from local_stack.airflow_server import AirflowServer
 from tests.support.airflow_on_postgres import airflow_on_postgres
 from tests.support.layout import REPOSITORY
 from tests.support.openlineage_schemas import check_event
-from tests.support.tally import Tally, day_of
+from tests.support.tally import Tally
 
 pytestmark = pytest.mark.airflow
 

@@ -115,10 +115,11 @@ class PostgresSink(TableSink):
         # Only the server knows what a service, a search path and libpq's variables come to.
         with self._transaction() as cursor:
             info = cursor.connection.info
+            host, port, database = info.host, info.port, info.dbname
             (schema,) = cursor.execute("SELECT current_schema()").fetchone()
-        host = "localhost" if info.host.startswith("/") else info.host
-        host = f"[{host}]" if ":" in host else host
-        return f"postgres://{host}:{info.port}/{info.dbname}/{'/'.join([schema, *self._names][-2:])}"
+        # A socket has a path instead of a host, and an IPv6 address needs brackets.
+        host = "localhost" if host.startswith("/") else f"[{host}]" if ":" in host else host
+        return f"postgres://{host}:{port}/{database}/{'/'.join([schema, *self._names][-2:])}"
 
     @override
     def clear(self, pipeline: str) -> None:
