@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 if TYPE_CHECKING:
     from state_backend.values.records import Record
@@ -30,8 +29,8 @@ _DATABASES = {
     "mysql": ("mysql", 3306),
     "kafka": ("kafka", 9092),
 }
-# Characters of a path that stay as they are in the URL; `%` because a path may be encoded already.
-_SAFE = "/%:@!$&'()*+,;=~"
+# A host or bucket, and a port. A part of a password is neither: a password with a slash ends up before the path.
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]*)(:\d+)?")
 _FILE = re.compile(r"[^/]*\.[A-Za-z][A-Za-z0-9]*")
 # Columns that `cairn.sinks` adds to the table, as Spark's types in JSON.
 _INTERVAL_COLUMNS = ({"name": "interval_start", "type": "timestamp"}, {"name": "interval_end", "type": "timestamp"})
@@ -59,7 +58,6 @@ class Dataset:
     Attributes:
         namespace: Namespace in OpenLineage, such as `s3://bucket`.
         name: Name in the namespace.
-        uri: URL of the folder or table, without user name, password and query, and with spaces encoded.
         version: The version; None if it is unknown.
         fields: The columns; None if they are unknown.
         rows: Rows that the checkpoint wrote; None for an input.
@@ -69,7 +67,6 @@ class Dataset:
 
     namespace: str
     name: str
-    uri: str
     version: str | None = None
     fields: tuple[Field, ...] | None = None
     rows: int | None = None
@@ -80,16 +77,18 @@ class Dataset:
 def dataset_of(url: str) -> Dataset | None:
     """Return the dataset that a URL names; None for other texts and other schemes.
 
+    Names contain no user name, no password and no query of the URL.
+
     Args:
         url: Such as `s3://bucket/folder`, `file:///folder` or `postgres://host/database/schema/table`.
     """
     scheme, separator, rest = url.strip().partition("://")
     scheme = scheme.lower()
     authority, _, path = rest.partition("?")[0].partition("/")
-    if scheme not in _WITH_CONTAINER or ":" in authority:
+    if scheme not in _WITH_CONTAINER:
         authority = authority.rpartition("@")[2]
     path = path.rstrip("/")
-    if not separator or not path or (not authority and scheme != "file"):
+    if not separator or not path or (not authority and scheme != "file") or not _HOST.fullmatch(authority):
         return None
     if scheme in _OBJECTS:
         namespace, name = f"{_OBJECTS[scheme]}://{authority}", path
@@ -103,7 +102,7 @@ def dataset_of(url: str) -> Dataset | None:
         namespace, name = "bigquery", f"{authority}.{path.replace('/', '.')}"
     else:
         return None
-    return Dataset(namespace=namespace, name=name, uri=f"{scheme}://{authority}/{quote(path, safe=_SAFE)}")
+    return Dataset(namespace=namespace, name=name)
 
 
 def inputs_of(source_position: dict[str, Any]) -> tuple[Dataset, ...]:

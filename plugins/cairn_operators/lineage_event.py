@@ -83,7 +83,8 @@ def lineage_of(record: Record, pipeline_url: str, table_url: str | None) -> Oper
 
 
 def _facets(dataset: Dataset) -> dict[str, DatasetFacet]:
-    source = datasource_dataset.DatasourceDatasetFacet(name=dataset.namespace, uri=dataset.uri, **_OURS)
+    uri = dataset.namespace if "://" in dataset.namespace else None
+    source = datasource_dataset.DatasourceDatasetFacet(name=dataset.namespace, uri=uri, **_OURS)
     facets: dict[str, Any] = {"dataSource": source}
     if dataset.version is not None:
         facets["version"] = dataset_version_dataset.DatasetVersionDatasetFacet(dataset.version, **_OURS)

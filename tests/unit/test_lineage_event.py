@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,8 +14,10 @@ from typing import Any
 import pytest
 from airflow.providers.openlineage.extractors.base import DefaultExtractor
 from jsonschema import ValidationError
+from openlineage.client import OpenLineageClient
 from openlineage.client.event_v2 import Job, Run, RunEvent, RunState
 from openlineage.client.serde import Serde
+from openlineage.client.transport import Config, Transport
 
 from cairn_operators import CheckpointOperator
 from cairn_operators.lineage_event import PRODUCER, SCHEMA, lineage_of
@@ -22,6 +25,7 @@ from cairn_ui.render_template import STATIC
 from state_backend.values import errors
 from state_backend.values.records import Record
 from tests.support.checkpoints import day, record
+from tests.support.layout import REPOSITORY
 from tests.support.openlineage_schemas import check_event
 from tests.unit.test_lineage_datasets import SCHEMA as COLUMNS
 from tests.unit.test_lineage_datasets import output
@@ -37,8 +41,8 @@ def committed() -> Record:
     return replace(made, output_schemas=(COLUMNS,))
 
 
-def event_of(lineage: Any) -> dict[str, Any]:
-    event = RunEvent(
+def run_event(lineage: Any) -> RunEvent:
+    return RunEvent(
         eventType=RunState.COMPLETE,
         eventTime="2024-01-03T00:00:00+00:00",
         run=Run("01941f29-7c00-7aaa-8000-000000000000", lineage.run_facets),
@@ -47,7 +51,10 @@ def event_of(lineage: Any) -> dict[str, Any]:
         outputs=lineage.outputs,
         producer="https://example.com",
     )
-    made: dict[str, Any] = json.loads(Serde.to_json(event))
+
+
+def event_of(lineage: Any) -> dict[str, Any]:
+    made: dict[str, Any] = json.loads(Serde.to_json(run_event(lineage)))
     return made
 
 
@@ -89,6 +96,29 @@ def test_the_first_checkpoint_has_no_base_and_the_facets_schema_knows_its_fields
         broken = {**event, "run": {**event["run"], "facets": {"cairn_checkpoint": {**facet, **wrong}}}}
         with pytest.raises(ValidationError):
             check_event(broken, FACET)
+
+
+def test_the_setting_of_the_page_joins_the_folders_of_days(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (REPOSITORY / "docs" / "airflow.md").read_text()
+    ((name, value),) = re.findall(r"`(OPENLINEAGE__\w+)=(\w+)`", page)
+    made = record(7, day(2), 6, source_position={"orders": [f"s3://lake/orders/2024-01-0{n}" for n in (1, 2)]})
+    sent: list[Any] = []
+
+    class Kept(Transport):
+        kind = "kept"
+        config_class = Config
+
+        def emit(self, event: Any) -> None:
+            sent.append(json.loads(Serde.to_json(event)))
+
+    for value_or_none in (None, value):
+        if value_or_none is not None:
+            monkeypatch.setenv(name, value_or_none)
+        client = OpenLineageClient(transport=Kept(), config={"transport": {"type": "console"}})
+        client.emit(run_event(lineage_of(made, "memory://r", None)))
+    assert names(sent[0]["inputs"]) == [("s3://lake", "orders/2024-01-01"), ("s3://lake", "orders/2024-01-02")]
+    assert names(sent[1]["inputs"]) == [("s3://lake", "orders")]
+    assert "subset" in check_event(sent[1], FACET)
 
 
 # --- the task ----------------------------------------------------------------------------------------------------------------
