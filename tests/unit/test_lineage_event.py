@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from airflow.providers.openlineage.extractors.base import DefaultExtractor
@@ -20,6 +21,7 @@ from openlineage.client.serde import Serde
 from openlineage.client.transport import Config, Transport
 
 from cairn_operators import CheckpointOperator
+from cairn_operators.lineage_datasets import inputs_of
 from cairn_operators.lineage_event import PRODUCER, SCHEMA, lineage_of
 from cairn_ui.render_template import STATIC
 from state_backend.values import errors
@@ -119,6 +121,20 @@ def test_the_setting_of_the_page_joins_the_folders_of_days(monkeypatch: pytest.M
     assert names(sent[0]["inputs"]) == [("s3://lake", "orders/2024-01-01"), ("s3://lake", "orders/2024-01-02")]
     assert names(sent[1]["inputs"]) == [("s3://lake", "orders")]
     assert "subset" in check_event(sent[1], FACET)
+
+
+def test_the_code_of_the_page_gives_the_datasets_and_the_asset_that_it_names() -> None:
+    page = (REPOSITORY / "docs" / "airflow.md").read_text()
+    scope: dict[str, Any] = {}
+    for line in ("def read_orders(", '"outlets": [Asset('):
+        (block,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if line in block)
+        exec(compile(block, "airflow.md", "exec"), scope)
+    _, position = scope["read_orders"](MagicMock(), day(1))
+    found = [(one.namespace, one.name, one.version) for one in inputs_of(position)]
+    assert found == [("s3://lake", "orders/2024-01-01", None), ("s3://lake", "rates", "41")]
+    outlets = scope["dag"].get_task("checkpoint").outlets
+    # Airflow stores `cairn://clicks` as `cairn://clicks/`.
+    assert [asset.uri.rstrip("/") for asset in outlets] == ["cairn://clicks", "s3://warehouse/clicks"]
 
 
 # --- the task ----------------------------------------------------------------------------------------------------------------
