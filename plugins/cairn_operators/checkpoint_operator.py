@@ -167,6 +167,8 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
             except SinkFailed as error:
                 failed = error
             ended("publish")
+            if failed is None or committed.id not in failed.ids:
+                self._table_url = table_url
             try:
                 coordinator.clean_up()
             except CorruptFile as error:  # A file of another checkpoint is damaged, which does not undo this commit.
@@ -182,7 +184,6 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
                 # The sink refused only output of earlier intervals. The tasks of those intervals have failed already, so
                 # this task does not fail.
                 self.log.warning("%s", failed)
-            self._table_url = table_url
         except AttemptLost as error:
             raise AirflowFailException(
                 f"{failure_of(error, context['dag_run'].dag_id)}\nThis attempt can't be committed any more. "
