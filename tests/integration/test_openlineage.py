@@ -44,17 +44,20 @@ TOLD = Pipeline(
 DAGS = """
 # An Airflow DAG.
 import os
-from airflow.sdk import DAG, Asset
+from datetime import timedelta
+from airflow.sdk import DAG, Asset, CronDataIntervalTimetable
 from airflow.providers.standard.operators.empty import EmptyOperator
 from cairn_operators import stateful_pipeline
-from tests.support.tally_dags import DAILY, DRIVER, RETRIES, ROOT, START, WAITING
+from tests.support.checkpoints import START
 
-table = Asset(f"file://{os.environ['CAIRN_TALLY']}/table")
+tally = f"file://{os.environ['CAIRN_TALLY']}"
+table = Asset(f"{tally}/table")
+# Its end has passed, so that the scheduler makes no run of its own.
 told = stateful_pipeline(
-    "told", pipeline="unused:TALLY", root=ROOT, schedule=DAILY, start_date=START, process={**WAITING, **RETRIES},
-    checkpoint={**RETRIES, "outlets": [table]},
+    "told", pipeline="unused:TALLY", root=f"{tally}/state", start_date=START, end_date=START + timedelta(days=3),
+    schedule=CronDataIntervalTimetable("0 0 * * *", timezone="UTC"), checkpoint={"outlets": [table]},
 )
-told.get_task("process").driver_module = DRIVER
+told.get_task("process").driver_module = "tests.support.tally_driver"
 told.get_task("checkpoint").sink_of = "told_pipeline:TOLD"
 with DAG("reader", schedule=table, is_paused_upon_creation=False):
     EmptyOperator(task_id="read", inlets=[table])
@@ -139,13 +142,8 @@ def test_a_commit_is_an_event_with_datasets_and_checkpoint(
         # Without a login, since a catalog has none.
         with urlopen(url) as answer:
             schemas = {url: json.load(answer)}
-        assert check_event(event, schemas) == {
-            "cairn_checkpoint",
-            "dataSource",
-            "outputStatistics",
-            "schema",
-            "version",
-        }
+        facets = {"cairn_checkpoint", "dataSource", "outputStatistics", "schema", "version"}
+        assert facets <= check_event(event, schemas)
         assert (facet["pipeline"], facet["checkpoint"], facet.get("baseCheckpoint")) == (
             "told",
             record.id,
@@ -170,7 +168,8 @@ def test_other_tasks_have_events_without_datasets(
 ) -> None:
     _, sent = events
     started = [one for one in sent if one["job"]["name"] == "told.process" and one["eventType"] == "START"]
-    assert len(started) == 2 and all(one["inputs"] == one["outputs"] == [] for one in started)
+    # A task that has deferred starts twice.
+    assert len(started) >= 2 and all(one["inputs"] == one["outputs"] == [] for one in started)
 
 
 def test_the_table_is_an_asset_that_starts_a_dag(
