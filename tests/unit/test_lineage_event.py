@@ -222,6 +222,7 @@ def test_a_table_without_an_address_is_left_out(
     assert "the lineage event lacks the table of the sink: the database does not answer" in capsys.readouterr().out
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_operators_import_nothing_of_openlineage() -> None:
     """Cairn runs without the provider: only the provider's call imports the module that needs OpenLineage's client."""
     code = """
