@@ -414,6 +414,25 @@ def plant(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
         )
 
 
+def test_the_url_of_a_table(kind: str, sink: TableSink, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    if kind == "delta":
+        assert sink.table_url() == f"file://{tmp_path}/table"
+        return
+    address = request.getfixturevalue("server")
+    with psycopg.connect(address) as connection:
+        info = connection.info
+        # A socket has a path instead of a host.
+        host = "localhost" if info.host.startswith("/") else info.host
+        where = f"postgres://{host}:{info.port}/{info.dbname}"
+    assert sink.table_url() == f"{where}/public/clicks"
+    assert sinks.postgres("shop.clicks", address).table_url() == f"{where}/shop/clicks"
+    with psycopg.connect(address, autocommit=True) as connection:
+        connection.execute("CREATE SCHEMA IF NOT EXISTS mine")
+    # The server decides what a name without a schema means.
+    own = make_conninfo(address, options="-c search_path=mine")
+    assert sinks.postgres("clicks", own).table_url() == f"{where}/mine/clicks"
+
+
 def test_mistakes_are_named(kind: str, sink: TableSink, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"has no scheme; expected a URL"):
         sinks.delta("/data/tables/clicks")
