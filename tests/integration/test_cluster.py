@@ -254,7 +254,8 @@ def test_executors_come_and_go(stack: Stack) -> None:
     day = stack.day("dynamic", held="0")
     (working,) = {t.host for t in day.shard_tries() if t.shard == 0}
     (idle,) = set(HOSTS) - {working}
-    wait_until(lambda: not stack.cluster.executors(idle), 120, "the idle executor goes")
+    wait_until(lambda: set(stack.seen().added) == set(HOSTS), 120, "a second executor comes")
+    wait_until(lambda: stack.seen().removed and not stack.cluster.executors(idle), 120, "the idle executor goes")
     day.let_go()
     day.succeed()
     seen = stack.seen()
