@@ -69,7 +69,9 @@ class IcebergSink(TableSink):
     ) -> None:
         names = table.split(".")
         if not all(names) or len(names) < 2:
-            raise UsageError(f"{table!r} is no table of an Iceberg catalog; expected namespace.name, such as shop.clicks")
+            raise UsageError(
+                f"{table!r} is no table of an Iceberg catalog; expected namespace.name, such as shop.clicks"
+            )
         self._name, self._catalog_name, self._properties = table, catalog, properties
 
     def __repr__(self) -> str:
@@ -214,12 +216,18 @@ class IcebergSink(TableSink):
             namespace = self._name.rpartition(".")[0]
             raise UsageError(
                 f"the catalog {self._catalog_name!r} has no namespace {namespace!r}, so the sink can't create the table "
-                f"{self._name}\nCreate the namespace, for example: pyiceberg --catalog {self._catalog_name} create namespace "
-                f"{namespace}"
+                f"{self._name}\nCreate the namespace with a tool of your catalog, or in Python: "
+                f"load_catalog(…).create_namespace({namespace!r})"
             ) from None
 
     def _write(
-        self, table: Any, rows: pa.Table, where: Any, changed: dict[str, str], removed: list[str], summary: dict[str, str]
+        self,
+        table: Any,
+        rows: pa.Table,
+        where: Any,
+        changed: dict[str, str],
+        removed: list[str],
+        summary: dict[str, str],
     ) -> None:
         """Commit: delete the rows that `where` selects, insert `rows`, and change the table's properties.
 
@@ -282,12 +290,12 @@ def _columns(table: Any) -> set[str]:
 
 
 def _has_intervals(table: Any) -> bool:
-    """False for a table that its owner made without the columns of the interval."""
+    """Return False for a table that its owner made without the columns of the interval."""
     return {START, END} <= _columns(table)
 
 
 def _has_rows(table: Any, where: Any) -> bool:
-    """True if a data file may have rows that `where` selects."""
+    """Return True if a data file may have rows that `where` selects."""
     return any(True for _ in table.scan(row_filter=where).plan_files())
 
 
@@ -308,7 +316,7 @@ def _fitted(rows: pa.Table, there: pa.Schema) -> pa.Table:
 
 
 def _widens(there: pa.DataType, wanted: pa.DataType) -> bool:
-    """True if Iceberg can change a column from the type `there` to `wanted`."""
+    """Return True if Iceberg can change a column from the type `there` to `wanted`."""
     if pa.types.is_decimal(there) and pa.types.is_decimal(wanted):
         return there.scale == wanted.scale and there.precision < wanted.precision
     return (there, wanted) in ((pa.int32(), pa.int64()), (pa.float32(), pa.float64()))
