@@ -657,10 +657,12 @@ def snapshots(tmp_path: Path) -> list[tuple[int, str | None]]:
     return [(one.snapshot_id, one.summary["cairn.checkpoint"] if one.summary else None) for one in found]
 
 
+@pytest.mark.parametrize("error", [exceptions.CommitStateUnknownException, exceptions.CommitFailedException])
 @pytest.mark.parametrize("landed", [True, False])
 def test_a_result_that_the_iceberg_catalog_can_not_tell(
-    landed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    landed: bool, error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A refusal may be that of a repeated request: the HTTP client repeats a request whose answer was lost."""
     sink, commit, calls = iceberg(tmp_path), SqlCatalog.commit_table, []
 
     def unknown(*arguments: Any) -> Any:
@@ -668,7 +670,7 @@ def test_a_result_that_the_iceberg_catalog_can_not_tell(
         if landed or len(calls) > 1:
             made = commit(*arguments)
         if len(calls) == 1:
-            raise exceptions.CommitStateUnknownException("502 Bad Gateway")
+            raise error("502 Bad Gateway, or 409 Conflict")
         return made
 
     monkeypatch.setattr(SqlCatalog, "commit_table", unknown)

@@ -234,18 +234,23 @@ class IcebergSink(TableSink):
         The commit fails if the table has changed since it was read: it makes a snapshot even without rows, and the catalog
         refuses a snapshot whose parent is no longer the newest one.
         """
-        # pyiceberg would repeat the commit on the table's new version, where the ids may be newer. Only this copy has the property.
-        table.metadata.properties["commit.retry.num-retries"] = "0"
-        with table.transaction() as transaction:
-            rows = _fitted(rows, table.schema().as_arrow())
-            _fit(transaction, rows.schema)
-            if removed:
-                transaction.remove_properties(*removed)
-            transaction.set_properties(changed)
-            if _has_intervals(table) and _has_rows(table, where):  # pyiceberg warns of a delete without rows.
-                transaction.overwrite(rows, where, snapshot_properties=summary)
-            else:
-                transaction.append(rows, snapshot_properties=summary)
+        from pyiceberg.table.update import AssertTableUUID
+
+        transaction = table.transaction()
+        rows = _fitted(rows, table.schema().as_arrow())
+        _fit(transaction, rows.schema)
+        if removed:
+            transaction.remove_properties(*removed)
+        transaction.set_properties(changed)
+        if _has_intervals(table) and _has_rows(table, where):  # pyiceberg warns of a delete without rows.
+            transaction.overwrite(rows, where, snapshot_properties=summary)
+        else:
+            transaction.append(rows, snapshot_properties=summary)
+        # Not `commit_transaction`, for two reasons. After a refusal it repeats the commit on the table's new version, where the ids
+        # may be newer. After the last refusal it deletes the manifests; but if only the answer was lost, and the HTTP client
+        # repeated the request, then the table has these manifests.
+        same_table = AssertTableUUID(uuid=table.metadata.table_uuid)
+        table._do_commit(updates=transaction._updates, requirements=(*transaction._requirements, same_table))
 
 
 def _with_columns(publication: Publication) -> pa.Table:
@@ -318,7 +323,7 @@ def _fitted(rows: pa.Table, there: pa.Schema) -> pa.Table:
 def _widens(there: pa.DataType, wanted: pa.DataType) -> bool:
     """Return True if Iceberg can change a column from the type `there` to `wanted`."""
     if pa.types.is_decimal(there) and pa.types.is_decimal(wanted):
-        return there.scale == wanted.scale and there.precision < wanted.precision
+        return bool(there.scale == wanted.scale and there.precision < wanted.precision)
     return (there, wanted) in ((pa.int32(), pa.int64()), (pa.float32(), pa.float64()))
 
 
