@@ -255,7 +255,27 @@ class IcebergSink(TableSink):
 
 def _with_columns(publication: Publication) -> pa.Table:
     tables = [*publication.tables()]
-    return pa.concat_tables(tables, promote_options="default") if tables else _no_rows()
+    rows = pa.concat_tables(tables, promote_options="default") if tables else _no_rows()
+    for name in rows.column_names:
+        if any(map(_loses_nulls, rows[name].chunks)):
+            raise UsageError(
+                f"the column {name!r} has a null instead of a list or map of structs, and pyiceberg would store an empty list or "
+                "map\nReturn an empty list or map instead of null, or leave the column out of output_schema"
+            )
+    return rows
+
+
+def _loses_nulls(column: pa.Array) -> bool:
+    """Return True if pyiceberg 0.12 would write a null list of structs as an empty list, or a map in the same way."""
+    kind = column.type
+    if pa.types.is_struct(kind):
+        there = column.drop_null()
+        return any(_loses_nulls(there.field(n)) for n in range(kind.num_fields))
+    if pa.types.is_map(kind) and pa.types.is_struct(kind.item_type):
+        return column.null_count > 0 or _loses_nulls(column.items)
+    if (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and pa.types.is_struct(kind.value_type):
+        return column.null_count > 0 or _loses_nulls(column.flatten())
+    return False
 
 
 def _no_rows() -> pa.Table:
