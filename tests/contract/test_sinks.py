@@ -44,6 +44,7 @@ from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.log import read_log
 from state_backend.values.records import Permissions
 from tests.support.postgres_server import postgres_server
+from tests.support.s3_server import BUCKET, s3_server
 from tests.support.tiers import REPOSITORY, at_tier
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
@@ -850,6 +851,44 @@ def nested(kind: pa.DataType, pick: random.Random, nulls: float) -> Any:
     if pa.types.is_struct(kind):
         return {field.name: nested(field.type, pick, nulls) for field in kind}
     return pick.randrange(9)
+
+
+@pytest.mark.s3
+@pytest.mark.long("seconds", runs_in="ci")
+@pytest.mark.parametrize("catalog_type", ["sql", "glue"])
+def test_an_iceberg_table_on_s3(catalog_type: str, tmp_path: Path) -> None:
+    """moto stands in for S3 and Glue. It ignores the version that Glue compares in a commit, so no calls overtake each other here."""
+    with s3_server() as server:
+        keys = {
+            "access-key-id": "tests",
+            "secret-access-key": "tests",
+            "region": "us-east-1",
+            "endpoint": server.server_url,
+        }
+        given = {f"{service}.{name}": value for service in ("s3", "glue") for name, value in keys.items()}
+        given |= {
+            "type": catalog_type,
+            "uri": f"sqlite:///{tmp_path}/catalog.db",
+            "warehouse": f"s3://{BUCKET}/warehouse",
+        }
+        with load_catalog("tests", **given) as opened:
+            opened.create_namespace("shop")
+        sink = sinks.iceberg("shop.clicks", "tests", given)
+        rows = pa.table({"user": ["ann", "bob"], "clicks": [1, 2]})
+        for interval, n, made in (
+            (hour(0), 1, rows),
+            (hour(1), 2, rows),
+            (hour(0, 2), 3, rows.slice(0, 1)),
+            (hour(1), 2, rows),
+            (hour(2), 4, rows.slice(0, 0)),
+            (hour(3), 5, pa.table({"user": ["cid"], "more": [0.5]})),
+        ):
+            publish(sink, interval, n, made)
+        assert sink.row_counts() == {hour(0, 2): 1, hour(3): 1}
+        assert hash_of_rows(sink.rows(hour(0, 2), rows.schema)) == hash_of_rows(rows.slice(0, 1))
+        sink.clear("clicks")
+        publish(sink, hour(1), 2, rows)
+        assert sink.row_counts() == {hour(1): 2}
 
 
 def test_a_namespace_that_the_iceberg_catalog_lacks(tmp_path: Path) -> None:

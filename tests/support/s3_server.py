@@ -36,12 +36,14 @@ class S3Server(FaultyProxy):
     """The proxy. It sends one write at a time, since moto may let two conditional writes pass.
 
     Attributes:
+        server_url: The server itself. The proxy can't read the chunks that Arrow's S3 client sends.
         ignores_conditions: Drop preconditions, as some compatible stores do.
         conflicts: Answer 409 to this many of the next conditional writes.
     """
 
     def __init__(self, upstream: str) -> None:
         super().__init__(upstream)
+        self.server_url = upstream
         self._writes = threading.Lock()
         self.ignores_conditions = False
         self.conflicts = 0
