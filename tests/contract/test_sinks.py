@@ -15,6 +15,7 @@ from importlib import import_module
 from itertools import groupby
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import deltalake
 import duckdb
@@ -704,12 +705,12 @@ def test_a_call_of_iceberg_that_is_overtaken_reads_the_ids_again(
         assert snapshots(tmp_path)[-1][1] == str(older + 1)
     monkeypatch.setattr(import_module("cairn.sinks.iceberg"), "_WAIT_S", 0)
 
-    def refused(*arguments: Any) -> Any:
-        raise exceptions.CommitFailedException("changed")
-
-    monkeypatch.setattr(SqlCatalog, "commit_table", refused)
-    with pytest.raises(exceptions.CommitFailedException):
-        publish(sink, hour(9), 99, user)
+    for error, calls in ((exceptions.CommitFailedException, 30), (exceptions.CommitStateUnknownException, 3)):
+        failing = Mock(side_effect=error("failed"))
+        monkeypatch.setattr(SqlCatalog, "commit_table", failing)
+        with pytest.raises(error):
+            publish(sink, hour(9), 99, user)
+        assert failing.call_count == calls
 
 
 def test_an_iceberg_table_of_its_owner(tmp_path: Path) -> None:

@@ -29,8 +29,11 @@ from cairn.sinks.table_sink import END, INSTANT, START, Publication, TableSink, 
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import Interval, format_instant
 
-# How often the sink tries to commit. A try fails if another process has changed the table meanwhile, in any interval.
-_ROUNDS = 10
+# How often the catalog may refuse a commit. It refuses if another process has changed the table meanwhile, in any interval. If four
+# processes commit all the time, a commit is refused three times out of four.
+_REFUSALS = 30
+# How often the catalog may fail to tell the result. Each time, the sink writes the files anew.
+_UNKNOWN = 3
 # Bounds the wait before another try. The wait is random, so that processes which failed together do not fail together again.
 _WAIT_S = 0.5
 _PIPELINE, _CHECKPOINT = "cairn.pipeline", "cairn.checkpoint"
@@ -131,18 +134,19 @@ class IcebergSink(TableSink):
         with self._catalog() as catalog:
             from pyiceberg import exceptions
 
-            # After an unknown result, the next round finds the id or commits. If the first commit arrives after all, the
-            # catalog refuses it or the next round's: both are commits on the same snapshot.
-            repeated = (
-                exceptions.CommitFailedException,
-                exceptions.CommitStateUnknownException,
-                exceptions.TableAlreadyExistsError,
-            )
-            for left in reversed(range(_ROUNDS)):
+            refusals = unknown = 0
+            while True:
                 try:
                     return change(catalog)
-                except repeated:
-                    if not left:
+                except (exceptions.CommitFailedException, exceptions.TableAlreadyExistsError):
+                    refusals += 1
+                    if refusals == _REFUSALS:
+                        raise
+                except exceptions.CommitStateUnknownException:
+                    # The next round finds the id or commits. If the first commit arrives after all, the catalog refuses it or
+                    # the next round's: both are commits on the same snapshot.
+                    unknown += 1
+                    if unknown == _UNKNOWN:
                         raise
                 time.sleep(random.uniform(0, _WAIT_S))
 
