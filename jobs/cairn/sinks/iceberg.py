@@ -241,8 +241,16 @@ class IcebergSink(TableSink):
         from pyiceberg.table.update import AssertTableUUID
 
         transaction = table.transaction()
-        rows = _fitted(rows, table.schema().as_arrow())
-        _fit(transaction, rows.schema)
+        there = table.schema().as_arrow()
+        rows = _fitted(rows, there)
+        # pyiceberg copies the whole metadata several times in each step, also in a change of the schema that changes nothing.
+        new = [
+            field
+            for field in rows.schema
+            if field.name not in there.names or there.field(field.name).type != field.type
+        ]
+        if new:
+            _fit(transaction, new)
         if removed:
             transaction.remove_properties(*removed)
         transaction.set_properties(changed)
@@ -351,14 +359,14 @@ def _widens(there: pa.DataType, wanted: pa.DataType) -> bool:
     return (there, wanted) in ((pa.int32(), pa.int64()), (pa.float32(), pa.float64()))
 
 
-def _fit(transaction: Any, schema: pa.Schema) -> None:
-    """Add columns and widen types until the table can hold rows of this schema."""
+def _fit(transaction: Any, fields: Iterable[pa.Field]) -> None:
+    """Add columns and widen types until the table can hold these columns."""
     from pyiceberg.exceptions import ResolveError, ValidationError
     from pyiceberg.io.pyarrow import UnsupportedPyArrowTypeException
 
     refused = (UnsupportedPyArrowTypeException, ResolveError, ValidationError, ValueError, TypeError)
     with transaction.update_schema() as update:
-        for field in schema:
+        for field in fields:
             try:
                 update.union_by_name(pa.schema([field.with_nullable(True)]))
             except refused as error:
