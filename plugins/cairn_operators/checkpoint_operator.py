@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseOperator, XComArg
+from airflow.sdk import Asset, BaseOperator, XComArg
 from airflow.sdk.bases.xcom import BaseXCom
 from airflow.sdk.exceptions import AirflowFailException, DownstreamTasksSkipped
 from airflow.sdk.observability import stats
@@ -44,7 +44,7 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
 
     A retry finishes the steps that an earlier try left; nothing is committed twice. A lost attempt fails the task for
     good, since only a new attempt can replace it. `output["checkpoint"]` is the checkpoint's id. The asset
-    `cairn://<pipeline_name>` gets an event with the id and counts.
+    `cairn://<pipeline_name>` gets an event with the id and counts, and so does each `Asset` of `outlets`.
 
     Args:
         attempt: `process.output["attempt"]` of the task that prepared the attempt, or the attempt's uuid as text. With
@@ -94,6 +94,9 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
         self.sink_of = sink_of or ""
         self.storage_conn_id = storage_conn_id
         self.validated = validated
+        # Set by `execute`: what Airflow's OpenLineage provider asks for after the task.
+        self._committed: Record | None = None
+        self._table_url: Callable[[], str] | None = None
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Commit the attempt, publish its output, and delete files that no retained checkpoint needs.
@@ -152,17 +155,20 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
 
         try:
             url = join_url(self.root, self.pipeline_name)
-            hook, in_order = _sink_hook(self.sink_of, url) if self.sink_of else (None, False)
+            hook, in_order, table_url = _sink_hook(self.sink_of, url) if self.sink_of else (None, False, None)
             coordinator = Coordinator(open_storage(url), self.pipeline_name, remembers=True)
             ended("open")
             committed = coordinator.commit(self.attempt)
             ended("commit")
+            self._committed = committed.record
             failed: SinkFailed | None = None
             try:
                 coordinator.publish(hook, in_order=in_order, code=self.sink_of or "")
             except SinkFailed as error:
                 failed = error
             ended("publish")
+            if failed is None or committed.id not in failed.ids:
+                self._table_url = table_url
             try:
                 coordinator.clean_up()
             except CorruptFile as error:  # A file of another checkpoint is damaged, which does not undo this commit.
@@ -205,13 +211,41 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
         self.log.info("checkpoint %d: %s", committed.id, in_words(phases_us, wall_us))
         # Airflow's `outlet_events` is false while it is empty, so it is compared with None.
         if (outlet_events := context.get("outlet_events")) is not None:
-            outlet_events[self.asset].extra = {
+            extra = {
                 **summary,
                 "rows": summary["output_rows"],
                 "bytes": summary["state_bytes"],
                 "validated": self.validated,
             }
+            for asset in self.outlets:
+                if isinstance(asset, Asset):
+                    outlet_events[asset].extra = extra
         return summary
+
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
+        """Return inputs, outputs and checkpoint of the interval, as Airflow's OpenLineage provider asks for them.
+
+        The provider calls this method when the task has ended, also after a failure. If the commit succeeded and the
+        sink failed, the outputs lack the sink's table.
+
+        Args:
+            task_instance: Airflow's task instance; not used.
+
+        Returns:
+            The provider's `OperatorLineage`; None if this try committed nothing.
+        """
+        if self._committed is None:
+            return None
+        from cairn_operators.lineage_event import lineage_of
+        from state_backend.adapters.open_storage import join_url
+
+        table_url = None
+        if self._table_url is not None:
+            try:
+                table_url = self._table_url()
+            except Exception as error:
+                self.log.warning("the lineage event lacks the table of the sink: %s", error)
+        return lineage_of(self._committed, join_url(self.root, self.pipeline_name), table_url)
 
 
 _GAUGES = (
@@ -252,7 +286,7 @@ def send_metrics(pipeline_name: str, record: Record, duration: timedelta) -> Non
         stats.timing(f"cairn.interval.{phase}", timedelta(microseconds=spent_us), tags=tags)
 
 
-def _sink_hook(sink_of: str, url: str) -> tuple[Callable[[Record], None] | None, bool]:
+def _sink_hook(sink_of: str, url: str) -> tuple[Callable[[Record], None] | None, bool, Callable[[], str] | None]:
     """Import a pipeline, and return its sink as `Coordinator.publish` calls it.
 
     Args:
@@ -260,12 +294,14 @@ def _sink_hook(sink_of: str, url: str) -> tuple[Callable[[Record], None] | None,
         url: URL of the pipeline's folder.
 
     Returns:
-        The function that calls the pipeline's sink with the output files of a record, or None without a sink; and the
-        pipeline's `sink_in_order`: True if the sink gets no later interval while an earlier one has failed.
+        The function that calls the pipeline's sink with the output files of a record, or None without a sink; the
+        pipeline's `sink_in_order`: True if the sink gets no later interval while an earlier one has failed; and the
+        function that returns the URL of the sink's table, or None if the sink has no such function.
     """
     module, _, name = sink_of.partition(":")
     pipeline = getattr(importlib.import_module(module), name)
-    return pipeline.sink_hook(None, url), pipeline.sink_in_order
+    table_url = getattr(pipeline.sink, "table_url", None)
+    return pipeline.sink_hook(None, url), pipeline.sink_in_order, table_url
 
 
 def _maker(task: Any) -> Any:

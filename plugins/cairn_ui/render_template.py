@@ -19,7 +19,11 @@ _INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|\+00:0
 _OPTION = re.compile(r"(?:^|\s)--?[A-Za-z][\w-]*[ =]$")
 _HERE = Path(__file__).resolve().parent
 STATIC = _HERE / "static"
-CONTENT_TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
+CONTENT_TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".json": "application/json",
+}
 
 HEADERS = {
     "Content-Security-Policy": (

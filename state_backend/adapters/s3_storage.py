@@ -352,10 +352,12 @@ class S3Storage:
             except NotFound:
                 return write.uncertain
             except PreconditionFailed:
+                # Another process has rewritten the file since `_look`. SeaweedFS also gives this answer for an absent file, S3 gives 404.
+                if not write.uncertain:
+                    continue
                 # An earlier attempt may have deleted the file before another process wrote a new one.
-                if write.uncertain:
+                if self._look(path, doing) is not None:
                     raise unknown_outcome(doing) from None
-                continue  # Another process has rewritten the file since `_look`.
             return True
         return False
 

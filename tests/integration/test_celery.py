@@ -196,7 +196,6 @@ def test_nothing_is_other_and_nothing_is_left(stack: Stack) -> None:
             if other is not worker:
                 other.start()
                 wait_until(other.is_ready, 120, f"{other.name} is back")
-    assert len(stack.days.log().completed()) == 5
     stack.days.assert_undisturbed()
     storage = open_storage(f"{stack.days.root}/sums")
     sweep(storage, "sums", now_ms=FAR_MS)

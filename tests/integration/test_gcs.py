@@ -265,6 +265,20 @@ def test_an_upload_goes_on_where_the_server_stopped_taking(
     assert storage.read("a") == data
 
 
+def test_a_piece_that_arrives_twice_is_stored_once(storage: GcsStorage, server: GcsServer, tmp_path: Path) -> None:
+    """A client whose request timed out sends the piece again, and the server takes both requests."""
+    (tmp_path / "file").write_bytes(LARGE)
+
+    def taken_before(request: Request) -> bool:
+        if request.method == "PUT" and "upload_id" in request.target:
+            server.forward(request)
+        return False
+
+    with server.broken("500", only=taken_before):
+        assert storage.upload("a", tmp_path / "file") == handle_of("a", LARGE)
+    assert storage.read("a") == LARGE
+
+
 def test_an_upload_whose_session_is_gone_can_be_begun_again(
     storage: GcsStorage, server: GcsServer, tmp_path: Path
 ) -> None:

@@ -1,5 +1,7 @@
-"""A real server process that speaks S3's protocol (moto), behind a proxy that can break, and that is as strict as the original where the
-server is not: two conditional writes at the same time, and the checksums that requests give.
+"""A server process that speaks S3's protocol, behind a proxy that can break.
+
+The server is moto. Where the variable CAIRN_WEED names the program of SeaweedFS, SeaweedFS serves. The proxy mends moto's two leniencies:
+moto may let two conditional writes at the same time pass, and moto does not compare the checksums that requests give.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import boto3
@@ -22,6 +24,8 @@ from local_stack.owned_process import free_port
 from tests.support.faulty_proxy import Answer, FaultyProxy, Request
 
 BUCKET = "cairn-tests"
+# The path of the program weed, or "".
+SEAWEEDFS = os.environ.get("CAIRN_WEED", "")
 ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": "tests",
     "AWS_SECRET_ACCESS_KEY": "tests",
@@ -33,7 +37,7 @@ ENVIRONMENT = {
 
 
 class S3Server(FaultyProxy):
-    """The proxy. It sends one write at a time, since moto may let two conditional writes pass.
+    """The proxy.
 
     Attributes:
         server_url: The server itself. The proxy can't read the chunks that Arrow's S3 client sends.
@@ -41,19 +45,20 @@ class S3Server(FaultyProxy):
         conflicts: Answer 409 to this many of the next conditional writes.
     """
 
-    def __init__(self, upstream: str) -> None:
+    def __init__(self, upstream: str, *, lenient: bool) -> None:
         super().__init__(upstream)
         self.server_url = upstream
-        self._writes = threading.Lock()
+        self._lenient = lenient
+        self._writes = threading.Lock() if lenient else nullcontext()
         self.ignores_conditions = False
         self.conflicts = 0
 
     def forward(self, request: Request) -> Answer:
         """See `FaultyProxy.forward`."""
         if request.method in ("GET", "HEAD"):
-            return _without_checksum_of_parts(super().forward(request))
+            return _without_checksum_of_parts(super().forward(request)) if self._lenient else super().forward(request)
         given = request.headers.get("x-amz-checksum-crc32c")
-        if given is not None and request.method == "PUT":
+        if self._lenient and given is not None and request.method == "PUT":
             found = base64.b64encode(google_crc32c.value(request.body).to_bytes(4, "big")).decode()
             if found != given:
                 return _refused(400, "BadDigest")
@@ -86,10 +91,10 @@ def s3_server() -> Iterator[S3Server]:
     """Run a server with the bucket `BUCKET`. Within the block, the AWS SDK's environment variables name the server."""
     port = free_port()
     before = {name: os.environ.get(name) for name in (*ENVIRONMENT, "AWS_ENDPOINT_URL_S3")}
-    proxy = S3Server(f"http://127.0.0.1:{port}")
-    with tempfile.TemporaryFile() as log:
+    proxy = S3Server(f"http://127.0.0.1:{port}", lenient=not SEAWEEDFS)
+    with tempfile.TemporaryFile() as log, tempfile.TemporaryDirectory(prefix="cairn-weed-") as data:
         process = subprocess.Popen(
-            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], stdout=log, stderr=log,
+            _seaweedfs(port, data) if SEAWEEDFS else _moto(port), stdout=log, stderr=log,
             # Tests upload parts of less than 5 MiB.
             env={**os.environ, "S3_UPLOAD_PART_MIN_SIZE": "1"},
         )  # fmt: skip
@@ -107,6 +112,19 @@ def s3_server() -> Iterator[S3Server]:
             proxy.close()
             process.terminate()
             process.wait(60)
+
+
+def _moto(port: int) -> list[str]:
+    return [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+
+
+def _seaweedfs(port: int, data: str) -> list[str]:
+    """Master, volumes, filer and S3 in one process. Without a file of identities, SeaweedFS checks no signatures."""
+    ports = {"master.port": free_port(), "volume.port": free_port(), "filer.port": free_port(), "s3.port": port}
+    ports |= {f"{name}.grpc": free_port() for name in list(ports)} | {"s3.port.iceberg": 0, "s3.port.lance": 0}
+    given = [f"-{name}={number}" for name, number in ports.items()]
+    return [SEAWEEDFS, "server", f"-dir={data}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3", "-volume.max=100",
+            "-master.volumeSizeLimitMB=64", "-master.telemetry=false", *given]  # fmt: skip
 
 
 def _make_bucket(url: str, process: subprocess.Popen[bytes]) -> None:

@@ -42,6 +42,13 @@ from tests.support.shards import KEY_SCHEMA, KEYS, descriptor
 
 STATES = (descriptor("value", "value", 1),)
 MAX_PARALLELISM = 16
+OUTPUT_SCHEMA = {
+    "type": "struct",
+    "fields": [
+        {"name": name, "type": kind, "nullable": True, "metadata": {}}
+        for name, kind in (("key", "string"), ("total", "long"), ("day", "string"))
+    ],
+}
 
 
 def prepare(
@@ -59,7 +66,8 @@ def prepare(
     if (fail := folder / "fail" / day).exists():
         fail.unlink()
         raise SourceError(f"{day} has not landed")
-    numbers: dict[str, int] = json.loads((folder / "input" / f"{day}.json").read_text())
+    landed = folder / "input" / f"{day}.json"
+    numbers: dict[str, int] = json.loads(landed.read_text())
     owned, storage = range_of(0, 1, MAX_PARALLELISM), coordinator.storage
     base = [manifest_of(ref, storage) for ref in begun.base.content.shards] if begun.base is not None else []
     work = Path(tempfile.mkdtemp(prefix="cairn-tally-"))
@@ -103,6 +111,8 @@ def prepare(
         key_schema=KEY_SCHEMA,
         states=STATES,
         time=LogicalTime(mode="processing", processing_time_ms=interval.end_ms, watermark_ms=None),
+        source_position={"files": [{"path": f"file://{landed}", "size_bytes": landed.stat().st_size}]},
+        output_schema=OUTPUT_SCHEMA,
         digest=manifest.digest,
         shards=(InlineShard(shard=0, inline=manifest),),
         outputs=(OutputFile(handle=output, rows=len(rows)),),

@@ -31,7 +31,15 @@ os.environ.setdefault("AIRFLOW_HOME", tempfile.mkdtemp(prefix="cairn-airflow-"))
 import boto3
 import pendulum
 import pytest
-from airflow.sdk import DAG, BaseHook, BaseOperator, CronDataIntervalTimetable, DeltaDataIntervalTimetable
+from airflow.sdk import (
+    DAG,
+    Asset,
+    AssetAlias,
+    BaseHook,
+    BaseOperator,
+    CronDataIntervalTimetable,
+    DeltaDataIntervalTimetable,
+)
 from airflow.sdk.exceptions import (
     AirflowException,
     AirflowFailException,
@@ -535,6 +543,17 @@ def test_checkpoint_commits_publishes_cleans_up(monkeypatch: pytest.MonkeyPatch)
     assert event.extra == {**result, "rows": 7, "bytes": 2, "validated": False} and json.dumps(result)
 
 
+def test_each_asset_of_the_task_gets_the_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sink's table may be an asset, for DAGs that read the table."""
+    table, alias = Asset("s3://warehouse/clicks"), AssetAlias("clicks")
+    operator, _ = checkpoint(monkeypatch, record, outlets=[table, alias], validated=True)
+    assert operator.outlets == [operator.asset, table, alias]
+    events = {asset: SimpleNamespace(extra=None) for asset in operator.outlets}
+    result = run(operator, context(outlet_events=events))
+    assert events[table].extra == {**result, "rows": 7, "bytes": 2, "validated": True} == events[operator.asset].extra
+    assert events[alias].extra is None
+
+
 def test_every_operator_has_docs_for_the_ui() -> None:
     dag = stateful_pipeline(
         "p",
@@ -593,7 +612,7 @@ def test_checkpoint_failures(monkeypatch: pytest.MonkeyPatch, error: Exception, 
 
 def test_the_sink_is_looked_up_only_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     urls: list[str] = []
-    pipeline = SimpleNamespace(sink_hook=lambda spark, url: urls.append(url) or "hook", sink_in_order=True)
+    pipeline = SimpleNamespace(sink=print, sink_hook=lambda spark, url: urls.append(url) or "hook", sink_in_order=True)
     monkeypatch.setitem(sys.modules, "some_pipelines", SimpleNamespace(MINE=pipeline))
     operator, asked = checkpoint(monkeypatch, record, sink_of="some_pipelines:MINE")
     run(operator)

@@ -143,6 +143,8 @@ def test_every_page_forbids_what_it_does_not_need(pages: Any) -> None:
         assert not re.search(r"\s(?:style|on[a-z]+)=", shown)
     for name in re.findall(r"/static/([a-z.]+)", answer.text):
         assert pages.get(f"{BASE}/static/{name}").status_code == 200
+    facet = pages.get(f"{BASE}/static/CairnCheckpointRunFacet-1-0-0.json")
+    assert facet.headers["content-type"] == "application/json" and "CairnCheckpointRunFacet" in facet.json()["$defs"]
     assert pages.get(f"{BASE}/static/..%2fpages.py").status_code == 404
     assert pages.get(f"{BASE}/static/pages.py").status_code == 404
 

@@ -96,6 +96,10 @@ class DeltaSink(TableSink):
         return found.select(schema.names).cast(schema, safe=False)
 
     @override
+    def table_url(self) -> str:
+        return self._url
+
+    @override
     def clear(self, pipeline: str) -> None:
         table = self._table(pipeline)
         if table is not None:

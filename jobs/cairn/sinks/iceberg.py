@@ -119,6 +119,12 @@ class IcebergSink(TableSink):
         return found.select(schema.names).cast(schema, safe=False)
 
     @override
+    def table_url(self) -> str:
+        # OpenLineage names an Iceberg table by its location: each engine may give the catalog another name.
+        with self._catalog() as catalog:
+            return str(catalog.load_table(self._name).location())
+
+    @override
     def clear(self, pipeline: str) -> None:
         self._commit(lambda catalog: self._clear(catalog, pipeline))
 

@@ -111,6 +111,17 @@ class PostgresSink(TableSink):
         return pa.table([_from_postgres(c, f.type) for c, f in zip(columns, schema, strict=True)], names=schema.names)
 
     @override
+    def table_url(self) -> str:
+        # Only the server knows what a service, a search path and libpq's variables come to.
+        with self._transaction() as cursor:
+            info = cursor.connection.info
+            host, port, database = info.host, info.port, info.dbname
+            (schema,) = cursor.execute("SELECT current_schema()").fetchone()
+        # A socket has a path instead of a host, and an IPv6 address needs brackets.
+        host = "localhost" if host.startswith("/") else f"[{host}]" if ":" in host else host
+        return f"postgres://{host}:{port}/{database}/{'/'.join([schema, *self._names][-2:])}"
+
+    @override
     def clear(self, pipeline: str) -> None:
         with self._transaction() as cursor:
             self._lock(cursor)

@@ -124,6 +124,13 @@ class TableSink(ABC):
         """Return the rows of an interval as a table of this schema, in any order."""
 
     @abstractmethod
+    def table_url(self) -> str:
+        """Return the URL of the table, such as `s3://bucket/table` or `postgres://host:5432/database/schema/table`.
+
+        The URL has no user name and no password. Lineage events name the table by it.
+        """
+
+    @abstractmethod
     def clear(self, pipeline: str) -> None:
         """Delete all rows and the stored checkpoints in one transaction. The table stays."""
 

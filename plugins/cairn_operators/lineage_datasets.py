@@ -1,0 +1,205 @@
+"""The datasets that a checkpoint read and wrote, with the names that OpenLineage prescribes.
+
+Pure functions of a checkpoint's record, without a library of OpenLineage. `lineage_event` makes the event of them.
+
+Source: https://openlineage.io/docs/spec/naming
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from state_backend.values.records import Record
+
+# Object stores, by the scheme of a URL: the scheme in OpenLineage's namespace. Names begin without a slash.
+_OBJECTS = {
+    **{"s3": "s3", "s3a": "s3", "s3n": "s3", "gs": "gs"},
+    **{"abfss": "abfss", "abfs": "abfs", "wasbs": "wasbs", "wasb": "wasb"},
+}
+# Their URLs have the container before the `@`. In other URLs, a user name and a password may be there.
+_WITH_CONTAINER = ("abfss", "abfs", "wasbs", "wasb")
+# Databases: the scheme in the namespace, and the port of URLs without one.
+_DATABASES = {
+    "postgres": ("postgres", 5432),
+    "postgresql": ("postgres", 5432),
+    "mysql": ("mysql", 3306),
+    "kafka": ("kafka", 9092),
+}
+# A host or bucket, and a port. A part of a password is neither: a password with a slash ends up before the path.
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]*)(:\d+)?")
+_FILE = re.compile(r"[^/]*\.[A-Za-z][A-Za-z0-9]*")
+# Columns that `cairn.sinks` adds to the table, as Spark's types in JSON.
+_INTERVAL_COLUMNS = ({"name": "interval_start", "type": "timestamp"}, {"name": "interval_end", "type": "timestamp"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """A column, or a part of a nested column.
+
+    Attributes:
+        name: The name; `_element` for the elements of an array, `key` and `value` for those of a map.
+        type: Spark's name of the type; `struct`, `array` or `map` for a nested type.
+        fields: The parts of a nested type.
+    """
+
+    name: str
+    type: str
+    fields: tuple[Field, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dataset:
+    """A folder or a table.
+
+    Attributes:
+        namespace: Namespace in OpenLineage, such as `s3://bucket`.
+        name: Name in the namespace.
+        version: The version; None if it is unknown.
+        fields: The columns; None if they are unknown.
+        rows: Rows that the checkpoint wrote; None for an input.
+        size_bytes: Bytes that the checkpoint wrote; None for an input or a table.
+        files: Files that the checkpoint wrote; None for an input or a table.
+    """
+
+    namespace: str
+    name: str
+    version: str | None = None
+    fields: tuple[Field, ...] | None = None
+    rows: int | None = None
+    size_bytes: int | None = None
+    files: int | None = None
+
+
+def dataset_of(url: str) -> Dataset | None:
+    """Return the dataset that a URL names; None for other texts and other schemes.
+
+    Names contain no user name, no password and no query of the URL.
+
+    Args:
+        url: Such as `s3://bucket/folder`, `file:///folder` or `postgres://host/database/schema/table`.
+    """
+    scheme, separator, rest = url.strip().partition("://")
+    scheme = scheme.lower()
+    authority, _, path = rest.partition("?")[0].partition("/")
+    if scheme not in _WITH_CONTAINER:
+        authority = authority.rpartition("@")[2]
+    path = path.rstrip("/")
+    if not separator or not path or (not authority and scheme != "file") or not _HOST.fullmatch(authority):
+        return None
+    if scheme in _OBJECTS:
+        namespace, name = f"{_OBJECTS[scheme]}://{authority}", path
+    elif scheme in ("file", "hdfs", "dbfs"):
+        namespace, name = f"{scheme}://{authority}" if authority else "file", f"/{path}"
+    elif scheme in _DATABASES:
+        system, port = _DATABASES[scheme]
+        known = re.search(r":\d+$", authority)
+        namespace, name = f"{system}://{authority}{'' if known else f':{port}'}", path.replace("/", ".")
+    elif scheme == "bigquery":
+        namespace, name = "bigquery", f"{authority}.{path.replace('/', '.')}"
+    else:
+        return None
+    return Dataset(namespace=namespace, name=name)
+
+
+def inputs_of(source_position: dict[str, Any]) -> tuple[Dataset, ...]:
+    """Return a dataset for each URL in a source position, in the order of their first URLs.
+
+    A URL may be a value or a key, at any depth. For a file, the dataset is the file's folder. A `version` in the same
+    object as the URL is the dataset's version.
+
+    Args:
+        source_position: The position that the pipeline's source returned.
+    """
+    found: dict[tuple[str, str], Dataset] = {}
+    for url, version in _urls(source_position, None):
+        dataset = dataset_of(_folder(url))
+        if dataset is not None:
+            dataset = replace(dataset, version=version)
+            before = found.setdefault((dataset.namespace, dataset.name), dataset)
+            if before.version != version:
+                found[dataset.namespace, dataset.name] = replace(dataset, version=None)
+    return tuple(found.values())
+
+
+def outputs_of(record: Record, pipeline_url: str, table_url: str | None) -> tuple[Dataset, ...]:
+    """Return the folder of the pipeline's output, and the table of its sink.
+
+    Args:
+        record: Record of the checkpoint.
+        pipeline_url: URL of the pipeline's folder.
+        table_url: URL of the sink's table; None if the pipeline has none.
+    """
+    schema = record.output_schemas[-1] if record.output_schemas else None
+    files = [output for output in record.content.outputs if not output.late]
+    rows = sum(output.rows for output in files)
+    found = []
+    if (folder := dataset_of(f"{_with_scheme(pipeline_url)}/output")) is not None:
+        size_bytes = sum(output.handle.size_bytes for output in files)
+        folder = replace(folder, version=str(record.id), fields=_columns(schema))
+        found.append(replace(folder, rows=rows, size_bytes=size_bytes, files=len(files)))
+    if table_url is not None and (table := dataset_of(table_url)) is not None:
+        found.append(replace(table, fields=_columns(schema, _INTERVAL_COLUMNS), rows=rows))
+    return tuple(found)
+
+
+def checkpoint_facet(record: Record) -> dict[str, Any]:
+    """Return the values of the run facet `cairn_checkpoint`, as its JSON schema describes them."""
+    content = record.content
+    return {
+        "pipeline": content.pipeline,
+        "checkpoint": record.id,
+        "baseCheckpoint": content.base_id,
+        "attempt": content.attempt,
+        "stateDigest": f"{content.digest:016x}",
+        "intervalStart": content.interval.start.isoformat(),
+        "intervalEnd": content.interval.end.isoformat(),
+    }
+
+
+def _urls(value: Any, version: str | None) -> Iterator[tuple[str, str | None]]:
+    match value:
+        case str():
+            yield value, version
+        case dict():
+            beside = value.get("version")
+            known = isinstance(beside, str | int) and not isinstance(beside, bool)
+            for key, part in value.items():
+                yield key, None
+                yield from _urls(part, str(beside) if known else None)
+        case list():
+            for part in value:
+                yield from _urls(part, version)
+
+
+def _folder(url: str) -> str:
+    """Return the folder of a file's URL, so that all files of a folder are one dataset."""
+    scheme, separator, path = url.partition("?")[0].partition("://")
+    folder, _, last = path.rpartition("/")
+    is_file = scheme.lower() not in _DATABASES and "/" in folder and _FILE.fullmatch(last)
+    return f"{scheme}{separator}{folder}" if is_file else url
+
+
+def _with_scheme(url: str) -> str:
+    return f"file://{url}" if url.startswith("/") else url
+
+
+def _columns(schema: dict[str, Any] | None, more: tuple[dict[str, Any], ...] = ()) -> tuple[Field, ...] | None:
+    return None if schema is None else tuple(_field(part["name"], part["type"]) for part in (*schema["fields"], *more))
+
+
+def _field(name: str, kind: Any) -> Field:
+    """Return a field of Spark's type in JSON."""
+    match kind:
+        case {"type": "struct", "fields": parts}:
+            return Field(name=name, type="struct", fields=tuple(_field(part["name"], part["type"]) for part in parts))
+        case {"type": "array", "elementType": element}:
+            return Field(name=name, type="array", fields=(_field("_element", element),))
+        case {"type": "map", "keyType": key, "valueType": value}:
+            return Field(name=name, type="map", fields=(_field("key", key), _field("value", value)))
+        case {"type": str(other)}:
+            return Field(name=name, type=other)
+    return Field(name=name, type=str(kind))

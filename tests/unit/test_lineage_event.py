@@ -1,0 +1,237 @@
+"""The lineage event of the checkpoint task, as Airflow's OpenLineage provider asks for it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+from airflow.providers.openlineage.extractors.base import DefaultExtractor
+from jsonschema import ValidationError
+from openlineage.client import OpenLineageClient
+from openlineage.client.event_v2 import Job, Run, RunEvent, RunState
+from openlineage.client.serde import Serde
+from openlineage.client.transport import Config, Transport
+
+from cairn_operators import CheckpointOperator
+from cairn_operators.lineage_datasets import inputs_of
+from cairn_operators.lineage_event import PRODUCER, SCHEMA, lineage_of
+from cairn_ui.render_template import STATIC
+from state_backend.values import errors
+from state_backend.values.records import Record
+from tests.support.checkpoints import day, record
+from tests.support.layout import REPOSITORY
+from tests.support.openlineage_schemas import check_event
+from tests.unit.test_lineage_datasets import SCHEMA as COLUMNS
+from tests.unit.test_lineage_datasets import output
+from tests.unit.test_operators import context, run
+
+AIRFLOW = "http://localhost:8080"
+FACET = {f"{AIRFLOW}{SCHEMA}": json.loads((STATIC / SCHEMA.rpartition("/")[2]).read_text())}
+POSITION = {"orders": {"table": "s3://lake/orders", "version": 41}, "clicks": ["file:///landed/a.parquet"]}
+
+
+def committed() -> Record:
+    made = record(7, day(2), 6, source_position=POSITION, outputs=(output("a", 10, 2),))
+    return replace(made, output_schemas=(COLUMNS,))
+
+
+def run_event(lineage: Any) -> RunEvent:
+    return RunEvent(
+        eventType=RunState.COMPLETE,
+        eventTime="2024-01-03T00:00:00+00:00",
+        run=Run("01941f29-7c00-7aaa-8000-000000000000", lineage.run_facets),
+        job=Job("namespace", "dag.checkpoint", lineage.job_facets),
+        inputs=lineage.inputs,
+        outputs=lineage.outputs,
+        producer="https://example.com",
+    )
+
+
+def event_of(lineage: Any) -> dict[str, Any]:
+    made: dict[str, Any] = json.loads(Serde.to_json(run_event(lineage)))
+    return made
+
+
+def names(datasets: list[Any]) -> list[tuple[str, str]]:
+    return [(one["namespace"], one["name"]) for one in datasets]
+
+
+def test_the_event_fits_the_schemas_of_openlineage_and_of_the_facet() -> None:
+    event = event_of(lineage_of(committed(), "s3://lake/state/counting", "postgres://db:5432/shop/public/clicks"))
+    assert check_event(event, FACET) == {
+        "cairn_checkpoint",
+        "dataSource",
+        "outputStatistics",
+        "schema",
+        "version",
+    }
+    assert names(event["inputs"]) == [("s3://lake", "orders"), ("file", "/landed")]
+    assert event["inputs"][0]["facets"]["version"]["datasetVersion"] == "41"
+    folder, table = event["outputs"]
+    assert names([folder, table]) == [
+        ("s3://lake", "state/counting/output"),
+        ("postgres://db:5432", "shop.public.clicks"),
+    ]
+    assert [field["name"] for field in folder["facets"]["schema"]["fields"]] == ["user", "pages", "sums", "other"]
+    statistics = folder["outputFacets"]["outputStatistics"]
+    assert (statistics["rowCount"], statistics["size"], statistics["fileCount"]) == (2, 10, 1)
+    facet = event["run"]["facets"]["cairn_checkpoint"]
+    assert (facet["checkpoint"], facet["baseCheckpoint"], facet["attempt"]) == (7, 6, "a7")
+    assert facet["_producer"] == PRODUCER and facet["_schemaURL"].startswith(f"{AIRFLOW}{SCHEMA}#")
+
+
+def test_the_first_checkpoint_has_no_base_and_the_facets_schema_knows_its_fields() -> None:
+    event = event_of(lineage_of(record(1, day(1)), "s3://lake/state/counting", None))
+    facet = event["run"]["facets"]["cairn_checkpoint"]
+    assert "cairn_checkpoint" in check_event(event, FACET) and "baseCheckpoint" not in facet
+    described = next(iter(FACET.values()))["$defs"]["CairnCheckpointRunFacet"]["allOf"][1]["properties"]
+    assert {*facet, "baseCheckpoint"} - {"_producer", "_schemaURL"} == {*described}
+    for wrong in ({"checkpoint": "1"}, {"stateDigest": "ff"}, {"attempt": None}):
+        broken = {**event, "run": {**event["run"], "facets": {"cairn_checkpoint": {**facet, **wrong}}}}
+        with pytest.raises(ValidationError):
+            check_event(broken, FACET)
+
+
+def test_the_setting_of_the_page_joins_the_folders_of_days(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (REPOSITORY / "docs" / "airflow.md").read_text()
+    ((name, value),) = re.findall(r"`(OPENLINEAGE__\w+)=(\w+)`", page)
+    made = record(7, day(2), 6, source_position={"orders": [f"s3://lake/orders/2024-01-0{n}" for n in (1, 2)]})
+    sent: list[Any] = []
+
+    class Kept(Transport):
+        kind = "kept"
+        config_class = Config
+
+        def emit(self, event: Any) -> None:
+            sent.append(json.loads(Serde.to_json(event)))
+
+    for value_or_none in (None, value):
+        if value_or_none is not None:
+            monkeypatch.setenv(name, value_or_none)
+        client = OpenLineageClient(transport=Kept(), config={"transport": {"type": "console"}})
+        client.emit(run_event(lineage_of(made, "memory://r", None)))
+    assert names(sent[0]["inputs"]) == [("s3://lake", "orders/2024-01-01"), ("s3://lake", "orders/2024-01-02")]
+    assert names(sent[1]["inputs"]) == [("s3://lake", "orders")]
+    assert "subset" in check_event(sent[1], FACET)
+
+
+def test_the_code_of_the_page_gives_the_datasets_and_the_asset_that_it_names() -> None:
+    page = (REPOSITORY / "docs" / "airflow.md").read_text()
+    scope: dict[str, Any] = {}
+    for line in ("def read_orders(", '"outlets": [Asset('):
+        (block,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if line in block)
+        exec(compile(block, "airflow.md", "exec"), scope)
+    _, position = scope["read_orders"](MagicMock(), day(1))
+    found = [(one.namespace, one.name, one.version) for one in inputs_of(position)]
+    assert found == [("s3://lake", "orders/2024-01-01", None), ("s3://lake", "rates", "41")]
+    outlets = scope["dag"].get_task("checkpoint").outlets
+    # Airflow stores `cairn://clicks` as `cairn://clicks/`.
+    assert [asset.uri.rstrip("/") for asset in outlets] == ["cairn://clicks", "s3://warehouse/clicks"]
+
+
+# --- the task ----------------------------------------------------------------------------------------------------------------
+
+
+def task(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    table_url: Callable[[], str] = lambda: "s3://warehouse/clicks",
+    commit: Callable[[], Record] = committed,
+    sink_fails_for: int | None = None,
+) -> CheckpointOperator:
+    """The task of a pipeline with a table sink, before its try; the coordinator commits as told."""
+
+    class Coordinator:
+        def __init__(self, *_: Any, **__: Any) -> None:
+            pass
+
+        def commit(self, attempt: str) -> Any:
+            made = commit()
+            return SimpleNamespace(id=made.id, record=made)
+
+        def publish(self, *_: Any, **__: Any) -> None:
+            if sink_fails_for is not None:
+                raise errors.SinkFailed("the sink failed", frozenset({sink_fails_for}))
+
+        def clean_up(self) -> None:
+            pass
+
+    monkeypatch.setattr("state_backend.checkpoint.coordinator.Coordinator", Coordinator)
+    sink = SimpleNamespace(table_url=table_url)
+    pipeline = SimpleNamespace(sink=sink, sink_hook=lambda spark, url: "hook", sink_in_order=False)
+    monkeypatch.setitem(sys.modules, "some_pipelines", SimpleNamespace(MINE=pipeline))
+    return CheckpointOperator(
+        task_id="c", pipeline_name="clicks", root="memory://r", attempt="a1", sink_of="some_pipelines:MINE"
+    )
+
+
+def lineage(operator: CheckpointOperator, *, failed: bool = False) -> Any:
+    """As the provider asks: through its extractor, which logs an exception and goes on without datasets."""
+    extractor = DefaultExtractor(operator)
+    return extractor.extract_on_failure(None) if failed else extractor.extract_on_complete(None)
+
+
+def test_the_provider_gets_the_committed_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    operator = task(monkeypatch)
+    assert lineage(operator) is None
+    run(operator)
+    event = event_of(lineage(operator))
+    assert names(event["inputs"]) == [("s3://lake", "orders"), ("file", "/landed")]
+    assert names(event["outputs"]) == [("s3://warehouse", "clicks")]  # The root is in memory, which has no name.
+    assert event["run"]["facets"]["cairn_checkpoint"]["checkpoint"] == 7
+
+
+def test_a_failed_try_tells_only_what_it_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost() -> Record:
+        raise errors.BaseMoved("the base is gone")
+
+    nothing = task(monkeypatch, commit=lost)
+    with pytest.raises(Exception, match="the base is gone"):
+        run(nothing, context(task=SimpleNamespace(task_id="c", upstream_list=[], has_dag=lambda: False)))
+    assert lineage(nothing, failed=True) is None
+
+    without_table = task(monkeypatch, sink_fails_for=7)
+    with pytest.raises(Exception, match="the sink failed"):
+        run(without_table)
+    event = event_of(lineage(without_table, failed=True))
+    assert event["outputs"] == [] and event["run"]["facets"]["cairn_checkpoint"]["checkpoint"] == 7
+
+    of_an_older_interval = task(monkeypatch, sink_fails_for=3)
+    run(of_an_older_interval)
+    assert names(event_of(lineage(of_an_older_interval))["outputs"]) == [("s3://warehouse", "clicks")]
+
+
+def test_a_table_without_an_address_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def gone() -> str:
+        raise OSError("the database does not answer")
+
+    operator = task(monkeypatch, table_url=gone)
+    run(operator, context())
+    made = event_of(lineage(operator))
+    assert made["outputs"] == [] and len(made["inputs"]) == 2
+    assert "the lineage event lacks the table of the sink: the database does not answer" in capsys.readouterr().out
+
+
+@pytest.mark.long("seconds", runs_in="ci")
+def test_operators_import_nothing_of_openlineage() -> None:
+    """Cairn runs without the provider: only the provider's call imports the module that needs OpenLineage's client."""
+    code = """
+import sys
+sys.modules["openlineage"] = None
+from cairn_operators import CheckpointOperator
+operator = CheckpointOperator(task_id="c", pipeline_name="p", root="file:///r", attempt="a")
+assert operator.get_openlineage_facets_on_complete(None) is None
+print("cairn_operators.lineage_event" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
