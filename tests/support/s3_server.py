@@ -40,12 +40,14 @@ class S3Server(FaultyProxy):
     """The proxy.
 
     Attributes:
+        server_url: The server itself. The proxy can't read the chunks that Arrow's S3 client sends.
         ignores_conditions: Drop preconditions, as some compatible stores do.
         conflicts: Answer 409 to this many of the next conditional writes.
     """
 
     def __init__(self, upstream: str, *, lenient: bool) -> None:
         super().__init__(upstream)
+        self.server_url = upstream
         self._lenient = lenient
         self._writes = threading.Lock() if lenient else nullcontext()
         self.ignores_conditions = False

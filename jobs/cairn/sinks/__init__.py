@@ -7,6 +7,7 @@ Example:
 from __future__ import annotations
 
 from cairn.sinks.delta import delta
+from cairn.sinks.iceberg import iceberg
 from cairn.sinks.postgres import postgres
 
-__all__ = ["delta", "postgres"]
+__all__ = ["delta", "iceberg", "postgres"]

@@ -1,0 +1,383 @@
+"""The sink for an Iceberg table, through the package pyiceberg. It needs no Spark.
+
+Each call that changes the table makes one Iceberg commit. The commit deletes the interval's old rows, inserts the new rows, and stores the
+checkpoint's id in the table property `cairn.checkpoint.START/END`. Snapshots carry the id too, but the table's owner expires snapshots.
+If the sink stops:
+
+    before the table is     There is no table. The next call does all of the work.
+    created
+    after that, before      The table has the old rows; a new table has none. Files without a commit stay until the owner removes orphan
+    the commit              files. The next call does all of the work.
+    after the commit,       The table has the new rows. The next call finds the checkpoint's id and changes nothing.
+    before the answer
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from functools import cache
+from typing import Any
+
+import pyarrow as pa
+from typing_extensions import override
+
+from cairn.sinks.plan_publication import plan_publication
+from cairn.sinks.table_sink import END, INSTANT, START, Publication, TableSink, library
+from state_backend.values.errors import UsageError
+from state_backend.values.intervals import Interval, format_instant
+
+# How often the catalog may refuse a commit. It refuses if another process has changed the table meanwhile, in any interval. If four
+# processes commit all the time, a commit is refused three times out of four.
+_REFUSALS = 30
+# How often the catalog may fail to tell the result. Each time, the sink writes the files anew.
+_UNKNOWN = 3
+# Bounds the wait before another try. The wait is random, so that processes which failed together do not fail together again.
+_WAIT_S = 0.5
+_PIPELINE, _CHECKPOINT = "cairn.pipeline", "cairn.checkpoint"
+
+
+def iceberg(
+    table: str, catalog: str = "default", properties: Mapping[str, str] | Callable[[], Mapping[str, str]] | None = None
+) -> IcebergSink:
+    """Return a `Pipeline.sink` that keeps an Iceberg table equal to the pipeline's output.
+
+    The first call creates the table: the columns `interval_start` and `interval_end`, the columns of the output, and a partition for
+    each day of `interval_start`. The sink adds columns that the output gains, and widens their types as far as Iceberg can. A table
+    belongs to one pipeline. Its owner expires snapshots and compacts files.
+
+    Args:
+        table: `namespace.name` of the table in the catalog. The namespace must exist.
+        catalog: Name of the catalog in pyiceberg's configuration: `.pyiceberg.yaml` or `PYICEBERG_CATALOG__…` in the environment.
+        properties: Properties of the catalog, such as `uri` and `warehouse`, or a function that returns them. They override those of
+            the configuration. The function runs in the process that calls the sink. None: the configuration only.
+
+    Raises:
+        UsageError: The name has no namespace. A call raises this error if pyiceberg is missing, if the catalog lacks the
+            namespace, if the table belongs to another pipeline, or if a value does not fit the type of its column.
+
+    Example:
+        Pipeline(..., sink=sinks.iceberg("shop.clicks", "warehouse"))
+    """
+    return IcebergSink(table, catalog, properties)
+
+
+class IcebergSink(TableSink):
+    """The sink that `iceberg` returns."""
+
+    def __init__(
+        self, table: str, catalog: str, properties: Mapping[str, str] | Callable[[], Mapping[str, str]] | None
+    ) -> None:
+        names = table.split(".")
+        if not all(names) or len(names) < 2:
+            raise UsageError(
+                f"{table!r} is no table of an Iceberg catalog; expected namespace.name, such as shop.clicks"
+            )
+        self._name, self._catalog_name, self._properties = table, catalog, properties
+
+    def __repr__(self) -> str:
+        return f"iceberg({self._name!r})"
+
+    @override
+    def publish(self, publication: Publication) -> None:
+        # A later round needs no second download.
+        rows = cache(lambda: _with_columns(publication))
+        self._commit(lambda catalog: self._publish(catalog, publication, rows))
+
+    @override
+    def row_counts(self) -> dict[Interval, int]:
+        from pyiceberg.expressions import And, NotNull
+
+        found: dict[Interval, int] = {}
+        with self._catalog() as catalog:
+            table = self._table(catalog)
+            if table is None or not _has_intervals(table):
+                return {}
+            # Rows that somebody else added may have no interval.
+            scan = table.scan(row_filter=And(NotNull(START), NotNull(END)), selected_fields=(START, END))
+            for batch in scan.to_arrow_batch_reader():
+                counts = pa.table(batch).group_by([START, END]).aggregate([([], "count_all")])
+                for row in counts.to_pylist():
+                    interval = Interval(row[START], row[END])
+                    found[interval] = found.get(interval, 0) + row["count_all"]
+        return found
+
+    @override
+    def rows(self, interval: Interval, schema: pa.Schema) -> pa.Table:
+        with self._catalog() as catalog:
+            table = self._table(catalog)
+            assert table is not None, "row_counts() named no rows"
+            there = [name for name in schema.names if name in _columns(table)]
+            # Without START, a scan of no column would return no rows.
+            scan = table.scan(row_filter=_is_one_of([interval]), selected_fields=(START, *there))
+            found = scan.to_arrow().select(there)
+        for name in schema.names:
+            if name not in there:
+                found = found.append_column(name, pa.nulls(len(found), schema.field(name).type))
+        return found.select(schema.names).cast(schema, safe=False)
+
+    @override
+    def table_url(self) -> str:
+        # OpenLineage names an Iceberg table by its location: each engine may give the catalog another name.
+        with self._catalog() as catalog:
+            return str(catalog.load_table(self._name).location())
+
+    @override
+    def clear(self, pipeline: str) -> None:
+        self._commit(lambda catalog: self._clear(catalog, pipeline))
+
+    def _catalog(self) -> Any:
+        library("pyiceberg", "iceberg")
+        from pyiceberg.catalog import load_catalog
+
+        properties = self._properties() if callable(self._properties) else self._properties
+        return load_catalog(self._catalog_name, **(properties or {}))
+
+    def _commit(self, change: Callable[[Any], None]) -> None:
+        """Change the table. If another process commits meanwhile, or the answer is lost, read the table and try again."""
+        with self._catalog() as catalog:
+            from pyiceberg import exceptions
+
+            refusals = unknown = 0
+            while True:
+                try:
+                    return change(catalog)
+                except (exceptions.CommitFailedException, exceptions.TableAlreadyExistsError):
+                    refusals += 1
+                    if refusals == _REFUSALS:
+                        raise
+                except exceptions.CommitStateUnknownException:
+                    # The next round finds the id or commits. If the first commit arrives after all, the catalog refuses it or
+                    # the next round's: both are commits on the same snapshot.
+                    unknown += 1
+                    if unknown == _UNKNOWN:
+                        raise
+                time.sleep(random.uniform(0, _WAIT_S))
+
+    def _publish(self, catalog: Any, publication: Publication, rows: Callable[[], pa.Table]) -> None:
+        interval, pipeline, checkpoint_id = publication.interval, publication.pipeline, publication.checkpoint_id
+        table = self._table(catalog, pipeline)
+        stored = {} if table is None else _stored(table)
+        replaced = plan_publication(stored, interval, checkpoint_id)
+        if replaced is None:
+            return
+        made = rows()
+        if table is None:
+            table = self._create(catalog, pipeline)
+        changes = {_PIPELINE: pipeline, _id_of(interval): str(checkpoint_id)}
+        summary = {_PIPELINE: pipeline, "cairn.interval": _text_of(interval), _CHECKPOINT: str(checkpoint_id)}
+        self._write(table, made, _is_one_of(replaced), changes, [], summary)
+
+    def _clear(self, catalog: Any, pipeline: str) -> None:
+        from pyiceberg.expressions import AlwaysTrue
+
+        table = self._table(catalog, pipeline)
+        if table is None:
+            return
+        if _PIPELINE not in table.properties and _has_rows(table, AlwaysTrue()):
+            raise UsageError(
+                f"the table {self._name} has rows, but the sink has never written to it, so it deletes none of them\n"
+                "Name another table, or delete the rows yourself"
+            )
+        removed = [name for name in table.properties if name.startswith(f"{_CHECKPOINT}.")]
+        self._write(table, _no_rows(), AlwaysTrue(), {_PIPELINE: pipeline}, removed, {_PIPELINE: pipeline})
+
+    def _table(self, catalog: Any, pipeline: str | None = None) -> Any:
+        """Return the newest version of the table; None if there is no table."""
+        from pyiceberg.exceptions import NoSuchTableError
+
+        try:
+            table = catalog.load_table(self._name)
+        except NoSuchTableError:
+            return None
+        owner = table.properties.get(_PIPELINE, pipeline)
+        if pipeline is not None and owner != pipeline:
+            raise UsageError(
+                f"the table {self._name} has the output of pipeline {owner!r}, so {pipeline!r} can't write it\n"
+                "Give each pipeline a table of its own"
+            )
+        return table
+
+    def _create(self, catalog: Any, pipeline: str) -> Any:
+        """Create a table without rows. The columns of the output come with the first rows."""
+        from pyiceberg.exceptions import NoSuchNamespaceError
+        from pyiceberg.partitioning import PartitionField, PartitionSpec
+        from pyiceberg.schema import Schema
+        from pyiceberg.transforms import DayTransform
+        from pyiceberg.types import NestedField, TimestamptzType
+
+        schema = Schema(
+            *(NestedField(n, name, TimestamptzType(), required=False) for n, name in ((1, START), (2, END)))
+        )
+        days = PartitionSpec(
+            PartitionField(source_id=1, field_id=1000, transform=DayTransform(), name="interval_start_day")
+        )
+        properties = {
+            _PIPELINE: pipeline,
+            # Each commit writes a metadata file and a manifest. Without these two, they would never become fewer.
+            "write.metadata.delete-after-commit.enabled": "true",
+            "commit.manifest-merge.enabled": "true",
+        }
+        try:
+            return catalog.create_table(self._name, schema, partition_spec=days, properties=properties)
+        except NoSuchNamespaceError:
+            namespace = self._name.rpartition(".")[0]
+            raise UsageError(
+                f"the catalog {self._catalog_name!r} has no namespace {namespace!r}, so the sink can't create the table "
+                f"{self._name}\nCreate the namespace with a tool of your catalog, or in Python: "
+                f"load_catalog(…).create_namespace({namespace!r})"
+            ) from None
+
+    def _write(
+        self,
+        table: Any,
+        rows: pa.Table,
+        where: Any,
+        changed: dict[str, str],
+        removed: list[str],
+        summary: dict[str, str],
+    ) -> None:
+        """Commit: delete the rows that `where` selects, insert `rows`, and change the table's properties.
+
+        The commit fails if the table has changed since it was read: it makes a snapshot even without rows, and the catalog
+        refuses a snapshot whose parent is no longer the newest one.
+        """
+        from pyiceberg.table.update import AssertTableUUID
+
+        transaction = table.transaction()
+        there = table.schema().as_arrow()
+        rows = _fitted(rows, there)
+        # pyiceberg copies the whole metadata several times in each step, also in a change of the schema that changes nothing.
+        new = [
+            field
+            for field in rows.schema
+            if field.name not in there.names or there.field(field.name).type != field.type
+        ]
+        if new:
+            _fit(transaction, new)
+        if removed:
+            transaction.remove_properties(*removed)
+        transaction.set_properties(changed)
+        if _has_intervals(table) and _has_rows(table, where):  # pyiceberg warns of a delete without rows.
+            transaction.overwrite(rows, where, snapshot_properties=summary)
+        else:
+            transaction.append(rows, snapshot_properties=summary)
+        # Not `commit_transaction`, for two reasons. After a refusal it repeats the commit on the table's new version, where the ids
+        # may be newer. After the last refusal it deletes the manifests; but if only the answer was lost, and the HTTP client
+        # repeated the request, then the table has these manifests.
+        same_table = AssertTableUUID(uuid=table.metadata.table_uuid)
+        table._do_commit(updates=transaction._updates, requirements=(*transaction._requirements, same_table))
+
+
+def _with_columns(publication: Publication) -> pa.Table:
+    tables = [*publication.tables()]
+    rows = pa.concat_tables(tables, promote_options="default") if tables else _no_rows()
+    for name in rows.column_names:
+        if any(map(_loses_nulls, rows[name].chunks)):
+            raise UsageError(
+                f"the column {name!r} has a null instead of a list or map of structs, and pyiceberg would store an empty list or "
+                "map\nReturn an empty list or map instead of null, or leave the column out of output_schema"
+            )
+    return rows
+
+
+def _loses_nulls(column: pa.Array) -> bool:
+    """Return True if pyiceberg 0.12 would write a null list of structs as an empty list, or a map in the same way."""
+    kind = column.type
+    if pa.types.is_struct(kind):
+        there = column.drop_null()
+        return any(_loses_nulls(there.field(n)) for n in range(kind.num_fields))
+    if pa.types.is_map(kind) and pa.types.is_struct(kind.item_type):
+        return column.null_count > 0 or _loses_nulls(column.items)
+    if (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and pa.types.is_struct(kind.value_type):
+        return column.null_count > 0 or _loses_nulls(column.flatten())
+    return False
+
+
+def _no_rows() -> pa.Table:
+    return pa.schema([(START, INSTANT), (END, INSTANT)]).empty_table()
+
+
+def _text_of(interval: Interval) -> str:
+    return f"{format_instant(interval.start)}/{format_instant(interval.end)}"
+
+
+def _id_of(interval: Interval) -> str:
+    return f"{_CHECKPOINT}.{_text_of(interval)}"
+
+
+def _stored(table: Any) -> dict[Interval, int]:
+    found = {}
+    for name, value in table.properties.items():
+        if name.startswith(f"{_CHECKPOINT}."):
+            start, end = name.removeprefix(f"{_CHECKPOINT}.").split("/")
+            found[Interval(datetime.fromisoformat(start), datetime.fromisoformat(end))] = int(value)
+    return found
+
+
+def _is_one_of(intervals: Iterable[Interval]) -> Any:
+    from pyiceberg.expressions import And, EqualTo, Or
+
+    # `Or` of one expression is no expression.
+    first, *others = (
+        And(EqualTo(START, interval.start.isoformat()), EqualTo(END, interval.end.isoformat()))
+        for interval in sorted(intervals)
+    )
+    return Or(first, *others) if others else first
+
+
+def _columns(table: Any) -> set[str]:
+    return {field.name for field in table.schema().fields}
+
+
+def _has_intervals(table: Any) -> bool:
+    """Return False for a table that its owner made without the columns of the interval."""
+    return {START, END} <= _columns(table)
+
+
+def _has_rows(table: Any, where: Any) -> bool:
+    """Return True if a data file may have rows that `where` selects."""
+    return any(True for _ in table.scan(row_filter=where).plan_files())
+
+
+def _fitted(rows: pa.Table, there: pa.Schema) -> pa.Table:
+    """Cast each column to its type in the table, unless Iceberg can widen the table's column instead."""
+    for number, field in enumerate(rows.schema):
+        kind = there.field(field.name).type if field.name in there.names else field.type
+        if pa.types.is_nested(kind) or kind == field.type or _widens(kind, field.type):
+            continue
+        try:
+            rows = rows.set_column(number, field.name, rows[field.name].cast(kind))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise UsageError(
+                f"the table's column {field.name!r} has the type {kind}, and a value of type {field.type} does not fit: {error}\n"
+                "Give the sink the name of a new table, and fill that table:\ncairn publish --rebuild"
+            ) from None
+    return rows
+
+
+def _widens(there: pa.DataType, wanted: pa.DataType) -> bool:
+    """Return True if Iceberg can change a column from the type `there` to `wanted`."""
+    if pa.types.is_decimal(there) and pa.types.is_decimal(wanted):
+        return bool(there.scale == wanted.scale and there.precision < wanted.precision)
+    return (there, wanted) in ((pa.int32(), pa.int64()), (pa.float32(), pa.float64()))
+
+
+def _fit(transaction: Any, fields: Iterable[pa.Field]) -> None:
+    """Add columns and widen types until the table can hold these columns."""
+    from pyiceberg.exceptions import ResolveError, ValidationError
+    from pyiceberg.io.pyarrow import UnsupportedPyArrowTypeException
+
+    refused = (UnsupportedPyArrowTypeException, ResolveError, ValidationError, ValueError, TypeError)
+    with transaction.update_schema() as update:
+        for field in fields:
+            try:
+                update.union_by_name(pa.schema([field.with_nullable(True)]))
+            except refused as error:
+                raise UsageError(
+                    f"the table can't hold the column {field.name!r} of type {field.type}: {error}\n"
+                    "Leave the column out of output_schema, or give the sink the name of a new table, and fill that table:\n"
+                    "cairn publish --rebuild"
+                ) from None
