@@ -29,10 +29,10 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def on_terminal(root: Path, command: str, **variables: str) -> bytes:
+def on_terminal(root: Path, command: str, *more: str, **variables: str) -> bytes:
     """What a terminal gets from a call of `cairn`: stdout and stderr are one."""
     there, ours = pty.openpty()
-    words = [sys.executable, "-m", "cairn.command.cli", command, "--root", str(root), "--pipeline", PIPELINE]
+    words = [sys.executable, "-m", "cairn.command.cli", command, "--root", str(root), "--pipeline", PIPELINE, *more]
     environment = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "CI")}
     done = subprocess.run(
         words, stdout=ours, stderr=ours, env={**environment, "TERM": "xterm", **variables}, check=False
@@ -82,6 +82,8 @@ def test_the_colour_of_a_state(state: str, colour: str) -> None:
 @pytest.mark.long("seconds", runs_in="ci")
 def test_a_bar_appears_on_a_terminal_only(root: Path) -> None:
     assert b"verifying" in on_terminal(root, "verify")
+    assert b"exporting" in on_terminal(root, "export", "1", "--to", f"{root}/tables")
+    assert b"deleting" in on_terminal(root, "sweep")
     words = [sys.executable, "-m", "cairn.command.cli", "verify", "--root", str(root), "--pipeline", PIPELINE]
     piped = subprocess.run(words, capture_output=True, text=True, check=True)
     assert piped.stderr == "" and "verifying" not in piped.stdout
