@@ -220,8 +220,8 @@ def test_a_pipeline_that_ran_without_airflow_needs_its_code(folder: Folder) -> N
     assert result.exit_code == 2 and "add --code module:NAME" in result.stderr
     # The command that `status` prints runs without Airflow too.
     status = ["status", "--root", ROOT, "--pipeline", PIPELINE]
-    to, repaired = "--to 2024-01-03T00:00:00Z", f"cairn heal --code module:NAME --root {ROOT} --pipeline {PIPELINE}"
-    assert CliRunner().invoke(app, status).stdout.endswith(f"\n{repaired} {to}\n")
+    repaired = f"cairn heal --root {ROOT} --pipeline {PIPELINE} --to 2024-01-03T00:00:00Z --code module:NAME"
+    assert CliRunner().invoke(app, status).stdout.endswith(f"\n{repaired}\n")
     in_airflow = CliRunner().invoke(app, [*status, "--dag", "d"]).stdout
     assert in_airflow.splitlines()[-1].startswith("cairn backfill --dag d --from ")
 

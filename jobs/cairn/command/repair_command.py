@@ -6,7 +6,7 @@ import os
 import shlex
 
 from state_backend.checkpoint.log import Log
-from state_backend.values.airflow_commands import backfill_command
+from state_backend.values.airflow_commands import backfill_command, heal_command
 from state_backend.values.errors import Rerun
 from state_backend.values.intervals import format_instant
 
@@ -31,7 +31,7 @@ def repair_command(
     if again.replace_overlapping:  # `cairn heal` replaces no output of intervals with other boundaries.
         words = ["cairn", "run", code, "--root", root, "--from", format_instant(again.first), "--to", last]
         return shlex.join([*words, "--reprocess", "all", "--replace-overlapping"])
-    return shlex.join(["cairn", "heal", "--code", code, "--root", root, "--pipeline", pipeline, "--to", last])
+    return heal_command(root, pipeline, last, code=code)
 
 
 def ran_here(log: Log) -> bool:
