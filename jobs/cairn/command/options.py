@@ -66,12 +66,12 @@ def refuse_nothing(storage: Storage, root: str, pipeline: str, *, if_new: str = 
         storage: Storage of the pipeline's folder.
         root: URL of the folder that holds all pipelines.
         pipeline: Name of the pipeline.
-        if_new: Lines for a pipeline that never ran. The message ends with them if no similar pipeline exists.
+        if_new: Lines for a pipeline that never ran, for the message.
     """
     from state_backend.inspection.find_pipelines import other_pipelines
 
     if next(iter(storage.list("")), None) is None:
         raise UsageError(
             f"no pipeline at {storage.url}: the folder has no files; check --root and --pipeline"
-            f"{other_pipelines(root, pipeline) or if_new}"
+            f"{if_new}{other_pipelines(root, pipeline)}"
         )
