@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import logging
+import signal
+import threading
 from collections.abc import Callable, Mapping
-from typing import ParamSpec
+from typing import NoReturn, ParamSpec
 
 import typer
 
@@ -35,6 +38,8 @@ def exit_codes(command: Callable[P, int], leaves: str = CONTINUES) -> Callable[P
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        before = signal.signal(signal.SIGINT, _on_ctrl_c) if in_main_thread else None
         try:
             code = command(*args, **kwargs)
         except CairnError as error:
@@ -43,9 +48,18 @@ def exit_codes(command: Callable[P, int], leaves: str = CONTINUES) -> Callable[P
         except KeyboardInterrupt as stop:
             typer.echo(after_stop(stop, leaves), err=True)
             code = INTERRUPTED
+        finally:
+            if before is not None:
+                signal.signal(signal.SIGINT, before)
         raise typer.Exit(code)
 
     return run
+
+
+def _on_ctrl_c(*_: object) -> NoReturn:
+    # Py4J logs a traceback for a call that Ctrl-C interrupts. The user needs the message of `after_stop` only.
+    logging.disable(logging.CRITICAL)
+    raise KeyboardInterrupt
 
 
 def code_of(error: CairnError) -> int:

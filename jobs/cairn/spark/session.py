@@ -123,11 +123,24 @@ def connect(
     for key, value in master_conf(where).items():
         if key not in given:
             builder = builder.config(key, value)
-    with _properties(given), archive_in_use():
+    with _properties(given), archive_in_use(), _ctrl_c_kept():
         session = builder.getOrCreate()
     if not where.startswith("local"):
         _send_runtime(session)
     return session
+
+
+@contextmanager
+def _ctrl_c_kept() -> Iterator[None]:
+    """Keep Python's handler of Ctrl-C. PySpark replaces it in the block, if the block makes a context.
+
+    PySpark's handler calls the JVM. If Ctrl-C interrupts another call of the JVM, both calls use one connection. Then the
+    interrupted call may raise `Py4JError` instead of `KeyboardInterrupt`.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, before)
 
 
 def master_conf(where: str) -> dict[str, str]:
