@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import typer
+from pyspark.core import context
 from typer.testing import CliRunner
 
 from cairn.command.cli import app
@@ -125,7 +126,8 @@ def test_ctrl_c_ends_a_call_of_spark_without_a_traceback_in_the_log(monkeypatch:
 
     def command() -> int:
         with _ctrl_c_kept():
-            signal.signal(signal.SIGINT, lambda *_: pytest.fail("PySpark's handler"))
+            context.signal.signal(context.signal.SIGINT, lambda *_: pytest.fail("PySpark's handler"))
+        assert context.signal is signal
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(5)  # Python calls the handler between two steps of this thread.
         return 0

@@ -18,6 +18,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlsplit
 
@@ -132,15 +133,19 @@ def connect(
 
 @contextmanager
 def _ctrl_c_kept() -> Iterator[None]:
-    """Keep Python's handler of Ctrl-C. PySpark replaces it in the block, if the block makes a context.
+    """Keep the process's handler of Ctrl-C in the block. PySpark replaces it in the middle of the making of a context.
 
     PySpark's handler calls the JVM. If Ctrl-C interrupts another call of the JVM, both calls use one connection. Then the
-    interrupted call may raise `Py4JError` instead of `KeyboardInterrupt`.
+    interrupted call may raise `Py4JError` instead of `KeyboardInterrupt`, and Py4J logs tracebacks.
     """
-    before = signal.getsignal(signal.SIGINT)
-    yield
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, before)
+    from pyspark.core import context
+
+    of_pyspark: Any = context
+    of_pyspark.signal = SimpleNamespace(signal=lambda *_: None, SIGINT=signal.SIGINT)
+    try:
+        yield
+    finally:
+        of_pyspark.signal = signal
 
 
 def master_conf(where: str) -> dict[str, str]:
