@@ -347,15 +347,16 @@ def next_of(ref: PipelineRef, reading: Reading, airflow: str | None = None) -> N
     status = reading.status
     headline, _, rest = (status.problem or "").partition("\n")
     command = None
-    if status.rerun is not None and ref.dag_id is not None:
+    if status.rerun is not None and not status.rerun.replace_overlapping:
         last = format_instant(status.rerun.last)
-        # `cairn heal` replaces no output of intervals with other boundaries.
-        replaces = status.rerun.replace_overlapping
         command = (
-            backfill_command(ref.dag_id, status.rerun, airflow)
-            if replaces
+            heal_command(ref.root, ref.name, last, code=ref.code or "module:NAME")
+            if ref.dag_id is None
             else heal_command(ref.root, ref.name, last, ref.dag_id, airflow)
         )
+    elif status.rerun is not None and ref.dag_id is not None:
+        # `cairn heal` replaces no output of intervals with other boundaries.
+        command = backfill_command(ref.dag_id, status.rerun, airflow)
     return Next(interval=status.next, base=status.base, headline=headline or None, rest=rest, command=command)
 
 

@@ -524,7 +524,7 @@ def _stops(usage: Usage, held: Held, requests: Mapping[Phase, Requests], seconds
         )
     if usage.state_bytes > MEASURED.in_memory_bytes:
         said.append(
-            "seconds are estimated for state that fits into the hosts' free memory. With 8 GB of free memory, a change of 1 % of 14 GB took four "
+            "seconds are estimated for state that fits into the hosts' free memory. With 7.5 GiB of free memory, a change of 1 % of 13 GiB took four "
             "times as long as estimated here."
         )
     if usage.cores is not None and usage.cores < usage.shards:

@@ -54,7 +54,15 @@ def _address(airflow: str | None) -> list[str]:
     return [] if airflow is None or airflow.rstrip("/") in usual else ["--airflow", airflow]
 
 
-def heal_command(root: str, pipeline: str, to: str, dag_id: str | None = None, airflow: str | None = None) -> str:
+def heal_command(
+    root: str,
+    pipeline: str,
+    to: str,
+    dag_id: str | None = None,
+    airflow: str | None = None,
+    *,
+    code: str | None = None,
+) -> str:
     """Return the command that runs all stale, failed, quarantined and missing intervals in order.
 
     Args:
@@ -63,8 +71,11 @@ def heal_command(root: str, pipeline: str, to: str, dag_id: str | None = None, a
         to: Start of the last interval to heal, or a date.
         dag_id: The DAG of the pipeline; None if it has the pipeline's name.
         airflow: The URL of Airflow. The command contains the URL only if it differs from `DEFAULT_AIRFLOW`.
+        code: The pipeline as `module:NAME`, to run its intervals without Airflow.
     """
     words = ["cairn", "heal", "--root", root, "--pipeline", pipeline, "--to", to]
+    if code is not None:
+        words += ["--code", code]
     if dag_id is not None and dag_id != pipeline:
         words += ["--dag", dag_id]
     return shlex.join([*words, *_address(airflow)])

@@ -130,6 +130,7 @@ def test_heal_runs_here_what_is_missing_and_stale(spark: SparkSession, tmp_path:
     assert "2 quarantined, 1 missing" in planned.output
     done = CliRunner().invoke(app, [word for word in words if word != "--local"])
     assert done.exit_code == 0 and "3 intervals ran" in done.output, done.output
+    assert [line[-6:] for line in done.output.splitlines() if ": done, " in line] == ["1 of 3", "2 of 3", "3 of 3"]
     fresh = tmp_path / "fresh"
     run_intervals(spark, PIPELINE, WEEK[:4], str(fresh))
     made = [coordinator_of(PIPELINE, str(at)).record(WEEK[3].end) for at in (root, fresh)]

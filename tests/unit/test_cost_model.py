@@ -179,7 +179,7 @@ def test_ten_terabytes_on_ten_thousand_shards_are_estimated_and_no_more() -> Non
         ({"keys": 11_000_000}, "11,000,000 keys a shard|5,500,000. With 3 shards or more"),
         ({"shards": 1_001}, "up to 1,000 shards"),
         ({"shards": 9, "cores": 4}, "4 cores for 9 shards: the shards run in 3 rounds"),
-        ({"keys": 10**8}, "a change of 1 % of 14 GB took four times as long"),
+        ({"keys": 10**8}, "a change of 1 % of 13 GiB took four times as long"),
         ({"keys": 10_000_000, "changed": 1, "every": timedelta(seconds=30)}, "the pipeline falls behind"),
         ({"retention": KeepLast(1_001)}, "1,001 checkpoints are retained"),
     ],

@@ -149,6 +149,7 @@ def test_the_driver_explains_it_for_an_empty_pipeline(
     with pytest.raises(StateGapError, match="31 intervals earlier") as refused:
         driver._process(driver.Session(call=call, token=None, conf={}), request)
     assert ("catchup is off" in str(refused.value)) is said
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_status_of_an_empty_pipeline_names_the_commands_for_its_first_interval(tmp_path: Path) -> None:
@@ -156,6 +157,11 @@ def test_status_of_an_empty_pipeline_names_the_commands_for_its_first_interval(t
     (tmp_path / "p" / "HEAD.json").write_text("")
     said = CliRunner().invoke(app, ["status", "--root", f"file://{tmp_path}", "--pipeline", "p", "--dag", "d"]).output
     assert "cairn backfill --dag d --from START --to END" in said
+    # A DAG whose first run was refused has left no file: its page names this command.
+    (tmp_path / "p" / "HEAD.json").unlink()
+    none = CliRunner().invoke(app, ["status", "--root", f"file://{tmp_path}", "--pipeline", "p"])
+    assert none.exit_code == 2 and "If the pipeline never ran: its first interval begins" in none.stderr
+    assert f"\ncairn run module:NAME --root file://{tmp_path}\n" in none.stderr
 
 
 # --- a changed schedule --------------------------------------------------------------------------------------------------

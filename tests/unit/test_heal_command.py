@@ -16,8 +16,11 @@ from typer.testing import CliRunner
 from cairn.command import airflow_rest, heal
 from cairn.command.airflow_rest import AirflowRest, RestError
 from cairn.command.cli import app
+from cairn.command.repair_command import repair_command
 from state_backend.adapters.open_storage import open_storage
+from state_backend.checkpoint.log import read_log
 from state_backend.values.airflow_commands import heal_command
+from state_backend.values.errors import Rerun
 from state_backend.values.schedule import Cron, Every, Schedule
 from tests.support.checkpoints import PIPELINE, START, Folder, day, run
 
@@ -121,7 +124,7 @@ def test_it_runs_what_is_stale_and_missing_and_then_has_nothing_to_do(airflow: F
     assert "run 3 intervals from 2024-01-02T00:00:00Z to 2024-01-04T00:00:00Z: 2 stale, 1 missing" in planned.stdout
     done = type_heal()
     assert done.exit_code == 0, done.output
-    assert f"unpause DAG {PIPELINE}" in done.stdout and "3 of 3" in done.stdout
+    assert f"unpause DAG {PIPELINE}" in done.stdout and all(f"done, {n} of 3" in done.stdout for n in (1, 2, 3))
     assert done.stdout.splitlines()[-1] == f"{PIPELINE} is healthy up to 2024-01-04; 3 intervals ran"
     changes = [*airflow.changes]
     again = type_heal("--json")
@@ -152,7 +155,7 @@ def test_a_day_is_a_day_in_the_zone_of_the_schedule_else_of_airflow(
 def test_without_airflow_a_day_is_one_in_the_zone_of_the_pipelines_schedule() -> None:
     place = ("berlin_spring", "memory://heal", open_storage("memory://heal/berlin_spring"), "2024-03-29")
     for every, last in ((None, "2024-03-29T22:59:59.999000+00:00"), ("1d", "2024-03-29T23:59:59.999000+00:00")):
-        here = heal._Here("tests.support.calendars:BERLIN_SPRING", *place, every=every, spark="")
+        here = heal._Here("tests.support.calendars:BERLIN_SPRING", *place, every=every, spark="", on_done=print)
         assert here.last.isoformat() == last
 
 
@@ -215,6 +218,48 @@ def test_a_pipeline_that_ran_without_airflow_needs_its_code(folder: Folder) -> N
     folder.run(day(2), "here", run=run("direct__1"))
     result = type_heal()
     assert result.exit_code == 2 and "add --code module:NAME" in result.stderr
+    # The command that `status` prints runs without Airflow too.
+    status = ["status", "--root", ROOT, "--pipeline", PIPELINE]
+    repaired = f"cairn heal --root {ROOT} --pipeline {PIPELINE} --to 2024-01-03T00:00:00Z --code module:NAME"
+    assert CliRunner().invoke(app, status).stdout.endswith(f"\n{repaired}\n")
+    in_airflow = CliRunner().invoke(app, [*status, "--dag", "d"]).stdout
+    assert in_airflow.splitlines()[-1].startswith("cairn backfill --dag d --from ")
+
+
+def test_without_airflow_overlapping_output_is_replaced_by_cairn_run(folder: Folder) -> None:
+    """`cairn heal` replaces no output of intervals with other boundaries."""
+    folder.run(day(2), "here", run=run("direct__1"))
+    again = Rerun(first=day(2).start, last=day(3).start, replace_overlapping=True)
+    where = {"root": ROOT, "pipeline": PIPELINE, "dag": None}
+    command = repair_command(read_log(folder.storage), again, **where, code="m:X")
+    span = "--from 2024-01-02T00:00:00Z --to 2024-01-03T00:00:00Z"
+    assert command == f"cairn run m:X --root {ROOT} {span} --reprocess all --replace-overlapping"
+    refused = CliRunner().invoke(app, shlex.split(command)[1:])
+    assert refused.exit_code == 2 and "can't load the pipeline 'm:X'" in refused.stderr
+
+
+def test_without_airflow_each_commit_is_told_at_once_and_ctrl_c_counts_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lines came after the last commit, and counted "2 of 2" for the second of three."""
+
+    def run_two(_: Any, __: Any, intervals: Any, *___: Any, on_outcome: Any, **____: Any) -> None:
+        for interval in intervals[:2]:
+            on_outcome(SimpleNamespace(interval=interval), None)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cairn.operations.run_intervals.run_intervals", run_two)
+    monkeypatch.setattr("cairn.spark.session.connect", lambda *_: None)
+    code, root = "tests.support.calendars:BERLIN_SPRING", "memory://heal here"
+    words = ["--local", "--code", code, "--root", root, "--pipeline", "berlin_spring", "--to", "2024-03-29"]
+    result = CliRunner().invoke(app, ["heal", *words])
+    assert result.exit_code == 130, result.output
+    wanted = int(result.stdout.split(" intervals to run")[0].split()[-1])
+    assert wanted > 2
+    assert [line.split(": ")[1] for line in result.stdout.splitlines()[-2:]] == [
+        f"done, {n} of {wanted}" for n in (1, 2)
+    ]
+    stopped, done, *_, command = result.stderr.splitlines()
+    assert (stopped, done) == ("Stopped by Ctrl-C", "2 intervals ran; their commits stay")
+    assert shlex.split(command) == ["cairn", "heal", *words]
 
 
 def test_ctrl_c_prints_the_command_that_continues(airflow: FakeAirflow, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,4 +272,5 @@ def test_ctrl_c_prints_the_command_that_continues(airflow: FakeAirflow, monkeypa
     monkeypatch.setattr(heal, "time", SimpleNamespace(**{**vars(time), "sleep": stop}))
     result = type_heal()
     assert result.exit_code == 130
-    assert result.stdout.endswith(f"To continue:\n{heal_command(ROOT, PIPELINE, '2024-01-04')}\n")
+    assert result.stderr.splitlines()[:2] == ["Stopped by Ctrl-C", "0 intervals ran; what Airflow has begun goes on"]
+    assert result.stderr.endswith(f"To continue, run:\n{heal_command(ROOT, PIPELINE, '2024-01-04')}\n")

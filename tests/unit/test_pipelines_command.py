@@ -66,7 +66,11 @@ def test_only_folders_with_a_log_are_pipelines(root: Path) -> None:
 
 @pytest.mark.long("half a second", runs_in="ci")
 def test_a_wrong_name_of_a_pipeline_gets_the_right_one(root: Path) -> None:
-    for command in (["list"], ["status"], ["verify"]):
+    key = ["--key", '{"key": "a"}', "--dry-run"]
+    for command in (
+        ["list"], ["status"], ["verify"], ["get", "a"], ["diff", "1", "2"], ["export", "--to", f"{root}/x"],
+        ["quarantine", "1"], ["restore", "--checkpoint", "1"], ["fork", "--to", "x"], ["forget", *key], ["estimate"],
+    ):  # fmt: skip
         refused = cairn(*command, "--root", str(root), "--pipeline", "refusd")
         assert (refused.exit_code, refused.stderr.splitlines()[-1]) == (2, "Did you mean 'refused'?")
     refused = cairn("list", "--root", str(root), "--pipeline", "zzz")

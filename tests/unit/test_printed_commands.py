@@ -93,6 +93,8 @@ RUN = {
     + "test_a_cleared_day_with_another_result_makes_tomorrow_wait_with_the_command as printed",
     "cairn heal --local --code … --root … --pipeline …": "tests/integration/test_run_intervals.py::"
     "test_heal_runs_here_what_is_missing_and_stale",
+    "cairn run … --root … --from … --to …": "tests/unit/test_heal_command.py::"
+    "test_without_airflow_overlapping_output_is_replaced_by_cairn_run as printed",
     "cairn heal --to 2013-01-06": "not run: needs Airflow, where tests/integration/test_heal.py runs it over random histories",
     "cairn heal …": "not run: the name of the Spark application",
     "cairn backfill --dag aircraft --from 2013-01-04 --to 2013-01-05": "not run: needs Airflow, where printed backfills are run by "

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pty
 import shlex
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
+from pyspark.core import context
 from typer.testing import CliRunner
 
 from cairn.command.cli import app
+from cairn.command.exit_codes import exit_codes
 from cairn.command.printing import style_of
 from cairn.command.progress import progress
+from cairn.spark.session import _ctrl_c_kept
 from tests.support.checkpoints import PIPELINE
 from tests.support.real_shards import RealPipeline
 
@@ -29,10 +36,10 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def on_terminal(root: Path, command: str, **variables: str) -> bytes:
+def on_terminal(root: Path, command: str, *more: str, **variables: str) -> bytes:
     """What a terminal gets from a call of `cairn`: stdout and stderr are one."""
     there, ours = pty.openpty()
-    words = [sys.executable, "-m", "cairn.command.cli", command, "--root", str(root), "--pipeline", PIPELINE]
+    words = [sys.executable, "-m", "cairn.command.cli", command, "--root", str(root), "--pipeline", PIPELINE, *more]
     environment = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "CI")}
     done = subprocess.run(
         words, stdout=ours, stderr=ours, env={**environment, "TERM": "xterm", **variables}, check=False
@@ -82,6 +89,8 @@ def test_the_colour_of_a_state(state: str, colour: str) -> None:
 @pytest.mark.long("seconds", runs_in="ci")
 def test_a_bar_appears_on_a_terminal_only(root: Path) -> None:
     assert b"verifying" in on_terminal(root, "verify")
+    assert b"exporting" in on_terminal(root, "export", "1", "--to", f"{root}/tables")
+    assert b"deleting" in on_terminal(root, "sweep")
     words = [sys.executable, "-m", "cairn.command.cli", "verify", "--root", str(root), "--pipeline", PIPELINE]
     piped = subprocess.run(words, capture_output=True, text=True, check=True)
     assert piped.stderr == "" and "verifying" not in piped.stdout
@@ -107,6 +116,26 @@ def test_ctrl_c_says_how_much_is_done_and_the_command_that_continues(
         lines = result.stderr.splitlines()
         assert lines[0] == "Stopped by Ctrl-C" and " 3 of 8 " in lines[1] and says in result.stderr
         assert shlex.split(lines[-1]) == ["cairn", *arguments]
+
+
+def test_ctrl_c_ends_a_call_of_spark_without_a_traceback_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PySpark's handler calls the JVM inside of the interrupted call. Half of the calls of `cairn run` ended with Py4J's traceback."""
+    silenced: list[int] = []
+    monkeypatch.setattr(logging, "disable", silenced.append)
+    before = signal.getsignal(signal.SIGINT)
+
+    def command() -> int:
+        with _ctrl_c_kept():
+            context.signal.signal(context.signal.SIGINT, lambda *_: pytest.fail("PySpark's handler"))
+        assert context.signal is signal
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(5)  # Python calls the handler between two steps of this thread.
+        return 0
+
+    with pytest.raises(typer.Exit) as ended:
+        exit_codes(command)()
+    assert ended.value.exit_code == 130 and silenced == [logging.CRITICAL]
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_block_that_counted_nothing_adds_no_note() -> None:

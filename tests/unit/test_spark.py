@@ -20,6 +20,7 @@ from pyspark.sql.types import StructField, StructType, YearMonthIntervalType
 from typer.testing import CliRunner
 
 from cairn.command import spark_server
+from cairn.command.airflow_rest import explained
 from cairn.command.cli import app
 from cairn.operations.read_source import input_errors, read_source
 from cairn.pipeline import Interval, Pipeline
@@ -314,6 +315,9 @@ def test_the_wheel_names_no_target_of_the_clone(
     ) as caught:
         connect("local[2]", "test")
     assert "make" not in str(caught.value)
+    with pytest.raises(StorageUnavailable, match="give the address of yours") as unheard, explained("http://h", "d"):
+        raise OSError("refused")
+    assert "make" not in str(unheard.value)
 
 
 @pytest.mark.parametrize("master", ["local[2]", "spark://host:7077", "yarn", "k8s://https://host"])
@@ -423,7 +427,10 @@ def test_without_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark_server, "answers", lambda _: False)
     monkeypatch.setattr(spark_server.signal, "signal", lambda *_: None)
     result = CliRunner().invoke(app, ["spark"])
-    assert (result.exit_code, "PySpark is not installed here; 'make setup' installs it" in result.stderr) == (2, True)
+    assert (
+        result.exit_code,
+        "PySpark is not installed here; install Cairn with the extra `spark`" in result.stderr,
+    ) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -416,6 +416,12 @@ def test_a_stale_checkpoint_on_a_stale_base_is_repaired_by_its_command() -> None
     assert read(storage).status.problem is None
 
 
+def test_the_overview_of_a_pipeline_without_a_dag_has_a_command_too(rides: Reading) -> None:
+    ref = PipelineRef(name="rides", root="memory://ui")
+    command = "cairn heal --root memory://ui --pipeline rides --to 2024-01-09T00:00:00Z --code module:NAME"
+    assert pipeline_overview.next_of(ref, rides).command == command
+
+
 @pytest.mark.parametrize(
     ("airflow", "option"),
     [

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from cairn.spark.java_runtime import is_clone
 from cairn.spark.local_server_secret import LOOPBACK, find_secret
 from state_backend.values.errors import StorageUnavailable, UsageError
 from state_backend.values.intervals import format_instant
@@ -317,8 +318,9 @@ def explained(url: str, dag_id: str) -> Iterator[None]:
             raise UsageError(f"Airflow at {url} refuses the request: {error}") from error
         raise StorageUnavailable(f"Airflow at {url} failed: {error}; try again") from error
     except OSError as error:
+        start = "start one with 'make ui', or " if is_clone() else ""
         raise StorageUnavailable(
-            f"no Airflow answers at {url} ({error}); start one with 'make ui', or give the address of yours with --airflow"
+            f"no Airflow answers at {url} ({error}); {start}give the address of yours with --airflow"
         ) from error
 
 

@@ -16,7 +16,7 @@ from cairn.command.progress import CHANGED_NOTHING, REMOVE_FIRST
 HELP = """
 Show and check the state of a pipeline, run intervals, and take, restore and fork state.
 
-Most commands need neither Spark nor Airflow. Only run, try, deploy, validate and savepoints need Spark. Only backfill, heal and stopping a DAG need Airflow.
+Most commands need neither Spark nor Airflow. Only run, heal --local, try, deploy, validate, savepoints, spark and prepare-spark need Spark. Only backfill, heal and stopping a DAG need Airflow.
 
 Exit codes: 0 success, 1 the command found a problem or can't use the state, the input or the pipeline's code, 2 the call is wrong, 3 the storage failed or refused.
 """

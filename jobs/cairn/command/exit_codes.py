@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import ParamSpec
+import logging
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from typing import NoReturn, ParamSpec
 
 import typer
 
@@ -35,17 +38,28 @@ def exit_codes(command: Callable[P, int], leaves: str = CONTINUES) -> Callable[P
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        before = signal.signal(signal.SIGINT, _on_ctrl_c) if in_main_thread else None
         try:
             code = command(*args, **kwargs)
         except CairnError as error:
-            _print_error(error, kwargs.get("dag") or kwargs.get("pipeline"))
+            _print_error(error, kwargs)
             code = code_of(error)
         except KeyboardInterrupt as stop:
             typer.echo(after_stop(stop, leaves), err=True)
             code = INTERRUPTED
+        finally:
+            if before is not None:
+                signal.signal(signal.SIGINT, before)
         raise typer.Exit(code)
 
     return run
+
+
+def _on_ctrl_c(*_: object) -> NoReturn:
+    # Py4J logs a traceback for a call that Ctrl-C interrupts. The user needs the message of `after_stop` only.
+    logging.disable(logging.CRITICAL)
+    raise KeyboardInterrupt
 
 
 def code_of(error: CairnError) -> int:
@@ -59,10 +73,27 @@ def code_of(error: CairnError) -> int:
     return STORAGE if isinstance(error, RetryableError | StorageError) else FINDINGS
 
 
-def _print_error(error: CairnError, dag_id: object) -> None:
+def _print_error(error: CairnError, options: Mapping[str, object]) -> None:
     from state_backend.values.airflow_commands import with_command
 
+    dag_id = options.get("dag") or options.get("pipeline")
     message = with_command(str(error), str(dag_id), error.rerun if dag_id else None)
+    root, pipeline = options.get("root"), options.get("pipeline")
+    if isinstance(error, UsageError | NoSuchCheckpoint) and root and pipeline:
+        other = _if_wrong(str(root), str(pipeline))
+        message += "" if other in message else other
     for note in getattr(error, "__notes__", []):  # Notes come first: they may be long, such as a traceback.
         typer.echo(note, err=True)
     typer.echo(f"{type(error).__name__}: {message}", err=True)
+
+
+def _if_wrong(root: str, pipeline: str) -> str:
+    """Return a line with similar pipelines of a root, if the named pipeline has no files; else an empty text."""
+    from state_backend.adapters.open_storage import join_url, open_storage
+    from state_backend.inspection.find_pipelines import other_pipelines
+
+    try:
+        there = next(iter(open_storage(join_url(root, pipeline)).list("")), None)
+    except CairnError:
+        return ""
+    return "" if there else other_pipelines(root, pipeline)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Protocol
 
@@ -12,6 +13,8 @@ import typer
 
 from cairn.command.airflow_rest import AirflowRest
 from cairn.command.heal_in_airflow import InAirflow
+from cairn.command.progress import Stopped
+from cairn.command.repair_command import ran_here
 from cairn.command.run import LOCAL_SPARK, interval_length
 from cairn.operations.plan_heal import (
     Adopt,
@@ -96,7 +99,7 @@ def heal(
     last_instant("--to", to)  # A wrong date fails here, before the first request to the storage or Airflow.
     storage = open_storage(join_url(root, pipeline))
     log = read_log(storage)
-    local = local or (dag is None and _ran_here(log))
+    local = local or (dag is None and ran_here(log))
     if local and code is None:
         raise UsageError(
             f"the newest checkpoint of {pipeline} was made without Airflow; add --code module:NAME to run the intervals "
@@ -104,7 +107,7 @@ def heal(
         )
     lines = _Lines(quiet=as_json)
     if local and code is not None:
-        place: _Place = _Here(code, pipeline, root, storage, to, every=every, spark=spark)
+        place: _Place = _Here(code, pipeline, root, storage, to, every=every, spark=spark, on_done=lines.done)
         words = ["cairn", "heal", "--local", "--code", code, "--root", root, "--pipeline", pipeline]
         words += ["--to", to, *(["--every", every] if every is not None else [])]
         words += ["--spark", spark] if spark != LOCAL_SPARK else []
@@ -118,11 +121,23 @@ def heal(
 
 
 class _Lines:
-    """Printer of the lines of `cairn heal`. With `quiet`, it prints nothing."""
+    """Printer of the lines of `cairn heal`, and counter of the intervals that ran. With `quiet`, it prints nothing.
+
+    Attributes:
+        healed: Number of intervals that ran.
+        wanted: Number of intervals that ran or that the present plan still has to run.
+    """
 
     def __init__(self, *, quiet: bool) -> None:
+        self.healed = 0
+        self.wanted = 0
         self._quiet = quiet
         self._said: list[str] = []
+
+    def done(self, interval: Interval) -> None:
+        """Count an interval that ran, and print it."""
+        self.healed += 1
+        self.say(f"{interval}: done, {self.healed} of {self.wanted}")
 
     def say(self, text: str) -> None:
         """Print a line, but not the same line twice in a row."""
@@ -152,7 +167,6 @@ class _Healing:
         self.lines = lines
         self.as_json = as_json
         self.steps: list[str] = []
-        self.healed = 0
         # Ids of the backfills that a printed line has named, or that this call has created.
         self._adopted: set[int] = set()
 
@@ -164,20 +178,19 @@ class _Healing:
             return self._end(plan, health, "nothing was changed", healthy=not plan.steps)
         try:
             plan, health = self._until_healthy(plan, health)
-        except KeyboardInterrupt:
-            self.lines.say(
-                f"stopped after {_count(self.healed)}. What Airflow has begun goes on. To continue:\n{self.command}"
-            )
-            return 130
+        except KeyboardInterrupt as stop:
+            left = "what Airflow has begun goes on" if isinstance(self.place, InAirflow) else "their commits stay"
+            raise Stopped(f"{_count(self.lines.healed)} ran; {left}\nTo continue, run:\n{self.command}") from stop
         except CairnError as error:
             error.args, error.rerun = (f"{error}\nRepair the cause, then go on with:\n{self.command}",), None
             raise
-        return self._end(plan, health, f"{_count(self.healed)} ran", healthy=not plan.steps)
+        return self._end(plan, health, f"{_count(self.lines.healed)} ran", healthy=not plan.steps)
 
     def _until_healthy(self, plan: HealPlan, health: Health) -> tuple[HealPlan, Health]:
         """Carry out steps and plan again until there is no step, or until the plan gives up."""
         fresh, changed_s = True, time.monotonic()
         while True:
+            self.lines.wanted = self.lines.healed + len(plan.unfinished)
             waits = self._carry_out(plan)
             if any(isinstance(step, GiveUp) for step in plan.steps) or (not plan.steps and fresh):
                 return plan, health
@@ -217,9 +230,9 @@ class _Healing:
     def _tell_progress(self, before: HealPlan, after: HealPlan) -> bool:
         left = {interval.start for interval in after.unfinished}
         done = [interval for interval in before.unfinished if interval.start not in left]
-        for interval in done:
-            self.healed += 1
-            self.lines.say(f"{interval}: done, {self.healed} of {self.healed + len(left)}")
+        if isinstance(self.place, InAirflow):  # `_Here` tells each interval at its commit.
+            for interval in done:
+                self.lines.done(interval)
         return bool(done)
 
     def _announce(self, plan: HealPlan) -> None:
@@ -257,7 +270,12 @@ class _Healing:
         elif later:
             verdict += f"\n{_count(len(later))} after it {'is' if len(later) == 1 else 'are'} stale or quarantined. To heal them, give --to {format_instant(max(later))}"
         if self.as_json:
-            shown: dict[str, Any] = {"healthy": healthy, "ran": self.healed, "verdict": verdict, "command": command}
+            shown: dict[str, Any] = {
+                "healthy": healthy,
+                "ran": self.lines.healed,
+                "verdict": verdict,
+                "command": command,
+            }
             to_run = [{"start": format_instant(s.interval.start), "reason": s.reason} for s in plan.to_run]
             steps = self.steps or [str(step) for step in plan.steps]
             typer.echo(json.dumps({**shown, "to_run": to_run, "steps": steps}, indent=2))
@@ -284,10 +302,20 @@ class _Here:
         to: Value of `--to`. A day is in the zone of the schedule, or in UTC.
         every: Value of `--every`.
         spark: URL of Spark.
+        on_done: Function that is called with each interval after its commit.
     """
 
     def __init__(
-        self, code: str, name: str, root: str, storage: Storage, to: str, *, every: str | None, spark: str
+        self,
+        code: str,
+        name: str,
+        root: str,
+        storage: Storage,
+        to: str,
+        *,
+        every: str | None,
+        spark: str,
+        on_done: Callable[[Interval], None],
     ) -> None:
         from cairn.driver.load_pipeline import load_pipeline
 
@@ -299,6 +327,7 @@ class _Here:
         self.storage = storage
         self.every = every
         self.spark = spark
+        self.on_done = on_done
         declared = self._schedule(read_log(storage))
         self.last = last_instant("--to", to, UTC if declared is None else declared.rules)
 
@@ -336,16 +365,13 @@ class _Here:
                 self.root,
                 reprocess="all",
                 permissions=Permissions(allow_gap=step.allow_gap),
+                on_outcome=lambda outcome, _: self.on_done(outcome.interval),
             )
 
 
 def following_interval(health: Health, start: datetime, schedule: Schedule) -> Interval:
     """Return the recorded interval that begins at `start`, else the schedule's first interval at or after `start`."""
     return health.results.get(start) or first_interval(schedule, start)
-
-
-def _ran_here(log: Log) -> bool:
-    return log.newest is not None and log.newest.content.run.run_id.startswith("direct__")
 
 
 def _count(intervals: int) -> str:

@@ -223,7 +223,7 @@ def new(
     into = (into or Path.cwd()).resolve()
     if not ((into / "jobs" / "pipelines").is_dir() and (into / "dags").is_dir()):
         raise UsageError(
-            f"{into} has no folders jobs/pipelines and dags; go to the repository's folder, or name it with --into"
+            f"{into} has no folders jobs/pipelines and dags; make them, or go to the repository's folder, or name it with --into"
         )
     if name is None:
         if yes:

@@ -39,8 +39,13 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be don
 PUT_BACK = "Put the manifest back from a backup, or go back to an older checkpoint with cairn restore"
 
 
-def open_log(root: str, pipeline: str) -> tuple[Storage, Log]:
+def open_log(root: str, pipeline: str, *, if_new: str = "") -> tuple[Storage, Log]:
     """Return a pipeline's storage and its log.
+
+    Args:
+        root: URL of the folder that holds all pipelines.
+        pipeline: Name of the pipeline.
+        if_new: Lines for a pipeline that never ran, for the error's message.
 
     Raises:
         UsageError: The pipeline does not exist.
@@ -50,16 +55,23 @@ def open_log(root: str, pipeline: str) -> tuple[Storage, Log]:
     storage = open_storage(join_url(root, pipeline))
     log = Coordinator(storage, pipeline).log()
     if not log.head_id:
-        refuse_nothing(storage, root, pipeline)
+        refuse_nothing(storage, root, pipeline, if_new=if_new)
     return storage, log
 
 
-def refuse_nothing(storage: Storage, root: str, pipeline: str) -> None:
-    """Raise `UsageError` if a pipeline's folder has no files. The message names similar pipelines of the root."""
+def refuse_nothing(storage: Storage, root: str, pipeline: str, *, if_new: str = "") -> None:
+    """Raise `UsageError` if a pipeline's folder has no files. The message names similar pipelines of the root.
+
+    Args:
+        storage: Storage of the pipeline's folder.
+        root: URL of the folder that holds all pipelines.
+        pipeline: Name of the pipeline.
+        if_new: Lines for a pipeline that never ran, for the message.
+    """
     from state_backend.inspection.find_pipelines import other_pipelines
 
     if next(iter(storage.list("")), None) is None:
         raise UsageError(
             f"no pipeline at {storage.url}: the folder has no files; check --root and --pipeline"
-            f"{other_pipelines(root, pipeline)}"
+            f"{if_new}{other_pipelines(root, pipeline)}"
         )

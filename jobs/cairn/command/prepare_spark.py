@@ -22,6 +22,7 @@ from cairn.spark.class_archive import archive_path, folder_for_new, install, rec
 from cairn.spark.java_runtime import require_java
 from cairn.spark.local_server_secret import new_secret
 from state_backend.values.errors import StorageUnavailable, UsageError
+from state_backend.values.human_units import size
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -49,9 +50,9 @@ def prepare_spark() -> int:
             install(made, path)
     except OSError as error:
         raise UsageError(
-            f"can't write {path}: {error}\nThe command needs 230 MB of disk there, and the rights of the owner of this Python environment"
+            f"can't write {path}: {error}\nThe command needs 220 MiB of disk there, and the rights of the owner of this Python environment"
         ) from error
-    typer.echo(f"Spark's classes are in {path} ({path.stat().st_size / 1e6:.0f} MB)")
+    typer.echo(f"Spark's classes are in {path} ({size(path.stat().st_size)})")
     return 0
 
 

@@ -51,7 +51,7 @@ def show(
         table.add_row(*map(cell, cells))
     print_text(table)
     for output in shown["outputs"]:
-        print_text(f"{'late output' if output['late'] else 'output'} {output['path']}: {output['rows']} rows")
+        print_text(f"{'late output' if output['late'] else 'output'} {output['path']}: {output['rows']:,} rows")
     for file in (f for s in shown["shards"] for f in s["files"]) if files else ():
         print_text(f"{file['crc32c']} {size(file['bytes']):>10} {file['path']}")
     return 0

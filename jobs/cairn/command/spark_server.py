@@ -77,7 +77,7 @@ def server_environment(token: str) -> dict[str, str]:
 def _spark_home() -> Path:
     spec = find_spec("pyspark")
     if spec is None or spec.origin is None:
-        raise UsageError("PySpark is not installed here; 'make setup' installs it")
+        raise UsageError("PySpark is not installed here; install Cairn with the extra `spark`")
     return Path(spec.origin).parent
 
 

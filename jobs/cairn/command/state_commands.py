@@ -18,6 +18,7 @@ import typer
 
 from cairn.command.options import Code, Dag, DryRun, Json, Root, Spark
 from cairn.command.progress import progress
+from cairn.command.repair_command import repair_command
 from cairn.command.stop_dag import AirflowCli, commit_prepared, stopped
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
@@ -26,7 +27,6 @@ from state_backend.checkpoint.rewind import plan_fork, plan_rewind, rewind
 from state_backend.checkpoint.savepoints import read_savepoint
 from state_backend.checkpoint.trials import check_no_trial
 from state_backend.inspection.checkpoint_names import parse_checkpoint, parse_duration
-from state_backend.values.airflow_commands import backfill_command, with_command
 from state_backend.values.errors import UsageError
 from state_backend.values.human_units import size
 from state_backend.values.intervals import format_instant, to_ms
@@ -202,14 +202,16 @@ def _rewind(
     if name is None:
         raise UsageError("--checkpoint also needs --pipeline NAME, the pipeline that goes back")
     coordinator = Coordinator(open_storage(join_url(root, name)), name)
-    plan = plan_rewind(coordinator.log(), _id_of(coordinator, which), allowed)
+    log = coordinator.log()
+    plan = plan_rewind(log, _id_of(coordinator, which), allowed)
+    command = None if plan.rerun is None else repair_command(log, plan.rerun, root=root, pipeline=name, dag=dag)
     said: dict[str, Any] = {
         "target": plan.target.id,
         "end": format_instant(plan.target.content.interval.end),
         "discards": [{"id": d.id, "interval": str(d.interval)} for d in plan.discards],
-        "command": backfill_command(dag or name, plan.rerun) if plan.rerun is not None else None,
+        "command": command,
     }
-    what = with_command(str(plan), dag or name, plan.rerun)
+    what = str(plan) if command is None else f"{plan}\n{command}"
     if dry_run:
         return _say({"dry_run": True, **said}, what, as_json)
     if plan.discards and not yes:

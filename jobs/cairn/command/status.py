@@ -8,9 +8,9 @@ from typing import Any
 from cairn.command.exit_codes import FINDINGS
 from cairn.command.options import Dag, Json, Pipeline, Root, open_log
 from cairn.command.printing import print_json, print_text, style_of
+from cairn.command.repair_command import repair_command
 from state_backend.checkpoint.lineage import lines_of
 from state_backend.inspection.status import Status, status_of
-from state_backend.values.airflow_commands import backfill_command
 from state_backend.values.intervals import format_instant
 
 
@@ -21,14 +21,15 @@ def status(
     as_json: Json = False,
 ) -> int:
     """Show the next interval, all stale, quarantined and unpublished intervals, and the command that repairs them."""
-    storage, log = open_log(root, pipeline)
+    advice = _first_interval(dag or pipeline, root)
+    storage, log = open_log(root, pipeline, if_new=f"\nIf the pipeline never ran: {advice}")
     found = status_of(log, pipeline, storage)
-    command = None if found.rerun is None else backfill_command(dag or pipeline, found.rerun)
+    command = None if found.rerun is None else repair_command(log, found.rerun, root=root, pipeline=pipeline, dag=dag)
     if as_json:
         print_json(_status(found, command))
         return 0 if found.well else FINDINGS
     if found.next is None:
-        print_text(_empty(dag or pipeline, root))
+        print_text(f"the pipeline has no checkpoint yet\n{advice}")
     elif found.problem is None:
         print_text(f"next: {found.next}, from checkpoint {found.base}")
     else:
@@ -55,15 +56,15 @@ def status(
     return 0 if found.well else FINDINGS
 
 
-def _empty(dag: str, root: str) -> str:
-    """Return the advice for a pipeline without a checkpoint. `cairn status` does not know the pipeline's start."""
+def _first_interval(dag: str, root: str) -> str:
+    """Return the advice on a pipeline's first interval. `cairn status` does not know the pipeline's start."""
     return (
-        "the pipeline has no checkpoint yet\n"
-        "Its first interval begins at Pipeline.start. An unpaused DAG runs the newest interval first, unless catchup is on. To process "
+        "its first interval begins at Pipeline.start. An unpaused DAG runs the newest interval first, unless catchup is on. To process "
         "all intervals in order instead, give the first and the last start:\n"
         f"cairn backfill --dag {shlex.quote(dag)} --from START --to END\n"
         "To process the first interval without Airflow:\n"
-        f"cairn run module:NAME --root {shlex.quote(root)}"
+        f"cairn run module:NAME --root {shlex.quote(root)}\n"
+        "If the Pipeline declares no schedule, add the length of an interval, as in --every 1h"
     )
 
 

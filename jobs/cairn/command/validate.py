@@ -15,14 +15,16 @@ import typer
 from cairn.command.exit_codes import FINDINGS
 from cairn.command.options import Code, Dag, DryRun, Json, Pipeline, Root, Spark
 from cairn.command.printing import print_json, print_text
+from cairn.command.repair_command import repair_command
 from cairn.command.state_commands import load_named
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.quarantine_consequences import Consequences, plan_consequences
 from state_backend.inspection.checkpoint_names import parse_checkpoint
 from state_backend.inspection.describe import state_of
-from state_backend.values.airflow_commands import backfill_command
 from state_backend.values.errors import UsageError
+from state_backend.values.human_units import plural
 from state_backend.values.records import Record
 
 if TYPE_CHECKING:
@@ -69,20 +71,22 @@ def validate(
         mark=not dry_run,
     )
     refused = not found.success and not dry_run
-    costs = plan_consequences(coordinator.log(), record.id) if refused else None
+    log = coordinator.log()
+    costs = plan_consequences(log, record.id) if refused else None
+    command = _repair(log, costs, root=root, pipeline=owner.name, dag=dag, code=code)
     if as_json:
         said = _described(found, quarantined=refused, dry_run=dry_run)
-        print_json(said | _costs(costs, dag or owner.name))
+        print_json(said | _costs(costs, command))
         return 0 if found.success else FINDINGS
     for line in (*found.table(), *(f"finding: {finding}" for finding in found.findings)):
         print_text(line)
-    verdict = "no findings" if found.success else f"{len(found.findings)} findings"
+    verdict = "no findings" if found.success else plural(len(found.findings), "finding")
     checked = "files" if fast else f"files, restored state and {found.expectations} expectations"
     print_text(f"{found.what}: {checked} checked, {verdict}")
     if found.docs is not None:
         print_text(f"Data Docs: {found.docs}")
     if costs is not None:
-        _print_refusal(record, costs, dag or owner.name)
+        _print_refusal(record, costs, command)
     return 0 if found.success else FINDINGS
 
 
@@ -115,13 +119,15 @@ def quarantine(
         if not dry_run:
             coordinator.release(record.id)
         return _say_released(coordinator, record, dry_run=dry_run, as_json=as_json)
-    costs = plan_consequences(coordinator.log(), record.id)
+    log = coordinator.log()
+    costs = plan_consequences(log, record.id)
+    command = _repair(log, costs, root=root, pipeline=pipeline, dag=dag)
     if not dry_run:
         coordinator.quarantine(record.id, reason)
     if as_json:
         said = {"checkpoint": record.id, "dry_run": dry_run, "quarantined": not dry_run}
-        return print_json(said | _costs(costs, dag or pipeline))
-    _print_refusal(record, costs, dag or pipeline, dry_run=dry_run)
+        return print_json(said | _costs(costs, command))
+    _print_refusal(record, costs, command, dry_run=dry_run)
     return 0
 
 
@@ -149,7 +155,16 @@ def _say_released(coordinator: Coordinator, record: Record, *, dry_run: bool, as
     return 0
 
 
-def _print_refusal(record: Record, costs: Consequences, dag: str, *, dry_run: bool = False) -> None:
+def _repair(
+    log: Log, costs: Consequences | None, *, root: str, pipeline: str, dag: str | None, code: str | None = None
+) -> str | None:
+    """Return the command that computes the refused intervals again; None if there is nothing to compute."""
+    if costs is None or costs.rerun is None:
+        return None
+    return repair_command(log, costs.rerun, root=root, pipeline=pipeline, dag=dag, code=code)
+
+
+def _print_refusal(record: Record, costs: Consequences, command: str | None, *, dry_run: bool = False) -> None:
     interval = record.content.interval
     if dry_run:
         print_text(f"would quarantine checkpoint {record.id} of {interval}")
@@ -159,8 +174,8 @@ def _print_refusal(record: Record, costs: Consequences, dag: str, *, dry_run: bo
         print_text("published output that was computed with it:")
     for published, checkpoint_id in costs.published:
         print_text(f"  {published} (checkpoint {checkpoint_id})")
-    if costs.rerun is not None:
-        print_text(f"to compute it again, run:\n{backfill_command(dag, costs.rerun)}")
+    if command is not None:
+        print_text(f"to compute it again, run:\n{command}")
 
 
 def _described(found: Validation, *, quarantined: bool, dry_run: bool) -> dict[str, Any]:
@@ -177,10 +192,9 @@ def _described(found: Validation, *, quarantined: bool, dry_run: bool) -> dict[s
     }
 
 
-def _costs(costs: Consequences | None, dag: str) -> dict[str, Any]:
+def _costs(costs: Consequences | None, command: str | None) -> dict[str, Any]:
     published = () if costs is None else costs.published
-    again = None if costs is None else costs.rerun
     return {
         "published": [{"id": n, "interval": str(interval)} for interval, n in published],
-        "command": None if again is None else backfill_command(dag, again),
+        "command": command,
     }

@@ -9,6 +9,11 @@ from pathlib import Path
 from state_backend.values.errors import UsageError
 
 
+def is_clone() -> bool:
+    """Return True if this code runs in a clone of the repository. A wheel brings no Makefile."""
+    return (Path(__file__).parents[3] / ".ci" / "java").exists()
+
+
 def require_java(user: str) -> None:
     """Check that this machine has a Java command.
 
@@ -19,13 +24,11 @@ def require_java(user: str) -> None:
         UsageError: The PATH has no java, and JAVA_HOME is not set.
     """
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
-        # Only a clone has the Makefile.
-        clone = (Path(__file__).parents[3] / ".ci" / "java").exists()
         raise UsageError(
             f"{user} needs a Java 17+ runtime, but the PATH has no java\n"
             + (
                 "Run: make java"
-                if clone
+                if is_clone()
                 else "Install OpenJDK 17 or later (the package openjdk-17-jre-headless of Debian and Ubuntu), or set JAVA_HOME"
             )
         )

@@ -18,6 +18,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlsplit
 
@@ -123,11 +124,28 @@ def connect(
     for key, value in master_conf(where).items():
         if key not in given:
             builder = builder.config(key, value)
-    with _properties(given), archive_in_use():
+    with _properties(given), archive_in_use(), _ctrl_c_kept():
         session = builder.getOrCreate()
     if not where.startswith("local"):
         _send_runtime(session)
     return session
+
+
+@contextmanager
+def _ctrl_c_kept() -> Iterator[None]:
+    """Keep the process's handler of Ctrl-C in the block. PySpark replaces it in the middle of the making of a context.
+
+    PySpark's handler calls the JVM. If Ctrl-C interrupts another call of the JVM, both calls use one connection. Then the
+    interrupted call may raise `Py4JError` instead of `KeyboardInterrupt`, and Py4J logs tracebacks.
+    """
+    from pyspark.core import context
+
+    of_pyspark: Any = context
+    of_pyspark.signal = SimpleNamespace(signal=lambda *_: None, SIGINT=signal.SIGINT)
+    try:
+        yield
+    finally:
+        of_pyspark.signal = signal
 
 
 def master_conf(where: str) -> dict[str, str]:

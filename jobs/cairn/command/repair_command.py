@@ -1,0 +1,39 @@
+"""The command that repairs a pipeline: in Airflow, or in this process for a pipeline that runs without Airflow."""
+
+from __future__ import annotations
+
+import os
+import shlex
+
+from state_backend.checkpoint.log import Log
+from state_backend.values.airflow_commands import backfill_command, heal_command
+from state_backend.values.errors import Rerun
+from state_backend.values.intervals import format_instant
+
+
+def repair_command(
+    log: Log, again: Rerun, *, root: str, pipeline: str, dag: str | None, code: str | None = None
+) -> str:
+    """Return the command that runs the given intervals again, in order.
+
+    Args:
+        log: The pipeline's log.
+        again: The intervals.
+        root: URL of the folder that holds the pipelines.
+        pipeline: Name of the pipeline.
+        dag: Id of the pipeline's DAG, if the user gave one.
+        code: The pipeline as `module:NAME`; None takes the variable CAIRN_CODE.
+    """
+    if dag is not None or not ran_here(log):
+        return backfill_command(dag or pipeline, again)
+    code = code or os.environ.get("CAIRN_CODE") or "module:NAME"
+    last = format_instant(again.last)
+    if again.replace_overlapping:  # `cairn heal` replaces no output of intervals with other boundaries.
+        words = ["cairn", "run", code, "--root", root, "--from", format_instant(again.first), "--to", last]
+        return shlex.join([*words, "--reprocess", "all", "--replace-overlapping"])
+    return heal_command(root, pipeline, last, code=code)
+
+
+def ran_here(log: Log) -> bool:
+    """Return True if the newest checkpoint was made without Airflow, as by `cairn run`."""
+    return log.newest is not None and log.newest.content.run.run_id.startswith("direct__")
