@@ -30,6 +30,8 @@ TIER = os.environ.get("CAIRN_TESTS") or "ci"
 if TIER not in NAMES:
     raise SystemExit(f"CAIRN_TESTS is {TIER!r}; use one of {', '.join(NAMES)}")
 ALL = TIER == "all"
+# pytest gives a test's children this variable. A run of pytest that a test starts notes nothing.
+STARTED_BY_A_TEST = "PYTEST_CURRENT_TEST" in os.environ
 # What a marker's tests need beside Python's packages: a program, and the command that installs it.
 SOFTWARE = {
     "spark": ("java", "make java"),
@@ -113,7 +115,7 @@ def _notes() -> Path | None:
     """Return the path of this commit's notes without suffix; None if nothing is noted."""
     folder = os.environ.get("CAIRN_PASSED")
     git = ["git", "-C", str(REPOSITORY)]
-    if not folder or subprocess.run([*git, "status", "--porcelain"], capture_output=True, check=True).stdout:
+    if not folder or STARTED_BY_A_TEST or subprocess.run([*git, "status", "--porcelain"], capture_output=True, check=True).stdout:
         return None
     commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     return Path(folder) / commit
