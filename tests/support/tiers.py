@@ -115,7 +115,11 @@ def _notes() -> Path | None:
     """Return the path of this commit's notes without suffix; None if nothing is noted."""
     folder = os.environ.get("CAIRN_PASSED")
     git = ["git", "-C", str(REPOSITORY)]
-    if not folder or STARTED_BY_A_TEST or subprocess.run([*git, "status", "--porcelain"], capture_output=True, check=True).stdout:
+    if (
+        not folder
+        or STARTED_BY_A_TEST
+        or subprocess.run([*git, "status", "--porcelain"], capture_output=True, check=True).stdout
+    ):
         return None
     commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     return Path(folder) / commit
