@@ -33,7 +33,7 @@ MOST_LATE = timedelta(minutes=90)
 DELAY = MOST_LATE + timedelta(milliseconds=1)
 oracle_laws = settings(
     deadline=None,
-    max_examples=at_tier(fast=3, ci=6, all=300),
+    max_examples=at_tier(fast=3, ci=4, all=300),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     report_multiple_bugs=False,
 )
