@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Annotated, Any
 
 import typer
@@ -71,26 +70,23 @@ def get(
     return 0 if entries else FINDINGS
 
 
-def look_up(
-    source: StateSource, keys: Sequence[Key], states: Sequence[str] | None = None, *, hold: bool = True
-) -> dict[str, Entries]:
-    """Return the entries of some keys, by key (as `_name` writes it) and by state.
+def look_up(source: StateSource, keys: Sequence[Key], states: Sequence[str] | None = None) -> dict[str, Entries]:
+    """Return the entries of some keys, by key (as `_name` writes it) and by state. Write nothing below the root.
 
     Args:
         source: The checkpoint or savepoint.
         keys: The keys, as `parse_key` returns them.
         states: Names of the states, `$timers` for the timers; None for all.
-        hold: Hold a lease on the checkpoint meanwhile, which writes a file below the root.
 
     Raises:
         UsageError: The checkpoint has no state of this name.
         CorruptFile: A file is missing or damaged.
+        CheckpointDropped: A file is missing because retention dropped the checkpoint meanwhile.
     """
     names = list(states or [*(d.name for d in source.content.states), TIMERS_NAME])
     plan = plan_read(source.content, keys=keys)
     found: dict[str, Entries] = {}
-    held = source.held("a look-up of a key") if hold else nullcontext()
-    with work_folder("get") as work, held:
+    with work_folder("get") as work:
         storage = open_storage(source.url)
         for shard in plan.shards:
             (folder := work / str(shard)).mkdir()

@@ -44,7 +44,7 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
     schema = parse_struct(content.key_schema)
     values = parse_key(asked["key"], schema)
     source = StateSource.of_record(url, record)
-    states = next(iter(look_up(source, [values], hold=False).values()), {})
+    states = next(iter(look_up(source, [values]).values()), {})
     key = SearchedKey.of(values, schema, content.max_parallelism)
     steps: list[list[str]] = []
     more = False
