@@ -149,7 +149,7 @@ def measure(root: str, where: str) -> None:
     url = join_url(root, "accounts")
 
     def changed(log: Log) -> Interval:
-        """The newest interval that has a row of the key."""
+        """Return the newest interval that has a row of the key."""
         newest = max(r.interval.start for r in log.completed() if (r.interval.start - START) // STEP % 10 == 0)
         return Interval(newest, newest + STEP)
 
@@ -223,7 +223,9 @@ def main() -> None:
     given = parser.parse_args()
     sizes = f"{given.intervals},{given.shards},{given.keys},{given.changed}"
     if os.environ.get(SIZES) != sizes:  # The processes of the commands need the same pipeline.
-        os.execve(sys.executable, [sys.executable, "-m", "benchmarks.one_key", *sys.argv[1:]], {**os.environ, SIZES: sizes})
+        os.execve(
+            sys.executable, [sys.executable, "-m", "benchmarks.one_key", *sys.argv[1:]], {**os.environ, SIZES: sizes}
+        )
     with ExitStack() as stack:
         folder = given.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         if not (folder / "accounts").exists():

@@ -733,6 +733,10 @@ class Coordinator:
             NoSuchCheckpoint: No such checkpoint exists. The message lists the retained checkpoints.
             UsageError: `which` is another text than `"latest"`.
         """
+        return self.find(which)[1]
+
+    def find(self, which: str | int | datetime) -> tuple[Log, Record]:
+        """Return the log and the record of a checkpoint. Argument and errors are those of `record`."""
         log = self.log()
         fitting = _fitting(log, which) or _fitting(log := read_on(self._storage, log), which)
         if not fitting and isinstance(which, int) and which in log.summary.dropping:
@@ -742,10 +746,13 @@ class Coordinator:
             there = ", ".join(f"{c.id} (to {format_instant(c.content.interval.end)})" for c in completed[-10:])
             if len(completed) > 10:
                 there = f"{len(completed)}, of which the newest are {there}"
+            why = ": its state is dropped" if isinstance(which, int) and isinstance(log.entry(which), Tombstone) else ""
+            if which == "latest" and completed:
+                why = ": each is quarantined, or descends from a quarantined one"
             raise NoSuchCheckpoint(
-                f"pipeline {self._pipeline!r} has no usable checkpoint {which}\nIts checkpoints: {there or 'none'}"
+                f"pipeline {self._pipeline!r} has no usable checkpoint {which}{why}\nIts checkpoints: {there or 'none'}"
             )
-        return max(fitting, key=lambda c: c.id)
+        return log, max(fitting, key=lambda c: c.id)
 
     def quarantine(self, checkpoint_id: int, reason: str, findings: tuple[str, ...] = ()) -> None:
         """Quarantine a checkpoint: no interval starts from the checkpoint or from its descendants.

@@ -56,6 +56,7 @@ def get(
             {
                 "checkpoint": source.checkpoint_id,
                 "interval": str(source.content.interval),
+                "status": source.status,
                 "key": shown,
                 "states": entries,
                 "similar_keys": similar,
@@ -64,7 +65,7 @@ def get(
     elif entries:
         _print(source, shown, entries)
     else:
-        print_text(f"{source} has no state of the key {json.dumps(shown, ensure_ascii=False)}")
+        print_text(f"{_titled(source)} has no state of the key {json.dumps(shown, ensure_ascii=False)}")
         for other in similar:
             print_text(f"it has state of the key {json.dumps(other, ensure_ascii=False)}")
     return 0 if entries else FINDINGS
@@ -101,6 +102,11 @@ def look_up(source: StateSource, keys: Sequence[Key], states: Sequence[str] | No
     return found
 
 
+def _titled(source: StateSource) -> str:
+    # A table of a checkpoint that no later interval starts from must not pass for the current state.
+    return f"{source}" if source.status in (None, "completed") else f"{source}, {source.status}"
+
+
 def _similar(source: StateSource, key: Key, schema: StructType, states: Sequence[str] | None) -> list[dict[str, Any]]:
     """Return the keys with state that differ from `key` only in the case of a text, or in spaces or zeros around it."""
     others = {_name(other): other for other in similar_keys(key, schema)}
@@ -117,7 +123,7 @@ def _name(key: Any) -> str:
 
 
 def _print(source: StateSource, key: dict[str, Any], entries: Entries) -> None:
-    print_text(f"{source}, {source.content.interval}, key {json.dumps(key, ensure_ascii=False)}")
+    print_text(f"{_titled(source)}, {source.content.interval}, key {json.dumps(key, ensure_ascii=False)}")
     lines = [("state", "entry", "expires", "value")]
     for state, rows in entries.items():
         for row in rows:
