@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, time, timedelta
@@ -187,7 +188,7 @@ def check_new(file: Path) -> None:
     Raises:
         UsageError: The file exists, or there is no such folder.
     """
-    if file.exists():
+    if os.path.lexists(file):
         raise UsageError(f"{file} exists; give the name of a new file, or remove it")
     if not file.absolute().parent.is_dir():
         raise UsageError(f"{file} can't be written: there is no folder {file.absolute().parent}")
