@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -175,13 +176,20 @@ STATUS: list[tuple[Callable[[cases.History], None], str, int, str]] = [
 
 @pytest.mark.parametrize(("act", "which", "code", "says"), STATUS)
 def test_get_names_the_status_and_writes_nothing(
-    tmp_path: Path, act: Callable[[cases.History], None], which: str, code: int, says: str
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    act: Callable[[cases.History], None],
+    which: str,
+    code: int,
+    says: str,
 ) -> None:
     act(cases.History(tmp_path))
-    with read_only(tmp_path):
+    caplog.clear()
+    with read_only(tmp_path), caplog.at_level(logging.DEBUG):
         asked = ["get", "ann", which, "--root", f"file://{tmp_path}", "--pipeline", "accounts"]
         result = CliRunner().invoke(app, asked)
     assert result.exit_code == code and says in result.output, result.output
+    assert not caplog.records
     if code == 0:
         status = json.loads(CliRunner().invoke(app, [*asked, "--json"]).stdout)["status"]
         assert status == "completed" or f", {status}, [" in result.output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -285,9 +286,10 @@ def test_an_output_without_key_columns_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.long("half a second", runs_in="ci")
-def test_nothing_is_written_below_the_root(root: Path) -> None:
-    with read_only(root):
+def test_nothing_is_written_below_the_root_or_to_a_log(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with read_only(root), caplog.at_level(logging.DEBUG):
         assert history(root, "ann", "--follow-output").exit_code == 0
+    assert "ann" not in caplog.text
 
 
 def test_a_pipeline_without_checkpoints_is_refused(tmp_path: Path) -> None:
