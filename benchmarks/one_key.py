@@ -6,7 +6,7 @@
 
 The first interval writes all keys. Each later interval changes `--changed` keys at random, and among them, in every
 tenth interval, the key that is looked up. The intervals run without Spark. Reads and bytes are those that the storage
-returned. Seconds are medians of three calls of the functions, and of three runs of the commands with the start of
+returned. Seconds are medians of `--runs` calls of the functions, and of as many runs of the commands with the start of
 Python. The files are in the operating system's cache.
 """
 
@@ -40,11 +40,10 @@ from state_backend.adapters.gcs_storage import GcsStorage
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
-from state_backend.checkpoint.log import Log
 from state_backend.formats.types import parse_struct
+from state_backend.inspection.checkpoint_names import find_state
 from state_backend.inspection.key_entries import SearchedKey
 from state_backend.inspection.key_history import history_of_key
-from state_backend.inspection.state_table import StateSource
 from state_backend.values.retention import KeepLast
 from tests.support.gcs_server import BUCKET, gcs_server
 
@@ -52,7 +51,6 @@ START, STEP, KEY = datetime(2024, 1, 1, tzinfo=UTC), timedelta(hours=1), 4711
 SCHEMA = "account long, n long"
 # The sizes of the pipeline `ACCOUNTS`, which commands import: intervals, shards, keys, changed keys.
 SIZES = "CAIRN_ONE_KEY"
-RUNS = 3
 
 
 class Rows(RunningAggregate):
@@ -144,18 +142,15 @@ def _patched(counts: list[int]) -> Iterator[None]:
         mock.patch.stopall()
 
 
-def measure(root: str, where: str) -> None:
+def measure(root: str, where: str, runs: int) -> None:
     """Print seconds, reads and bytes of each command."""
     url = join_url(root, "accounts")
 
-    def changed(log: Log) -> Interval:
-        """Return the newest interval that has a row of the key."""
-        newest = max(r.interval.start for r in log.completed() if (r.interval.start - START) // STEP % 10 == 0)
-        return Interval(newest, newest + STEP)
+    newest = find_state("latest", root=root, pipeline="accounts").content.interval
+    changed = interval((newest.start - START) // STEP // 10 * 10)
 
     def get() -> Any:
-        record = coordinator_of(ACCOUNTS, root).record("latest")
-        return look_up(StateSource.of_record(url, record), [(KEY,)])
+        return look_up(find_state("latest", root=root, pipeline="accounts"), [(KEY,)])
 
     def history() -> Any:
         storage, log = open_storage(url), coordinator_of(ACCOUNTS, root).log()
@@ -165,20 +160,18 @@ def measure(root: str, where: str) -> None:
             return [*history_of_key(log, url, key, storage, work)]
 
     def replay() -> Any:
-        log = coordinator_of(ACCOUNTS, root).log()
-        return replay_key(ACCOUNTS, (KEY,), changed(log), root, log=log)
+        return replay_key(ACCOUNTS, (KEY,), changed, root)
 
     functions: dict[str, Callable[[], Any]] = {"get": get, "history": history, "replay": replay}
     for name, function in functions.items():
         with counted() as counts:
             found = function()
-        called = [timed(function) for _ in range(RUNS)]
+        called = [timed(function) for _ in range(runs)]
         more = ["--pipeline", "accounts"]
         if name == "replay":
-            newest = changed(coordinator_of(ACCOUNTS, root).log()).start
-            more = [newest.isoformat(), "--code", "benchmarks.one_key:ACCOUNTS"]
+            more = [changed.start.isoformat(), "--code", "benchmarks.one_key:ACCOUNTS"]
         command = [sys.executable, "-m", "cairn.command.cli", name, str(KEY), "--root", root, *more]
-        ran = [timed(lambda c=command: subprocess.run(c, check=True, stdout=subprocess.DEVNULL)) for _ in range(RUNS)]
+        ran = [timed(lambda c=command: subprocess.run(c, check=True, stdout=subprocess.DEVNULL)) for _ in range(runs)]
         size = f"{len(found)} steps" if name == "history" else f"same: {found.same}" if name == "replay" else ""
         print(
             f"{where:<5} {name:<8} {len(counts):6,} reads {sum(counts):13,} bytes; function {middle(called)}; "
@@ -219,6 +212,7 @@ def main() -> None:
     parser.add_argument("--shards", type=int, default=64)
     parser.add_argument("--keys", type=int, default=1_000_000)
     parser.add_argument("--changed", type=int, default=1000)
+    parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="the root; it is built if it is missing, and stays")
     given = parser.parse_args()
     sizes = f"{given.intervals},{given.shards},{given.keys},{given.changed}"
@@ -232,11 +226,11 @@ def main() -> None:
             began_s = time.perf_counter()
             build(f"file://{folder}", given.intervals, given.keys, given.changed)
             print(f"{given.intervals} intervals in {time.perf_counter() - began_s:.0f} s", flush=True)
-        measure(f"file://{folder}", "disk")
+        measure(f"file://{folder}", "disk", given.runs)
         with gcs_server():
             root = f"gs://{BUCKET}/state"
             copy_to(f"{root}/accounts", folder / "accounts")
-            measure(root, "gcs")
+            measure(root, "gcs", given.runs)
 
 
 if __name__ == "__main__":
