@@ -2,20 +2,27 @@
 
     python -m benchmarks.one_key                                                1,000 intervals, 64 shards, 1,000,000 keys
     python -m benchmarks.one_key --intervals 30 --shards 8 --keys 20000
+    python -m benchmarks.one_key --folder /data/root                            keeps the root; a second run only measures
 
 The first interval writes all keys. Each later interval changes `--changed` keys at random, and among them, in every
-tenth interval, the key that is looked up. The intervals run without Spark. Bytes are those that the storage returned;
-seconds are those of the functions, without the start of Python.
+tenth interval, the key that is looked up. The intervals run without Spark. Reads and bytes are those that the storage
+returned. Seconds are medians of `--runs` calls of the functions, and of as many runs of the commands with the start of
+Python. The files are in the operating system's cache.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import random
+import resource
+import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -34,14 +41,16 @@ from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
 from state_backend.formats.types import parse_struct
+from state_backend.inspection.checkpoint_names import find_state
 from state_backend.inspection.key_entries import SearchedKey
 from state_backend.inspection.key_history import history_of_key
-from state_backend.inspection.state_table import StateSource
 from state_backend.values.retention import KeepLast
 from tests.support.gcs_server import BUCKET, gcs_server
 
 START, STEP, KEY = datetime(2024, 1, 1, tzinfo=UTC), timedelta(hours=1), 4711
 SCHEMA = "account long, n long"
+# The sizes of the pipeline `ACCOUNTS`, which commands import: intervals, shards, keys, changed keys.
+SIZES = "CAIRN_ONE_KEY"
 
 
 class Rows(RunningAggregate):
@@ -63,12 +72,12 @@ def accounts_of(n: int, keys: int, changed: int) -> list[int]:
     return sorted(drawn | ({KEY} if n % 10 == 0 else set()))
 
 
-def pipeline_of(arguments: argparse.Namespace) -> Pipeline:
+def pipeline_of(intervals: int, shards: int, keys: int, changed: int) -> Pipeline:
     """Return the pipeline, whose source makes the rows of an interval."""
 
     def read(spark: Any, of: Interval) -> Any:
         n = (of.start - START) // STEP
-        rows = [(account, n) for account in accounts_of(n, arguments.keys, arguments.changed)]
+        rows = [(account, n) for account in accounts_of(n, keys, changed)]
         return spark.createDataFrame(rows, SCHEMA), {"interval": n}
 
     return Pipeline(
@@ -79,17 +88,20 @@ def pipeline_of(arguments: argparse.Namespace) -> Pipeline:
         processor=Rows,
         api="arrow",
         schedule=STEP,
-        parallelism=arguments.shards,
+        parallelism=shards,
         max_parallelism=1024,
-        retention=KeepLast(arguments.intervals + 1),
+        retention=KeepLast(intervals + 1),
     )
 
 
-def build(pipeline: Pipeline, root: str, arguments: argparse.Namespace) -> None:
+ACCOUNTS = pipeline_of(*map(int, os.environ.get(SIZES, "1000,64,1000000,1000").split(",")))
+
+
+def build(root: str, intervals: int, keys: int, changed: int) -> None:
     """Run all intervals."""
-    tester = PipelineTester(pipeline, input_schema=SCHEMA, root=root)
-    for n in range(arguments.intervals):
-        accounts = accounts_of(n, arguments.keys, arguments.changed)
+    tester = PipelineTester(ACCOUNTS, input_schema=SCHEMA, root=root)
+    for n in range(intervals):
+        accounts = accounts_of(n, keys, changed)
         tester.run(pa.table({"account": accounts, "n": [n] * len(accounts)}), interval(n), position={"interval": n})
 
 
@@ -130,36 +142,60 @@ def _patched(counts: list[int]) -> Iterator[None]:
         mock.patch.stopall()
 
 
-def measure(pipeline: Pipeline, root: str, where: str) -> None:
-    """Print seconds, calls and bytes of each command."""
+def measure(root: str, where: str, runs: int) -> None:
+    """Print seconds, reads and bytes of each command."""
     url = join_url(root, "accounts")
 
+    newest = find_state("latest", root=root, pipeline="accounts").content.interval
+    changed = interval((newest.start - START) // STEP // 10 * 10)
+
     def get() -> Any:
-        record = coordinator_of(pipeline, root).record("latest")
-        return look_up(StateSource.of_record(url, record), [(KEY,)], hold=False)
+        return look_up(find_state("latest", root=root, pipeline="accounts"), [(KEY,)])
 
     def history() -> Any:
-        storage, log = open_storage(url), coordinator_of(pipeline, root).log()
+        storage, log = open_storage(url), coordinator_of(ACCOUNTS, root).log()
         content = log.completed()[-1].content
         key = SearchedKey.of((KEY,), parse_struct(content.key_schema), content.max_parallelism)
         with work_folder("bench") as work:
             return [*history_of_key(log, url, key, storage, work)]
 
     def replay() -> Any:
-        log = coordinator_of(pipeline, root).log()
-        newest = max(r.interval.start for r in log.completed() if (r.interval.start - START) // STEP % 10 == 0)
-        return replay_key(pipeline, (KEY,), Interval(newest, newest + STEP), root, log=log)
+        return replay_key(ACCOUNTS, (KEY,), changed, root)
 
-    commands: dict[str, Callable[[], Any]] = {"get": get, "history": history, "replay": replay}
-    for name, command in commands.items():
+    functions: dict[str, Callable[[], Any]] = {"get": get, "history": history, "replay": replay}
+    for name, function in functions.items():
         with counted() as counts:
-            began_s = time.perf_counter()
-            found = command()
-            seconds = time.perf_counter() - began_s
+            found = function()
+        called = [timed(function) for _ in range(runs)]
+        more = ["--pipeline", "accounts"]
+        if name == "replay":
+            more = [changed.start.isoformat(), "--code", "benchmarks.one_key:ACCOUNTS"]
+        command = [sys.executable, "-m", "cairn.command.cli", name, str(KEY), "--root", root, *more]
+        ran = [timed(lambda c=command: subprocess.run(c, check=True, stdout=subprocess.DEVNULL)) for _ in range(runs)]
         size = f"{len(found)} steps" if name == "history" else f"same: {found.same}" if name == "replay" else ""
         print(
-            f"{where:<5} {name:<8} {seconds:8.2f} s {len(counts):6,} reads {sum(counts):13,} bytes  {size}", flush=True
+            f"{where:<5} {name:<8} {len(counts):6,} reads {sum(counts):13,} bytes; function {middle(called)}; "
+            f"command {middle(ran)}  {size}",
+            flush=True,
         )
+
+
+def timed(function: Callable[[], Any]) -> tuple[float, float]:
+    """Call a function, and return the seconds and the seconds of CPU that it and its processes took."""
+    began_s, began_cpu_s = time.perf_counter(), _cpu_s()
+    function()
+    return time.perf_counter() - began_s, _cpu_s() - began_cpu_s
+
+
+def _cpu_s() -> float:
+    used = [resource.getrusage(of) for of in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(u.ru_utime + u.ru_stime for u in used)
+
+
+def middle(times: list[tuple[float, float]]) -> str:
+    """Return the medians of seconds and of seconds of CPU."""
+    seconds, cpu = (statistics.median(column) for column in zip(*times, strict=True))
+    return f"{seconds:.2f} s, CPU {cpu:.2f} s"
 
 
 def copy_to(root: str, folder: Path) -> None:
@@ -176,19 +212,29 @@ def main() -> None:
     parser.add_argument("--shards", type=int, default=64)
     parser.add_argument("--keys", type=int, default=1_000_000)
     parser.add_argument("--changed", type=int, default=1000)
-    arguments = parser.parse_args()
-    pipeline = pipeline_of(arguments)
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
-        began_s = time.perf_counter()
-        build(pipeline, f"file://{folder}", arguments)
-        print(f"{arguments.intervals} intervals in {time.perf_counter() - began_s:.0f} s", flush=True)
-        measure(pipeline, f"file://{folder}", "disk")
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--folder", type=Path, help="the root; it is built if it is missing, and stays")
+    given = parser.parse_args()
+    sizes = f"{given.intervals},{given.shards},{given.keys},{given.changed}"
+    if os.environ.get(SIZES) != sizes:  # The processes of the commands need the same pipeline.
+        os.execve(
+            sys.executable, [sys.executable, "-m", "benchmarks.one_key", *sys.argv[1:]], {**os.environ, SIZES: sizes}
+        )
+    with ExitStack() as stack:
+        folder = given.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        if not (folder / "accounts").exists():
+            began_s = time.perf_counter()
+            build(f"file://{folder}", given.intervals, given.keys, given.changed)
+            print(f"{given.intervals} intervals in {time.perf_counter() - began_s:.0f} s", flush=True)
+        measure(f"file://{folder}", "disk", given.runs)
         with gcs_server():
             root = f"gs://{BUCKET}/state"
             copy_to(f"{root}/accounts", folder / "accounts")
-            measure(pipeline, root, "gcs")
+            measure(root, "gcs", given.runs)
 
 
 if __name__ == "__main__":
-    main()
+    # A pipeline of `__main__` has other code than that of the module, which the commands import.
+    from benchmarks.one_key import main as run
+
+    run()

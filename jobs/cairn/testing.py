@@ -39,7 +39,7 @@ from cairn.operations.plan_interval import Attempt, Read
 from cairn.operations.process_interval import process_interval
 from cairn.pipeline import Interval, Pipeline
 from cairn.replay.key_input import plan_read_key
-from cairn.replay.literal_state import State, entries_from, time_of, values_of
+from cairn.replay.literal_state import State, entries_from, rows_in_utc, time_of, values_of
 from cairn.replay.local_session import LocalSession, PlanningSession
 from cairn.replay.replay_key import replay_key
 from cairn.replay.run_key import InProcess, KeyRun, run_key
@@ -191,8 +191,8 @@ class ReplayedKey:
     @classmethod
     def _of(cls, run: KeyRun, same: bool | None, reasons: Sequence[str]) -> ReplayedKey:
         return cls(
-            output=run.output.to_pylist(),
-            late=run.late.to_pylist(),
+            output=rows_in_utc(run.output),
+            late=rows_in_utc(run.late),
             state=values_of(run.entries),
             timers=[time_of(ms) for ms in run.entries.timers()],
             handlers=[call.handler for call in run.calls],

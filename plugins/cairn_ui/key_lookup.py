@@ -22,7 +22,7 @@ MODULE = "cairn.command.look_up_key"
 # A form with a longer key is refused. Airflow's API server would otherwise hold the whole form in its memory.
 MOST_KEY_BYTES = 64 << 10
 _SECONDS, _MEMORY_BYTES, _SAID_BYTES = 30.0, 1 << 30, 1 << 20
-# In characters: the page cuts longer values, and shows no replay command for a longer key.
+# In characters: the page cuts longer keys and errors, and shows no replay command for a longer key.
 _MOST_VALUE = 2000
 _MOST_COMMAND = 4000
 
@@ -129,23 +129,14 @@ def found_in(ref: PipelineRef, typed: str, ended: Ended) -> Found:
         typed=typed,
         key=_cut(key),
         entries=tuple(
-            Entry(state=state, place=_cut(_place(row)), expires=row.get("expires_at", ""), value=_cut(_value(row)))
-            for state, rows in said["states"].items()
-            for row in rows
+            Entry(state=state, place=place, expires=expires, value=value)
+            for state, place, expires, value in said["states"]
         ),
-        steps=tuple(tuple(map(_cut, step)) for step in said["history"]),
+        steps=tuple(map(tuple, said["history"])),
         more=said["more"],
         replay=_replay(ref, key, said["replay"]),
         seconds=ended.seconds,
     )
-
-
-def _place(row: Mapping[str, Any]) -> str:
-    return next((json.dumps(row[name], ensure_ascii=False) for name in ("user_key", "pos") if name in row), "")
-
-
-def _value(row: Mapping[str, Any]) -> str:
-    return json.dumps(row["value"], ensure_ascii=False) if "value" in row else ""
 
 
 def _replay(ref: PipelineRef, key: str, checkpoint: int | None) -> str | None:

@@ -733,19 +733,37 @@ class Coordinator:
             NoSuchCheckpoint: No such checkpoint exists. The message lists the retained checkpoints.
             UsageError: `which` is another text than `"latest"`.
         """
-        log = self.log()
+        return self._find(self.log(), which)[1]
+
+    def find(self, which: str | int | datetime) -> tuple[Log, Record]:
+        """Return the log and the record of a checkpoint. Argument and errors are those of `record`.
+
+        This reads the newest record and the checkpoint's record, but no record of another checkpoint.
+        """
+        log = self._newest()
+        try:
+            return self._find(log, which)
+        except CorruptRecord:  # A commit may have dropped the checkpoint since the newest record was read.
+            return self._find(read_log(self._storage, log), which)
+
+    def _find(self, log: Log, which: str | int | datetime) -> tuple[Log, Record]:
         fitting = _fitting(log, which) or _fitting(log := read_on(self._storage, log), which)
-        if not fitting and isinstance(which, int) and which in log.summary.dropping:
-            fitting = [entry for n, entry in leased_checkpoints(self._storage, log)[0].items() if n == which]
-        if not fitting:
-            completed = log.completed()
-            there = ", ".join(f"{c.id} (to {format_instant(c.content.interval.end)})" for c in completed[-10:])
-            if len(completed) > 10:
-                there = f"{len(completed)}, of which the newest are {there}"
-            raise NoSuchCheckpoint(
-                f"pipeline {self._pipeline!r} has no usable checkpoint {which}\nIts checkpoints: {there or 'none'}"
-            )
-        return max(fitting, key=lambda c: c.id)
+        if fitting is not None:
+            return log, log.whole(fitting)
+        if isinstance(which, int) and which in log.summary.dropping:
+            leased = leased_checkpoints(self._storage, log)[0]
+            if which in leased:
+                return log, leased[which]
+        kept = log.kept
+        there = ", ".join(f"{k.id} (to {format_instant(k.interval.end)})" for k in kept[-10:])
+        if len(kept) > 10:
+            there = f"{len(kept)}, of which the newest are {there}"
+        why = ": its state is dropped" if isinstance(which, int) and isinstance(log.entry(which), Tombstone) else ""
+        if which == "latest" and kept:
+            why = ": each is quarantined, or descends from a quarantined one"
+        raise NoSuchCheckpoint(
+            f"pipeline {self._pipeline!r} has no usable checkpoint {which}{why}\nIts checkpoints: {there or 'none'}"
+        )
 
     def quarantine(self, checkpoint_id: int, reason: str, findings: tuple[str, ...] = ()) -> None:
         """Quarantine a checkpoint: no interval starts from the checkpoint or from its descendants.
@@ -894,20 +912,17 @@ class Coordinator:
             self._storage.create(paths.refused(attempt), record_codec.encode(mark))
 
 
-def _fitting(log: Log, which: str | int | datetime) -> list[Record]:
-    """Return the records of the retained checkpoints that `which` names.
+def _fitting(log: Log, which: str | int | datetime) -> int | None:
+    """Return the id of the newest retained checkpoint that `which` names; None if there is none.
 
     `which` is an id, an interval's end or "latest", as in `Coordinator.record`.
     """
-    completed = log.completed()
     if isinstance(which, int):
-        return [c for c in completed if c.id == which]
-    usable = [c for c in completed if log.quarantine_above(c.id) is None]
-    if isinstance(which, datetime):
-        return [c for c in usable if c.content.interval.end == which]
-    if which != "latest":
+        return which if which in log.retained else None
+    if not isinstance(which, datetime) and which != "latest":
         raise UsageError(f"checkpoint {which!r} is neither 'latest', nor an id, nor the end of an interval")
-    return usable
+    fitting = (k.id for k in reversed(log.kept) if which in ("latest", k.interval.end))
+    return next((n for n in fitting if log.quarantine_above(n) is None), None)
 
 
 def _already(mine: Record | Tombstone) -> CommitResult:

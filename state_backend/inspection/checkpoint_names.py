@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -58,7 +59,7 @@ def find_state(
     path: str | None = None,
     attempt: str | None = None,
 ) -> StateSource:
-    """Find the state that a user names.
+    """Find the state that a user names, and the status of the checkpoint.
 
     Args:
         checkpoint: A text for `parse_checkpoint`, or the URL of a savepoint's folder.
@@ -75,6 +76,7 @@ def find_state(
     # These imports bring Arrow and RocksDB, which a command that only parses a duration need not load.
     from state_backend.checkpoint.coordinator import Coordinator
     from state_backend.checkpoint.savepoints import read_savepoint
+    from state_backend.inspection.describe import state_of
     from state_backend.inspection.state_table import StateSource
 
     if path is None and "/" in checkpoint:
@@ -96,4 +98,5 @@ def find_state(
     coordinator = Coordinator(open_storage(path), pipeline)
     if attempt is not None:
         return StateSource(url=path, content=coordinator.load_prepared(attempt).content, checkpoint_id=0)
-    return StateSource.of_record(path, coordinator.record(parse_checkpoint(checkpoint)))
+    log, record = coordinator.find(parse_checkpoint(checkpoint))
+    return replace(StateSource.of_record(path, record), status=state_of(log, record))

@@ -192,7 +192,7 @@ class _Steps:
         """
         content, between, first = record.content, 0, min(self._records)
         if content.kind == "restore":
-            return None, 0, f"the state was restored from {content.restored_from or 'an earlier checkpoint'}"
+            return None, 0, f"the state was restored from {_origin(content)}"
         base = content.base_id
         if base is None:
             return None, 0, None
@@ -249,6 +249,12 @@ def due_until_ms(content: Content, base: Content | None) -> int:
     if time.late_watermark_ms is not None:
         return (base.time.watermark_ms if base is not None else 0) or 0
     return time.watermark_ms or 0
+
+
+def _origin(content: Content) -> str:
+    if content.restored_from is not None:
+        return f"savepoint {content.restored_from}"
+    return f"checkpoint {content.base_id}" if content.base_id is not None else "another pipeline"
 
 
 def _ref_of(content: Content, group: int) -> ShardRef:

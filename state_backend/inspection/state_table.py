@@ -62,12 +62,14 @@ class StateSource:
         checkpoint_id: The checkpoint's id; for a savepoint, the id of the checkpoint that it copies; 0 for a prepared
             attempt.
         savepoint: The savepoint; None for a checkpoint, whose `url` is the pipeline's folder.
+        status: The status of the checkpoint, as `cairn list` names it; None if nobody asked for it.
     """
 
     url: str
     content: Content
     checkpoint_id: int
     savepoint: Savepoint | None = None
+    status: str | None = None
 
     @classmethod
     def of_record(cls, url: str, record: Record) -> StateSource:

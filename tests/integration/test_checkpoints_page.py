@@ -263,6 +263,24 @@ def test_a_refused_user_sees_nothing_of_the_pipeline(airflow: ShownAirflow, chro
     assert airflow.get(f"/cairn/checkpoints/run/secret/{RUN}", "nils")[0] == 403
 
 
+def test_a_key_is_looked_up_by_those_who_may_read_the_dag(airflow: ShownAirflow, vera: Chrome) -> None:
+    counting, secret = (f"/cairn/checkpoints/p/{key_of(airflow, name)}/checkpoint" for name in ("counting", "secret"))
+    vera.get(f"{airflow.url}{counting}/3")
+    field = vera.find_element(By.NAME, "key")
+    field.send_keys("ann")
+    field.submit()
+    wait_for(lambda: "State of" in said(vera))
+    assert '{"user": "ann"}' in said(vera) and "checkpoint 3 [" in said(vera) and "cairn replay" in said(vera)
+    assert "ann" not in vera.current_url
+    for user, status in (("vera", 200), ("nils", 404), (None, 401)):
+        assert airflow.get(f"{secret}/1/key", user, {"key": "ann"})[0] == status
+        assert airflow.get(f"{secret}/1/key", user)[0] != 200
+    status, page = airflow.get(f"{counting}/3/key", "nils", {"key": "nobody-4711"})
+    assert status == 200 and "The checkpoint has no state of this key." in page
+    # The server's log has the paths of the requests, without the keys.
+    assert "checkpoint/3/key" in airflow.log.read_text() and "nobody-4711" not in airflow.log.read_text()
+
+
 def test_nobody_reads_data_docs_of_a_dag_that_became_stale(airflow: ShownAirflow) -> None:
     """As the DAG processor leaves a DAG whose file is gone."""
     (page,) = (airflow.data.parent / "docs").rglob("*.html")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -14,6 +17,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from cairn.arrow_processor import ArrowProcessor, BatchResult, KeyedBatch
 from cairn.pipeline import Interval, Pipeline
+from state_backend.adapters.local_storage import LocalStorage
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -186,3 +190,21 @@ def position_of(interval: Interval) -> dict[str, Any]:
 def read_days(spark: Any, interval: Interval) -> Any:
     """A source that needs no Spark."""
     return spark.createDataFrame(days_of(interval), SCHEMA), position_of(interval)
+
+
+@contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """Within the block, each call of this process that writes to a storage fails; after it, every folder and byte is as before."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a reader writes below the root")
+
+    before = _listing(folder)
+    methods = ("create", "replace", "upload", "copy_from", "delete", "delete_many", "keep_room", "free_room")
+    with mock.patch.multiple(LocalStorage, **dict.fromkeys(methods, refuse)):
+        yield
+    assert _listing(folder) == before
+
+
+def _listing(folder: Path) -> dict[Path, bytes | None]:
+    return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlencode
 
 from local_stack.owned_process import OwnedProcesses, claim_port
 from state_backend.adapters.local_storage import LocalStorage
@@ -45,9 +46,10 @@ class ShownAirflow:
     data: Path
     log: Path
 
-    def get(self, path: str, user: str | None) -> tuple[int, str]:
-        """Status and body of a page, as a user or as nobody."""
-        request = urllib.request.Request(f"{self.url}{path}")
+    def get(self, path: str, user: str | None, form: dict[str, str] | None = None) -> tuple[int, str]:
+        """Status and body of a page, as a user or as nobody; with a form, of the page that answers it."""
+        data = None if form is None else urlencode(form).encode()
+        request = urllib.request.Request(f"{self.url}{path}", data)
         if user is not None:
             request.add_header("Cookie", f"_token={self.tokens[user]}")
         try:

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -19,9 +24,12 @@ from state_backend.formats.types import StructType, parse_struct
 from state_backend.inspection.describe import plain
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import format_instant
+from tests.support.accounts import read_only
 from tests.support.checkpoints import PIPELINE
+from tests.support.layout import REPOSITORY
 from tests.support.real_shards import RealPipeline
 from tests.support.state_sources import USERS, StateChain, random_changes
+from tests.unit import test_replay_cases as cases
 from tests.unit.test_state_table import NAMES, rows
 
 
@@ -142,3 +150,71 @@ def test_a_key_without_state_is_told_with_similar_keys(root: Path) -> None:
 def test_a_wrong_state_or_checkpoint_is_refused(root: Path) -> None:
     assert "has no state 'valu'" in get(root, "Ada", "--state", "valu").stderr
     assert get(root, "Ada", "9").exit_code != 0
+
+
+DROPPED = "has no usable checkpoint 1: its state is dropped\nIts checkpoints: 3 (to 2024-01-04T00:00:00Z), 4"
+STATUS: list[tuple[Callable[[cases.History], None], str, int, str]] = [
+    (cases.rerun, "latest", 0, "checkpoint 3 of 'accounts', [2024-01-01T00"),
+    (cases.rerun, "1", 0, "checkpoint 1 of 'accounts', replaced by 3, [2024-01-01T00"),
+    (cases.rerun, "2", 0, "checkpoint 2 of 'accounts', stale by 3, [2024-01-02T00"),
+    (cases.dropped, "1", 2, DROPPED),
+    (cases.restored, "4", 0, "checkpoint 4 of 'accounts', [2024-01-02T00"),
+    (cases.restored, "2", 0, "checkpoint 2 of 'accounts', replaced by 4, [2024-01-02T00"),
+    (cases.quarantined, "1", 0, "checkpoint 1 of 'accounts', quarantined, [2024-01-01T00"),
+    (cases.quarantined, "2", 0, "checkpoint 2 of 'accounts', descends from quarantined 1, [2024-01-02T00"),
+    (
+        cases.quarantined,
+        "latest",
+        2,
+        "latest: each is quarantined, or descends from a quarantined one\nIts checkpoints: 1",
+    ),
+    (cases.new_schema, "latest", 0, '{"total": 16, "due_ms": null, "note": "new"}'),
+    (cases.new_schema, "1", 0, '{"total": 5, "due_ms": 1704326400000}'),
+    (cases.rescaled, "latest", 0, '{"total": 16, "due_ms": 1704412800000}'),
+]
+
+
+@pytest.mark.parametrize(("act", "which", "code", "says"), STATUS)
+def test_get_names_the_status_and_writes_nothing(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    act: Callable[[cases.History], None],
+    which: str,
+    code: int,
+    says: str,
+) -> None:
+    act(cases.History(tmp_path))
+    caplog.clear()
+    with read_only(tmp_path), caplog.at_level(logging.DEBUG):
+        asked = ["get", "ann", which, "--root", f"file://{tmp_path}", "--pipeline", "accounts"]
+        result = CliRunner().invoke(app, asked)
+    assert result.exit_code == code and says in result.output, result.output
+    assert not caplog.records
+    if code == 0:
+        status = json.loads(CliRunner().invoke(app, [*asked, "--json"]).stdout)["status"]
+        assert status == "completed" or f", {status}, [" in result.output
+
+
+@pytest.mark.long("seconds", runs_in="ci")
+def test_the_right_to_read_is_enough(tmp_path: Path) -> None:
+    """Another process looks the key up in folders and files that it may only read."""
+    folder = tmp_path / "root"
+    folder.mkdir()
+    cases.rerun(cases.History(folder))
+    made = [folder, *folder.rglob("*")]
+    # A process of root may write everywhere, unless it gives this right up.
+    weak = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.getuid() == 0 else []
+    more = ["--root", f"file://{folder}", "--pipeline", "accounts"]
+    asked = [["get", "ann", *more], ["get", "ANN", *more], ["history", "ann", "--follow-output", *more]]
+    for path in made:
+        path.chmod(path.stat().st_mode & ~0o222)
+    try:
+        assert subprocess.run([*weak, "touch", folder / "new"], check=False, capture_output=True).returncode == 1
+        for words, code in zip(asked, (0, 1, 0), strict=True):
+            command = [*weak, sys.executable, "-m", "cairn.command.cli", *words]
+            ran = subprocess.run(command, check=False, cwd=REPOSITORY, capture_output=True, text=True)
+            assert (ran.returncode, ran.stderr) == (code, ""), ran
+            assert '"ann"' in ran.stdout
+    finally:
+        for path in made:
+            path.chmod(path.stat().st_mode | 0o200)

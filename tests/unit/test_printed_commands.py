@@ -242,6 +242,7 @@ RUN = {
     "python -m benchmarks.airflow_backfill --days 365 --active 10 --ways warm,alone": BENCHMARK,
     "python -m benchmarks.trace_day --svg day.svg": BENCHMARK,
     "python -m benchmarks.at_size": BENCHMARK,
+    "python -m benchmarks.one_key": BENCHMARK,
     "python -m benchmarks.backfill --days 365": BENCHMARK,
     "python -m benchmarks.cpu_per_update": BENCHMARK,
     "python -m benchmarks.cpu_per_update --rows 10000,100000 --apis arrow --ways alone,together": BENCHMARK,

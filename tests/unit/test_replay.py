@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -12,15 +14,17 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from pyspark.sql.types import MapType, StringType, StructField, StructType
 from typer.testing import CliRunner, Result
 
 from cairn.command.cli import app
 from cairn.pipeline import Pipeline
 from cairn.replay.replay_key import Replay, replay_key
+from cairn.replay.write_test import _schema, literal, text_of_test, write_test
 from cairn.testing import PipelineTester
 from state_backend.values.errors import UsageError
 from tests.support import replayed as replayed_pipelines
-from tests.support.accounts import DAYS, SCHEMA, accounts, at, day, position_of, read_days
+from tests.support.accounts import DAYS, SCHEMA, accounts, at, day, position_of, read_days, read_only
 from tests.support.layout import REPOSITORY
 from tests.support.replayed import ROW
 from tests.support.terminal import Terminal
@@ -43,16 +47,15 @@ def replayed(folder: Path, pipeline: Pipeline, key: str, n: int, **settings: Any
 def test_a_replay_equals_what_was_committed(tmp_path: Path, api: str) -> None:
     pipeline = accounts(api, source=read_days)
     run_days(tmp_path, pipeline)
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     outputs = 0
     for n in DAYS:
         for account in ACCOUNTS:
-            found = replayed(tmp_path, pipeline, account, n)
+            with read_only(tmp_path):
+                found = replayed(tmp_path, pipeline, account, n)
             assert (found.comparison.state, found.same, found.reasons) == ((), True, ()), (n, account)
             outputs += len(found.output)
     # Seven handlers of rows, and two timers: that of carl on day 3, and that of bob on day 5.
     assert outputs == 8
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 def replay(folder: Path, *arguments: str, code: str = "tests.support.replayed:ROW") -> Result:
@@ -67,8 +70,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.long("half a second", runs_in="ci")
-def test_the_command_prints_each_call(root: Path) -> None:
-    result = replay(root, "ann", "2024-01-02")
+def test_the_command_prints_each_call(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG):
+        result = replay(root, "ann", "2024-01-02")
+    assert not re.search(r"\bann\b", caplog.text)  # No key and no row is written to a log.
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines() == [
         'checkpoint 2 of \'accounts\', [2024-01-02T00:00:00Z, 2024-01-03T00:00:00Z), key {"account": "ann"}: 2 rows, from checkpoint 1',
@@ -130,6 +135,49 @@ def test_a_replay_becomes_a_test_that_needs_neither_root_nor_source(
             exec(compile(wrong, str(file), "exec"), made)
             with pytest.raises(AssertionError):
                 made[test.__name__]()
+
+
+@pytest.mark.parametrize("zone", ["UTC", "America/St_Johns"])
+@pytest.mark.long("seconds", runs_in="ci")
+def test_a_value_of_every_type_becomes_a_literal(tmp_path: Path, zone: str) -> None:
+    from tests.support.replayed import KEYS, TYPED, TYPED_ROWS, TYPED_SCHEMA
+
+    tester = PipelineTester(TYPED, input_schema=TYPED_SCHEMA, root=f"file://{tmp_path}", time_zone=zone)
+    for n in (1, 2, 3):
+        tester.run(TYPED_ROWS if n < 3 else [], day(n), position=position_of(day(n)))
+    for name, key in KEYS.items():
+        for n in (1, 2, 3):
+            found = replay_key(TYPED, key, day(n), tester.root)
+            assert (found.comparison.state, len(found.run.calls), len(found.planned.rows())) == ((), 1, 3 * (n < 3)), (
+                name
+            )
+            text = text_of_test(found, "tests.support.replayed:TYPED")
+            made: dict[str, Any] = {}
+            exec(compile(text, f"{name} {n}", "exec"), made)
+            made[f"test_accounts_2024_01_0{n}T0000_checkpoint_{n}"]()
+            assert ("time_zone='America/St_Johns'" in text) == (zone != "UTC")
+
+
+def test_values_without_a_literal_and_files_that_cannot_be_written(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        UsageError, match="no test can hold these rows: Cairn writes no literal for a value of type object"
+    ):
+        literal([{"a": (1, object())}])
+    column = StructType([StructField("more", MapType(StringType(), StringType()))])
+    says = r"column 'more' is map<string,string>, and only Spark can sort values of type map<string,string>"
+    with pytest.raises(UsageError, match=f"no test can hold these rows: {says}"):
+        _schema(column)
+    there = tmp_path / "test_there.py"
+    there.touch()
+    for file, why in (
+        (there, "exists; give the name of a new file"),
+        (tmp_path / "no" / "test.py", "there is no folder"),
+    ):
+        # The command looks before it runs the interval again.
+        result = replay(root, "ann", "2024-01-02", "--to-test", str(file))
+        assert (result.exit_code, result.stdout) == (2, "") and why in result.stderr, result.output
+    with pytest.raises(UsageError, match=r"can't be written: .*too long"):
+        write_test(replayed(root, ROW, "ann", 2), "tests.support.replayed:ROW", tmp_path / ("x" * 300))
 
 
 @pytest.mark.long("half a second", runs_in="ci")

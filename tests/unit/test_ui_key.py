@@ -10,11 +10,14 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from cairn.testing import PipelineTester
 from cairn_ui import key_lookup
@@ -26,10 +29,11 @@ from tests.support.accounts import DAYS, SCHEMA, accounts, at, day
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using `httpx` with")
 SCRIPT = "<script>document.title='owned'</script>"
+BIG_KEY = "big" * 1_700_000  # 5.1 MB
 
 
-def key_ref(root: Path) -> PipelineRef:
-    return PipelineRef(name="accounts", root=f"file://{root}", dag_id="accounts", code="tests.support.replayed:ROW")
+def key_ref(root: Path, name: str = "accounts") -> PipelineRef:
+    return PipelineRef(name=name, root=f"file://{root}", dag_id=name, code="tests.support.replayed:ROW")
 
 
 @pytest.fixture(scope="module")
@@ -38,18 +42,48 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tester = PipelineTester(accounts(), input_schema=SCHEMA, root=f"file://{folder}")
     for n, rows in DAYS.items():
         if n < 4:
-            tester.run([*rows, (SCRIPT, n, at(n)), ("big" * 700_000, 1, at(n))], day(n))
+            tester.run([*rows, (SCRIPT, n, at(n)), (BIG_KEY, 1, at(n))], day(n))
+    return folder
+
+
+class Notes(StatefulProcessor):
+    """Keeps a text of five megabytes for each account."""
+
+    def init(self, handle: Any) -> None:
+        self._note = handle.getValueState("note", "text string, rows long")
+        self._last = handle.getMapState("last", "text string", "rows long")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        count = (self._note.get() or ("", 0))[1] + len([*rows])
+        self._note.update((f"{count}{SCRIPT}" + "ö" * 2_500_000, count))
+        self._last.updateValue(("x" * 60_000,), (count,))
+        yield Row(account=key[0], kind="note", balance=count, rows=count)
+
+
+@pytest.fixture(scope="module")
+def big_values(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The root of a pipeline whose values are 5 MB long."""
+    folder = tmp_path_factory.mktemp("big")
+    tester = PipelineTester(accounts(name="notes", processor=Notes), input_schema=SCHEMA, root=f"file://{folder}")
+    for n in (1, 2):
+        tester.run(DAYS[n], day(n))
     return folder
 
 
 @pytest.fixture
 def shown(root: Path) -> Iterator[Any]:
+    with showing(root) as client:
+        yield client
+
+
+@contextmanager
+def showing(root: Path, name: str = "accounts") -> Iterator[Any]:
     from starlette.testclient import TestClient
 
     from tests.support.shown_app import shown_app
 
-    ref = key_ref(root)
-    storages = {"accounts": LocalStorage(root / "accounts")}
+    ref = key_ref(root, name)
+    storages = {name: LocalStorage(root / name)}
     with shown_app(storages, [ref], refused={"nils": "accounts"}) as app:
         client = TestClient(app, cookies={"_token": "admin"})
         client.at = f"/cairn/checkpoints/p/{quote(ref.key)}/checkpoint/2"  # type: ignore[attr-defined]
@@ -107,6 +141,17 @@ def test_a_user_without_rights_and_a_log_in(shown: Any) -> None:
     assert TestClient(shown.app).post(f"{shown.at}/key", data={"key": "ann"}).status_code == 401
 
 
+@pytest.mark.long("seconds", runs_in="ci")
+def test_a_value_of_five_megabytes_is_cut(big_values: Path) -> None:
+    with showing(big_values, "notes") as client:
+        answer = client.post(f"{client.at}/key", data={"key": "ann"})
+    page = text(answer)
+    assert f'{{"text": "3{SCRIPT}ööö' in page and f"ö… ({2_500_026 + len(SCRIPT):,} characters)" in page
+    assert SCRIPT not in answer.text
+    assert "x… (60,012 characters)" in page and "~ note: text " in page and "rows 1 -> 3" not in page
+    assert len(answer.text) < 100_000
+
+
 def test_a_key_of_five_megabytes_is_refused(shown: Any) -> None:
     answer = shown.post(f"{shown.at}/key", data={"key": "x" * 5_000_000})
     assert answer.status_code == 413 and "The key is longer than 64 KiB" in text(answer)
@@ -151,16 +196,17 @@ def test_how_a_look_up_ends(tmp_path: Path, ended: dict[str, Any], problem: str,
 
 
 @pytest.mark.browser
-def test_the_look_up_in_a_browser(root: Path) -> None:
+def test_the_look_up_in_a_browser(root: Path, big_values: Path) -> None:
     import uvicorn
     from selenium.webdriver.common.by import By
 
     from tests.support.browser import browser, log_in, wait_for
     from tests.support.shown_app import shown_app
 
-    ref = key_ref(root)
+    refs = [key_ref(root), key_ref(big_values, "notes")]
+    storages = {"accounts": LocalStorage(root / "accounts"), "notes": LocalStorage(big_values / "notes")}
     with (
-        shown_app({"accounts": LocalStorage(root / "accounts")}, [ref], refused={"nils": "accounts"}) as app,
+        shown_app(storages, refs, refused={"nils": "accounts"}) as app,
         socket.socket() as listening,
     ):
         listening.bind(("127.0.0.1", 0))
@@ -173,9 +219,14 @@ def test_the_look_up_in_a_browser(root: Path) -> None:
                 time.sleep(0.05)
             with browser() as chrome:
                 log_in(chrome, url, "admin")
-                page = f"{url}/cairn/checkpoints/p/{quote(ref.key)}/checkpoint/2"
-                for key, says in (("ann", "total 5 -> 16"), (SCRIPT, "<script>"), ("big" * 700_000, "64 KiB")):
-                    chrome.get(page)
+                page, notes = (f"{url}/cairn/checkpoints/p/{quote(ref.key)}/checkpoint/2" for ref in refs)
+                for where, key, says in (
+                    (page, "ann", "total 5 -> 16"),
+                    (page, SCRIPT, "<script>"),
+                    (page, BIG_KEY, "64 KiB"),
+                    (notes, "ann", f"{2_500_026 + len(SCRIPT):,} characters"),
+                ):
+                    chrome.get(where)
                     field = chrome.find_element(By.NAME, "key")
                     chrome.execute_script("arguments[0].value = arguments[1]", field, key)
                     field.submit()

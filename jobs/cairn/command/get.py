@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Annotated, Any
 
 import typer
@@ -57,6 +56,7 @@ def get(
             {
                 "checkpoint": source.checkpoint_id,
                 "interval": str(source.content.interval),
+                "status": source.status,
                 "key": shown,
                 "states": entries,
                 "similar_keys": similar,
@@ -65,32 +65,29 @@ def get(
     elif entries:
         _print(source, shown, entries)
     else:
-        print_text(f"{source} has no state of the key {json.dumps(shown, ensure_ascii=False)}")
+        print_text(f"{_titled(source)} has no state of the key {json.dumps(shown, ensure_ascii=False)}")
         for other in similar:
             print_text(f"it has state of the key {json.dumps(other, ensure_ascii=False)}")
     return 0 if entries else FINDINGS
 
 
-def look_up(
-    source: StateSource, keys: Sequence[Key], states: Sequence[str] | None = None, *, hold: bool = True
-) -> dict[str, Entries]:
-    """Return the entries of some keys, by key (as `_name` writes it) and by state.
+def look_up(source: StateSource, keys: Sequence[Key], states: Sequence[str] | None = None) -> dict[str, Entries]:
+    """Return the entries of some keys, by key (as `_name` writes it) and by state. Write nothing below the root.
 
     Args:
         source: The checkpoint or savepoint.
         keys: The keys, as `parse_key` returns them.
         states: Names of the states, `$timers` for the timers; None for all.
-        hold: Hold a lease on the checkpoint meanwhile, which writes a file below the root.
 
     Raises:
         UsageError: The checkpoint has no state of this name.
         CorruptFile: A file is missing or damaged.
+        CheckpointDropped: A file is missing because retention dropped the checkpoint meanwhile.
     """
     names = list(states or [*(d.name for d in source.content.states), TIMERS_NAME])
     plan = plan_read(source.content, keys=keys)
     found: dict[str, Entries] = {}
-    held = source.held("a look-up of a key") if hold else nullcontext()
-    with work_folder("get") as work, held:
+    with work_folder("get") as work:
         storage = open_storage(source.url)
         for shard in plan.shards:
             (folder := work / str(shard)).mkdir()
@@ -103,6 +100,11 @@ def look_up(
                     of_key = found.setdefault(_name(row["key"].values()), {})
                     of_key.setdefault(state, []).append(entry)
     return found
+
+
+def _titled(source: StateSource) -> str:
+    # A table of a checkpoint that no later interval starts from must not pass for the current state.
+    return f"{source}" if source.status in (None, "completed") else f"{source}, {source.status}"
 
 
 def _similar(source: StateSource, key: Key, schema: StructType, states: Sequence[str] | None) -> list[dict[str, Any]]:
@@ -121,7 +123,7 @@ def _name(key: Any) -> str:
 
 
 def _print(source: StateSource, key: dict[str, Any], entries: Entries) -> None:
-    print_text(f"{source}, {source.content.interval}, key {json.dumps(key, ensure_ascii=False)}")
+    print_text(f"{_titled(source)}, {source.content.interval}, key {json.dumps(key, ensure_ascii=False)}")
     lines = [("state", "entry", "expires", "value")]
     for state, rows in entries.items():
         for row in rows:

@@ -91,7 +91,8 @@ def lines_of(step: dict[str, Any], *, rows: bool) -> list[str]:
         lines.append(f"  the state before is unknown: {step['unknown']}{whole}")
     elif step["dropped_between"]:
         lines.append(
-            f"  changes since checkpoint {step['since']}, with those of {step['dropped_between']} dropped checkpoints:"
+            f"  changes since checkpoint {step['since']}, with those of {step['dropped_between']} dropped "
+            f"checkpoint{'' if step['dropped_between'] == 1 else 's'}:"
         )
     # The header names the key, so the lines leave it out.
     for change in step["changes"]:

@@ -1,10 +1,11 @@
 """Program that looks up one key for the Checkpoints page: it reads a question from stdin, and prints an answer as JSON.
 
     question   {"root": …, "pipeline": …, "checkpoint": id, "key": the key as a person writes it}
-    answer     {"key": …, "states": …, "history": [[line, …], …], "more": bool, "replay": id or null}
+    answer     {"key": …, "states": [[state, entry, expires, value], …], "history": [[line, …], …], "more": bool, "replay": id or null}
 
 The history is newest first. `more` is true if older checkpoints were not searched. `replay` is the checkpoint if its
-interval can be replayed. The program writes nothing, and prints no key or value but the answer.
+interval can be replayed. Entries, values and lines are texts, and long ones are cut. The program writes nothing, and
+prints no key or value but the answer.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from cairn.command.get import look_up
@@ -28,6 +30,7 @@ from state_backend.inspection.state_table import StateSource
 from state_backend.values.errors import CairnError
 
 MOST_STEPS, MOST_SECONDS = 20, 12.0
+MOST_CHARACTERS = 2000
 
 
 def answer(asked: dict[str, Any]) -> dict[str, Any]:
@@ -44,7 +47,12 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
     schema = parse_struct(content.key_schema)
     values = parse_key(asked["key"], schema)
     source = StateSource.of_record(url, record)
-    states = next(iter(look_up(source, [values], hold=False).values()), {})
+    states = next(iter(look_up(source, [values]).values()), {})
+    entries = [
+        [state, cut(_entry(row)), row.get("expires_at", ""), cut(_text(row["value"]) if "value" in row else "")]
+        for state, rows in states.items()
+        for row in rows
+    ]
     key = SearchedKey.of(values, schema, content.max_parallelism)
     steps: list[list[str]] = []
     more = False
@@ -54,15 +62,28 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
             if len(steps) == MOST_STEPS or time.monotonic() - began_s > MOST_SECONDS:
                 more = True
                 break
-            steps.append(lines_of(describe_step(step), rows=False))
+            steps.append([*map(cut, lines_of(describe_step(step), rows=False))])
     there = content.kind == "interval" and (content.base_id is None or content.base_id in log.retained)
     return {
         "key": plain(key.named),
-        "states": states,
+        "states": entries,
         "history": steps,
         "more": more,
         "replay": record.id if there else None,
     }
+
+
+def cut(text: str) -> str:
+    """Return a text, or its beginning with the number of its characters."""
+    return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}… ({len(text):,} characters)"
+
+
+def _entry(row: Mapping[str, Any]) -> str:
+    return next((_text(row[name]) for name in ("user_key", "pos") if name in row), "")
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def main() -> int:

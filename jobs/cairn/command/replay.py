@@ -51,12 +51,14 @@ def replay(
     """
     from cairn.replay.debug import Debugger, launch_configurations
     from cairn.replay.replay_key import replay_key
-    from cairn.replay.write_test import write_test
+    from cairn.replay.write_test import check_new, write_test
 
     if launch:
         words = ["replay", key, interval, "--root", root, "--code", code]
         print_text(launch_configurations(words))
         return 0
+    if to_test is not None:
+        check_new(to_test)
     pipeline = load_code(code)
 
     def open_spark() -> Any:
@@ -73,14 +75,14 @@ def replay(
             found = replay_key(pipeline, key, interval, root, spark=open_spark, made=debugger.watch)
     else:
         found = replay_key(pipeline, key, interval, root, spark=open_spark)
-    if to_test is not None:
-        write_test(found, code, to_test)
     if as_json:
         print_json(describe_replay(found))
     else:
         for line in lines_of(found):
             print_text(line)
-        if to_test is not None:
+    if to_test is not None:
+        write_test(found, code, to_test)
+        if not as_json:
             print_text(f"the test is in {to_test}")
     return 0 if found.same else FINDINGS
 

@@ -11,7 +11,7 @@ from state_backend.inspection.describe import state_of
 from state_backend.values.day_or_instant import first_instant
 from state_backend.values.errors import NoSuchCheckpoint, StateUnusable, UsageError
 from state_backend.values.intervals import Interval, format_instant
-from state_backend.values.records import Record, Tombstone
+from state_backend.values.records import Kept, Record, Tombstone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ def find_interval(log: Log, pipeline: str, which: str | Interval) -> Replayable:
         UsageError: The text is neither an id nor an instant, or the checkpoint ran no processor.
     """
     if isinstance(which, str) and re.fullmatch(r"\d{1,7}", which):
-        found = [record for record in log.completed() if record.id == int(which)]
+        found = [kept for kept in log.kept if kept.id == int(which)]
         entry = None if found else log.entry(int(which))
         dropped = entry if isinstance(entry, Tombstone) else None
     else:
@@ -58,7 +58,7 @@ def find_interval(log: Log, pipeline: str, which: str | Interval) -> Replayable:
                 f"{_others(log)}"
             )
         raise NoSuchCheckpoint(f"{pipeline}: no checkpoint {_named(which)}\n{_others(log)}")
-    record = max(found, key=lambda r: (log.quarantine_above(r.id) is None, r.id))
+    record = log.whole(max(found, key=lambda kept: (log.quarantine_above(kept.id) is None, kept.id)).id)
     content = record.content
     if content.kind != "interval":
         raise UsageError(
@@ -80,22 +80,19 @@ def find_interval(log: Log, pipeline: str, which: str | Interval) -> Replayable:
     )
 
 
-def replayable(log: Log) -> list[Record]:
+def replayable(log: Log) -> list[Kept]:
     """Return the checkpoints whose intervals can be replayed, by id."""
     return [
-        record
-        for record in log.completed()
-        if record.content.kind == "interval"
-        and (record.content.base_id is None or record.content.base_id in log.retained)
+        kept for kept in log.kept if kept.kind == "interval" and (kept.base_id is None or kept.base_id in log.retained)
     ]
 
 
-def _of_interval(log: Log, which: str | Interval) -> tuple[list[Record], Tombstone | None]:
+def _of_interval(log: Log, which: str | Interval) -> tuple[list[Kept], Tombstone | None]:
     if isinstance(which, Interval):
-        start, found = which.start, [record for record in log.completed() if record.interval == which]
+        start, found = which.start, [kept for kept in log.kept if kept.interval == which]
     else:
         start = first_instant("INTERVAL", which)
-        found = [record for record in log.completed() if record.interval.start == start]
+        found = [kept for kept in log.kept if kept.interval.start == start]
     near = log.commits_near(Interval(start, start + timedelta(milliseconds=1))) if not found else []
     dropped = [entry for entry in near if isinstance(entry, Tombstone) and entry.interval.start == start]
     return found, dropped[-1] if dropped else None

@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from cairn.runners.processor_handle import row_maker
 from cairn.shard_jobs.interval import IntervalJob
 from state_backend.adapters.rocks import EngineOptions, RocksStore
@@ -106,6 +108,22 @@ def values_of(entries: KeyEntries) -> dict[str, list[dict[str, Any]]]:
                 flat["expires_at"] = time_of(row["expiry_ms"])
             found.setdefault(name, []).append(flat)
     return found
+
+
+def rows_in_utc(table: pa.Table) -> list[dict[str, Any]]:
+    """Return the rows of a table, with the zone UTC in each TIMESTAMP: a test with a NaN compares texts of the values."""
+    return [_instants_in_utc(row) for row in table.to_pylist()]
+
+
+def _instants_in_utc(value: Any) -> Any:
+    match value:
+        case datetime() if value.tzinfo is not None:
+            return value.astimezone(UTC)
+        case dict():
+            return {name: _instants_in_utc(of) for name, of in value.items()}
+        case list() | tuple():
+            return type(value)(map(_instants_in_utc, value))
+    return value
 
 
 def time_of(ms: int) -> datetime | int:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.plan_interval import Attempt, would_be_made_of
 from cairn.pipeline import Interval, Pipeline
 from cairn.replay.compare_key import Comparison, Made, compare_key, reasons_for
@@ -26,14 +25,14 @@ from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.coordinator import Begun
 from state_backend.checkpoint.forgotten_keys import returning_keys
-from state_backend.checkpoint.log import Log
+from state_backend.checkpoint.log import Log, read_log, read_newest
 from state_backend.formats.json_keys import parse_key
 from state_backend.formats.types import parse_struct
 from state_backend.inspection.key_entries import KeyEntries, SearchedKey, entries_of, read_key
 from state_backend.inspection.key_rows import KeyRows, read_key_rows
 from state_backend.inspection.state_table import StateSource
 from state_backend.ports.storage import Storage
-from state_backend.values.errors import StateUnusable
+from state_backend.values.errors import CorruptRecord, StateUnusable
 from state_backend.values.key_groups import shard_of
 from state_backend.values.records import Content, Record
 
@@ -112,10 +111,13 @@ def replay_key(
     """
     url = join_url(root, pipeline.name)
     storage = open_storage(url)
-    log = coordinator_of(pipeline, root).log() if log is None else log
+    log = read_newest(storage) if log is None else log
     if log.newest is None:
         raise StateUnusable(f"pipeline {pipeline.name!r} has no checkpoint below {root}; run an interval first")
-    found = find_interval(log, pipeline.name, interval)
+    try:
+        found = find_interval(log, pipeline.name, interval)
+    except CorruptRecord:  # A commit may have dropped the checkpoint since the newest record was read.
+        found = find_interval(log := read_log(storage, log), pipeline.name, interval)
     content = found.record.content
     searched = key_of(key, content)
     begun = _begun(log, found)

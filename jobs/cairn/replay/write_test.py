@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterator
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,8 @@ def _head(replay: Replay, module: str, name: str, body: str) -> Iterator[str]:
     record = replay.found.record
     yield f'"""Checkpoint {record.id} of {replay.pipeline.name!r}, {record.interval}: one key, as `cairn replay` ran it."""'
     yield ""
-    used = [word for word in ("UTC", "date", "datetime", "timedelta") if re.search(rf"\b{word}\b", body)]
+    used = ["UTC"] if "=UTC" in body else []
+    used += [name for name in ("date", "datetime", "time", "timedelta") if re.search(rf"\b{name}\(", body)]
     yield f"from datetime import {', '.join(used)}"
     if "Decimal(" in body:
         yield "from decimal import Decimal"
@@ -100,8 +102,8 @@ def _schema(schema: t.StructType) -> str:
     for field in schema.fields:
         if (found := unordered(field.dataType)) is not None:
             raise UsageError(
-                f"column {field.name!r} is {field.dataType.simpleString()}; only Spark can sort values of type {found.simpleString()}, so no "
-                "test without Spark can hold these rows"
+                f"no test can hold these rows: column {field.name!r} is {field.dataType.simpleString()}, and only Spark can sort "
+                f"values of type {found.simpleString()}"
             )
     ddl = ", ".join(
         f"{f.name if re.fullmatch('[A-Za-z_][A-Za-z0-9_]*', f.name) else '`' + f.name.replace('`', '``') + '`'} "
@@ -150,6 +152,8 @@ def _flat(value: Any) -> str:
             return _datetime(value)
         case date():
             return f"date({value.year}, {value.month}, {value.day})"
+        case time():
+            return f"time({value.hour}, {value.minute}, {value.second}, {value.microsecond})"
         case timedelta():
             return f"timedelta(days={value.days}, seconds={value.seconds}, microseconds={value.microseconds})"
         case dict():
@@ -158,7 +162,7 @@ def _flat(value: Any) -> str:
             return "[" + ", ".join(map(_flat, value)) + "]"
         case tuple():
             return "(" + "".join(f"{_flat(item)}, " for item in value).rstrip() + ")"
-    raise UsageError(f"a {type(value).__name__} can't be written as a literal of Python")
+    raise UsageError(f"no test can hold these rows: Cairn writes no literal for a value of type {type(value).__name__}")
 
 
 def _datetime(value: datetime) -> str:
@@ -178,17 +182,28 @@ def _has_nan(value: Any) -> bool:
     return isinstance(value, float) and math.isnan(value)
 
 
+def check_new(file: Path) -> None:
+    """Check that `write_test` can write the file.
+
+    Raises:
+        UsageError: The file exists, or there is no such folder.
+    """
+    if os.path.lexists(file):
+        raise UsageError(f"{file} exists; give the name of a new file, or remove it")
+    if not file.absolute().parent.is_dir():
+        raise UsageError(f"{file} can't be written: there is no folder {file.absolute().parent}")
+
+
 def write_test(replay: Replay, code: str, file: Path) -> None:
     """Write a replay as a test into a new file.
 
     Raises:
-        UsageError: The file exists, or the replay has no form as a test.
+        UsageError: The file exists or can't be written, or the replay has no form as a test.
     """
     text = text_of_test(replay, code)
+    check_new(file)
     try:
         with file.open("x", encoding="utf-8") as new:
             new.write(text)
-    except FileExistsError:
-        raise UsageError(f"{file} exists; give the name of a new file, or remove it") from None
     except OSError as error:
         raise UsageError(f"{file} can't be written: {error}") from error
