@@ -648,7 +648,9 @@ def verdicts() -> Iterator[dict[str, list[tuple[bool, bool]]]]:
     print(f"{len(found)} mutations, {sum(all(f for f, _ in s) for s in found.values())} found by fast")
 
 
-@pytest.mark.parametrize("mutation", at_tier(fast=MUTATIONS[::12], ci=MUTATIONS[::3], all=MUTATIONS), ids=lambda m: m.name)
+@pytest.mark.parametrize(
+    "mutation", at_tier(fast=MUTATIONS[::12], ci=MUTATIONS[::3], all=MUTATIONS), ids=lambda m: m.name
+)
 def test_a_damaged_checkpoint_is_found(
     mutation: Mutation, healthy: Checkpointed, tmp_path: Path, verdicts: dict[str, list[tuple[bool, bool]]]
 ) -> None:
