@@ -339,7 +339,7 @@ def test_a_window_is_put_out_when_the_watermark_passes_its_end() -> None:
     assert (
         window.run([("ann", 1, at(0, 10), 5.0), ("ann", 2, at(0, 59), 7.0), ("bob", 3, at(0, 50), None)]).output == []
     )
-    late = window.run([("ann", 4, at(0, 40), 9.0), ("ann", 5, at(1), 1.0), ("ann", 6, at(0, 30), 99.0)])
+    late = window.run([("ann", 4, at(0, 20), 9.0), ("ann", 5, at(1), 1.0), ("ann", 6, DAY - HOUR, 99.0)])
     assert windows(late.output, "readings", "highest") == [("ann", "00:00", 3, 9.0), ("bob", "00:00", 1, None)]
     assert seqs(late.late) == [6]
     assert window.state("windows") == [

@@ -175,5 +175,8 @@ class TumblingWindow(Windows):
         self._handle.registerTimer(owners[~ended], self._due_after(ends[~ended], versions[~ended]))
         return BatchResult(output=output)
 
+    def _counts_until(self, times: Int64s) -> Int64s:
+        return times - (times - self._offset) % self._size + self._size
+
     def _user_keys(self, begins: Int64s) -> pa.Table:
         return pa.table({START: self._times(begins)})

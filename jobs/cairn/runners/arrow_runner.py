@@ -69,6 +69,7 @@ class ArrowRunner:
         timer_values: The times that `handleBatch` sees.
         expired_values: The times that `handleExpiredTimers` sees.
         due_ms: The time up to which timers fire, in milliseconds since the epoch.
+        late_ms: The watermark that decides which rows are late, in milliseconds since the epoch; None: no row is late.
 
     Attributes:
         keys: The number of keys with input rows so far.
@@ -88,6 +89,7 @@ class ArrowRunner:
         timer_values: TimerValues,
         expired_values: TimerValues,
         due_ms: int,
+        late_ms: int | None,
     ) -> None:
         self.keys = 0
         self._state = state
@@ -102,7 +104,7 @@ class ArrowRunner:
         self._due_ms = due_ms
         with user_code.call("init"):
             self._processor = processor()
-            self._handle = ArrowHandle(state, time_mode, key_schema, input_schema, event_time, due_ms)
+            self._handle = ArrowHandle(state, time_mode, key_schema, input_schema, event_time, due_ms, late_ms)
             self._processor.init(self._handle)
             self._handle.initialized()
         self._states = self._handle.states
@@ -124,6 +126,7 @@ class ArrowRunner:
         self._handle.state = HandleState.DATA_PROCESSED
 
     def _rounds(self, batches: InputBatches) -> Iterator[_Round]:
+        batches.counts_until = self._processor._counts_until
         held: list[pa.RecordBatch] = []
         limit = ROUND_ROWS
         for batch in batches:
