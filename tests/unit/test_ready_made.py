@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -522,6 +523,17 @@ def test_a_processor_that_does_not_fit_the_pipeline_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         ready(processor, schema, **settings).run([])
+
+
+@pytest.mark.parametrize("form", [lambda of: of, lambda of: of(), partial], ids=["class", "instance", "partial"])
+def test_the_class_of_the_processor_sets_the_api(form: Any) -> None:
+    given = {"name": "p", "start": DAY, "source": lambda spark, interval: None, "key": ["user"]}
+    latest = declared(Latest, version="seq")
+    assert Pipeline(processor=form(latest), **given).api == "arrow"
+    with pytest.raises(UsageError, match="pipeline 'p': Mine is an ArrowProcessor; leave out api='pandas', or write"):
+        Pipeline(processor=form(latest), api="pandas", **given)
+    with pytest.raises(UsageError, match=r"Deduplicate\.horizon is missing"):
+        Pipeline(processor=form(Deduplicate), **given)
 
 
 @pytest.mark.long("half a second", runs_in="ci")

@@ -402,6 +402,16 @@ def test_a_row_whose_session_has_closed_opens_another_session() -> None:
     assert seqs(of_row.run([("ann", 3600, at(0, 59), 1.0)]).late) == [3600]
 
 
+def test_corrections_do_not_begin_before_a_window_ends() -> None:
+    settings = {"gap": HOUR, "allowed_lateness": 3 * HOUR}
+    with pytest.raises(
+        UsageError,
+        match=r"pipeline 'ready': Mine\.allowed_lateness is 3:00:00, longer than watermark_delay = 2:00:00: windows would",
+    ):
+        windowed(SessionWindow, settings)
+    windowed(SessionWindow, settings, {**TIMED, "watermark_delay": 3 * HOUR})
+
+
 # --- state over many intervals ----------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import TimerValues
 from pyspark.sql.types import StructType
 
-from cairn.arrow_processor import BatchResult, KeyedBatch
+from cairn.arrow_processor import ArrowProcessor, BatchResult, KeyedBatch
 from cairn.rows.input_batches import InputBatches
 from cairn.rows.output_file import LocalParquet
 from cairn.rows.routing import key_columns
@@ -233,8 +233,10 @@ class ArrowRunner:
     def _output_table(self, table: pa.Table) -> pa.Table:
         schema = self._output.schema
         if set(table.column_names) != set(schema.names):
+            derives = type(self._processor).deriveOutputSchema is not ArrowProcessor.deriveOutputSchema
+            hint = "\nThe processor derives its columns: leave out output_schema" if derives else ""
             raise ProcessorError(
-                f"BatchResult.output has the columns {', '.join(table.column_names)}, but output_schema has {', '.join(schema.names)}; they must be the same"
+                f"BatchResult.output has the columns {', '.join(table.column_names)}, but output_schema has {', '.join(schema.names)}; they must be the same{hint}"
             )
         columns = []
         for field in schema:
