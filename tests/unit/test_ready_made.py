@@ -536,6 +536,12 @@ def test_the_class_of_the_processor_sets_the_api(form: Any) -> None:
         Pipeline(processor=form(Deduplicate), **given)
 
 
+def test_other_columns_than_the_derived_ones_are_refused() -> None:
+    latest = ready(declared(Latest, version="seq"), EVENTS, output_schema="user string")
+    with pytest.raises(ProcessorError, match=r"they must be the same\nThe processor derives its columns: leave out"):
+        latest.run([("ann", 1, at(0))])
+
+
 @pytest.mark.long("half a second", runs_in="ci")
 def test_a_class_of_no_module_reaches_a_worker() -> None:
     """A worker that can't import the class's module gets the class by value: first without attributes, which follow."""
