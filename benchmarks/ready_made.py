@@ -73,6 +73,20 @@ class Newest(Latest):
     version = "at"
 
 
+class Ever(Deduplicate):
+    """The first row of each key, for ever."""
+
+    horizon = None
+
+
+class NewestOrDeleted(Latest):
+    """The newest row of each key; each key is deleted."""
+
+    version = "at"
+    deleted = "gone"
+    horizon = timedelta(days=7)
+
+
 class Hourly(TumblingWindow):
     """Three aggregates of each hour."""
 
@@ -80,6 +94,12 @@ class Hourly(TumblingWindow):
     rows = Count()
     total = Sum("amount")
     highest = Max("amount")
+
+
+class Early(Hourly):
+    """Windows with a version."""
+
+    early = True
 
 
 class Overlapping(SlidingWindow):
@@ -165,7 +185,15 @@ def rows_of_side(keys: int, side: str) -> pa.Table:
 
 
 def measure(
-    name: str, processor: type, keys: int, rows_per_key: int = 1, side: str | None = None, **settings: Any
+    name: str,
+    processor: type,
+    keys: int,
+    rows_per_key: int = 1,
+    side: str | None = None,
+    *,
+    gone: bool = False,
+    city: str | None = None,
+    **settings: Any,
 ) -> None:
     """Run one interval, and print the bytes per key."""
     pipeline = Pipeline(
@@ -179,7 +207,12 @@ def measure(
         **settings,
     )
     tester = PipelineTester(pipeline, input_schema=SIDES if side else SCHEMA, mode="full")
-    record = tester.run(rows_of_side(keys, side) if side else some_rows(keys, rows_per_key)).record
+    rows = rows_of_side(keys, side) if side else some_rows(keys, rows_per_key)
+    if gone:
+        rows = rows.set_column(rows.column_names.index("gone"), "gone", pa.array([True] * len(rows)))
+    if city is not None:
+        rows = rows.set_column(rows.column_names.index("city"), "city", pa.array([city] * len(rows)))
+    record = tester.run(rows).record
     assert record is not None
     totals = record.content.totals
     files, written = totals.state_bytes / keys, totals.changed_bytes / keys
@@ -371,12 +404,18 @@ def main() -> None:
     }
     measure("Deduplicate, first", First, keys, **timed)
     measure("Deduplicate, last, a row of 4 columns", Last, keys, **timed)
+    measure("Deduplicate, first, horizon None", Ever, keys)
     measure("Latest, a row of 4 columns", Newest, keys)
-    measure("History, 1 change of 4 columns", History, keys, **timed)
+    measure("Latest, a deleted key", NewestOrDeleted, keys, gone=True)
+    for changes in (1, 2, 10):
+        measure(f"History, changes of 4 columns: {changes}", History, keys // changes, changes, **timed)
     measure("TumblingWindow, 1 open window of 3 aggregates", Hourly, keys, **timed)
+    measure("TumblingWindow, the same with early", Early, keys, **timed)
     measure("SlidingWindow, 1 open pane of 3 aggregates", Overlapping, keys, **timed)
     measure("SessionWindow, 1 open session of 3 aggregates", Visits, keys, **timed)
     measure("Funnel, half of the rows are steps", Route, keys, **timed)
+    for rows in (1, 2, 10):
+        measure(f"Funnel, rows of the first step: {rows}", Route, keys // rows, rows, city="Oslo", **timed)
     measure("TopN, 1 row of 4 columns", Best, keys)
     measure("TopN, 10 rows of 4 columns", Best, keys // 10, 10)
     measure("IntervalJoin, inner, 1 row of 3 columns", Near, keys, side="a", **timed)

@@ -300,7 +300,9 @@ class Shard:
         with rare_garbage_collection():
             runner: Any
             if self._api == "arrow":
-                runner = ArrowRunner(self._processor, state, KEY, INPUT_SCHEMA, output, user_code, **times)
+                runner = ArrowRunner(
+                    self._processor, state, KEY, INPUT_SCHEMA, output, user_code, late_ms=None, **times
+                )
                 runner.process(inputs)
             else:
                 keys = KeyCodec(parse_struct(KEY.jsonValue()), struct_factory=row_maker)

@@ -137,6 +137,11 @@ class ArrowProcessor(ABC):
         """
         return None
 
+    def _counts_until(self, times: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        # Returns for each event time the watermark from which on the row is late, in microseconds. Windows return
+        # the end of the row's window.
+        return times
+
     @abstractmethod
     def handleBatch(self, batch: KeyedBatch) -> BatchResult:
         """Process the rows of a batch of keys.

@@ -53,7 +53,8 @@ class Pipeline:
         output_schema: Schema of the rows that the processor yields: DDL or a `StructType`. None: the processor derives
             the schema from the input. The ready-made processors of `cairn.aggregates` and `cairn.processors` do this.
         api: Interface of the processor: "row" (PySpark rows), "pandas" (DataFrames), or "arrow"
-            (`cairn.arrow_processor`: tables of many keys).
+            (`cairn.arrow_processor`: tables of many keys). The class of an `ArrowProcessor` sets "arrow" itself. A
+            function that returns an `ArrowProcessor` needs `api="arrow"`.
         time_mode: Clock of timers: "none", "processing" (the interval's end) or "event".
         schedule: Where intervals begin and end: a cron text or preset in the time zone of `start`, `Cron(text, zone)`, or a
             timedelta. The `process` task refuses a DAG with another schedule. None: the schedule of the DAG; without Airflow,
@@ -160,6 +161,7 @@ class Pipeline:
         ):
             if value not in known:
                 raise UsageError(f"pipeline {self.name!r}: {name}={value!r} is not one of {', '.join(known)}")
+        self._take_api_of_processor()
         if self.api == "arrow" and self.on_type_mismatch == "null":
             raise UsageError(f"pipeline {self.name!r}: on_type_mismatch='null' needs api='row' or 'pandas'")
         if self.api == "arrow" and self.initial_state is not None:
@@ -169,6 +171,8 @@ class Pipeline:
         if self.time_zone is not None:
             zone_of(self.time_zone)
         self._check_event_time()
+        if hasattr(self._processor_class, "check_pipeline") and self.api == "arrow":
+            self._processor_class.check_pipeline(self)
 
     def _check_start(self) -> None:
         try:
@@ -185,6 +189,22 @@ class Pipeline:
             object.__setattr__(self, "schedule", schedule_of(self.schedule, name_of(self.start.tzinfo)))
         except UsageError as error:
             raise UsageError(f"pipeline {self.name!r}: schedule: {error}") from None
+
+    @property
+    def _processor_class(self) -> Any:
+        # A `functools.partial` has the class as `func`.
+        given: Any = getattr(self.processor, "func", self.processor)
+        return given if isinstance(given, type) else type(given)
+
+    def _take_api_of_processor(self) -> None:
+        processor = self._processor_class
+        if not hasattr(processor, "handleBatch"):
+            return
+        if self.api == "pandas":
+            raise UsageError(
+                f"pipeline {self.name!r}: {processor.__name__} is an ArrowProcessor; leave out api='pandas', or write api='arrow'"
+            )
+        object.__setattr__(self, "api", "arrow")
 
     def _check_event_time(self) -> None:
         given = {"event_time": self.event_time, "watermark_delay": self.watermark_delay}

@@ -226,7 +226,7 @@ def health_of(reading: Reading) -> tuple[Chip, ...]:
     if status.unpublished:
         title = "The output of these intervals is committed, but the sink has not taken it"
         found.append(Chip(tone="warn", text=f"{len(status.unpublished)} unpublished", title=title))
-    if stale := unrepaired(reading):
+    if stale := status.stale:
         title = (
             "Computed from state that has changed since. Run the intervals of these checkpoints again: "
             + ", ".join(f"{n} (changed by {by})" for n, by in stale)
@@ -243,18 +243,6 @@ def health_of(reading: Reading) -> tuple[Chip, ...]:
     if not found and log.head_id:
         found.append(Chip(tone="good", text="no problems"))
     return tuple(found)
-
-
-def unrepaired(reading: Reading) -> list[tuple[int, int]]:
-    """Return the stale checkpoints whose intervals have not run again since, each with the id that made it stale.
-
-    An interval counts as run again if it has a newer checkpoint that is neither stale nor quarantined.
-    """
-    log = reading.log
-    usable = [c for c in log.completed() if log.retained[c.id].stale_by is None and log.quarantine_above(c.id) is None]
-    newest = {c.content.interval: c.id for c in usable}
-    intervals = {c.id: c.content.interval for c in log.completed()}
-    return [(n, by) for n, by in reading.status.stale if newest.get(intervals[n], 0) < n]
 
 
 def unvalidated_since(reading: Reading) -> tuple[int, int | None] | None:

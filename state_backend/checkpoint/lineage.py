@@ -319,8 +319,13 @@ def _gap(
     if after:
         text += kept(log)
     if not before:
-        text += f" The earliest ends at {format_instant(points[0])}. Restore an older savepoint, or begin at the pipeline's start."
-        return text, None
+        last = _start_before(schedule, interval.start, interval.end - interval.start)
+        again = Rerun(first=start, last=max(start, last))
+        text += f" The earliest ends at {format_instant(points[0])}."
+        return (
+            f"{text}\nRestore an older savepoint, or begin at the pipeline's start: run {intervals_of(again)}.",
+            again,
+        )
     bridge = _bridge(log, schedule, Interval(before[-1], interval.start))
     if bridge is not None:
         return f"{text}\n{bridge}", None

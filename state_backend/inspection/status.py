@@ -8,7 +8,7 @@ from datetime import timedelta
 from state_backend.checkpoint.lineage import is_superseded, plan_base
 from state_backend.checkpoint.log import Log
 from state_backend.formats import paths
-from state_backend.inspection.describe import newest_of_interval
+from state_backend.inspection.describe import newest_of_interval, repaired_by
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import CairnError, Rerun
 from state_backend.values.intervals import Interval
@@ -120,7 +120,9 @@ def status_of(log: Log, pipeline: str, storage: Storage) -> Status:
             (n, by)
             for n, by in sorted((n, r.stale_by) for n, r in log.retained.items() if r.stale_by is not None)
             if n not in log.quarantined
-            and not (isinstance(entry := log.entries[n], Record) and is_superseded(log, entry))
+            and not (
+                isinstance(entry := log.entries[n], Record) and (is_superseded(log, entry) or repaired_by(log, entry))
+            )
         ),
         quarantined=tuple((n, log.quarantined[n].reason) for n in sorted(log.quarantined) if _still_refused(log, n)),
         unpublished=tuple(unpublished),

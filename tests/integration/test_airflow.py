@@ -523,6 +523,7 @@ def test_commands_for_airflow_do_what_the_docs_say(airflow: AirflowServer) -> No
     """By Airflow's own command line, in one process, since each one of them imports for seconds."""
     printed = [
         "airflow dags list",
+        "airflow dags list-import-errors",
         "airflow providers list",
         "airflow connections add cairn_spark --conn-type spark --conn-host 'local[2]'",
         "airflow connections delete cairn_spark",
@@ -541,8 +542,9 @@ def test_commands_for_airflow_do_what_the_docs_say(airflow: AirflowServer) -> No
         check=False,
     )
     assert said.returncode == 0, said.stdout + said.stderr
-    dags, providers, *_ = said.stdout.split("$ airflow ")[1:]
+    dags, failed, providers, *_ = said.stdout.split("$ airflow ")[1:]
     assert DAG in dags and "tally_halves" in dags
+    assert "No data found" in failed
     assert re.search(r"^cairn\b", providers, re.MULTILINE)
     stored = airflow.client.call("GET", "/api/v2/connections/cairn_spark")
     assert [stored[name] for name in ("conn_type", "host", "port")] == ["spark_connect", "sc://127.0.0.1", 15002]

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import Row
 
+from cairn.aggregates import Count, Sum
 from cairn.data_sources.keyed_output import KeyedOutput
 from cairn.data_sources.keyed_state import KeyedState
 from cairn.operations.plan_interval import Attempt
 from cairn.operations.process_interval import process_interval
 from cairn.operations.run_interval import run_interval
 from cairn.pipeline import Interval, Pipeline
+from cairn.processors import SessionWindow, SlidingWindow, TumblingWindow
+from cairn.testing import PipelineTester
 from state_backend.values import errors
 from state_backend.values.records import Record, RunRef
+from tests.support.spark_streaming import streaming_settings
 from tests.support.tiers import at_tier
 
 if TYPE_CHECKING:
@@ -181,6 +190,79 @@ class DiesLate(Windows):
         yield from Windows.handleInputRows(self, key, rows, timerValues)
         if key[0] == "bob":
             raise ZeroDivisionError("on purpose")
+
+
+class Tumbling(TumblingWindow):
+    size = HOUR
+    n = Count()
+    total = Sum("amount")
+
+
+class Sliding(SlidingWindow):
+    size = HOUR
+    slide = timedelta(minutes=20)
+    n = Count()
+    total = Sum("amount")
+
+
+class Sessions(SessionWindow):
+    gap = timedelta(minutes=10)
+    n = Count()
+    total = Sum("amount")
+
+
+@pytest.mark.long("ten seconds of Spark")
+@pytest.mark.parametrize(
+    ("processor", "window"),
+    [
+        (Tumbling, lambda: F.window("at", "1 hour")),
+        (Sliding, lambda: F.window("at", "1 hour", "20 minutes")),
+        (Sessions, lambda: F.session_window("at", "10 minutes")),
+    ],
+)
+def test_windows_count_the_rows_that_sparks_windows_count(
+    spark: SparkSession, tmp_path: Path, processor: Any, window: Any
+) -> None:
+    """Rows are up to three hours late, the delay is 30 minutes. A batch of the next day closes all windows."""
+    random, batches = Random(7), []
+    for n in range(8):
+        minutes = [60 * n + random.randrange(60) - random.choice((0, 0, 1)) * random.randrange(180) for _ in range(60)]
+        batches.append([(random.choice("abcd"), START + timedelta(minutes=m), random.randrange(9)) for m in minutes])
+    batches += [[("end", START + timedelta(days=n), 0)] for n in (1, 2, 3)]
+    schema = pa.schema([("user", pa.string()), ("at", pa.timestamp("us", "UTC")), ("amount", pa.int64())])
+    (tmp_path / "in").mkdir()
+    for n, rows in enumerate(batches):
+        file = tmp_path / "in" / f"{n:03}.parquet"
+        pq.write_table(pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema), file)
+        os.utime(file, (1_700_000_000 + n,) * 2)
+    read = spark.readStream.schema("user string, at timestamp, amount long").option("maxFilesPerTrigger", 1)
+    grouped = read.parquet(str(tmp_path / "in")).withWatermark("at", "30 minutes").groupBy("user", window().alias("w"))
+    theirs: list[tuple[Any, ...]] = []
+
+    def collect(batch: DataFrame, _: int) -> None:
+        columns = (F.col(name).cast("long") for name in ("w.start", "w.end", "n", "total"))
+        theirs.extend(tuple(row) for row in batch.select("user", *columns).collect())
+
+    result = grouped.agg(F.count("*").alias("n"), F.sum("amount").alias("total"))
+    writer = result.writeStream.trigger(availableNow=True).option("checkpointLocation", str(tmp_path / "checkpoint"))
+    with streaming_settings(spark):
+        writer.foreachBatch(collect).start().awaitTermination()
+
+    pipeline = windows(processor=processor, api="arrow", output_schema=None, watermark_delay=timedelta(minutes=30))
+    tester = PipelineTester(pipeline, input_schema="user string, at timestamp, amount long", every=HOUR)
+    results = [tester.run(rows) for rows in batches]
+    ours = [
+        (row["user"], *(int(row[bound].timestamp()) for bound in processor.bounds), row["n"], row["total"])
+        for result in results
+        for row in result.output
+    ]
+    assert sorted(row for row in ours if row[0] != "end") == sorted(row for row in theirs if row[0] != "end")
+    of_event_time = sum(
+        at <= max(row[1] for row in batches[n - 2]) - timedelta(minutes=30)
+        for n in range(2, 8)
+        for _, at, _ in batches[n]
+    )
+    assert 0 < sum(len(result.late) for result in results) < of_event_time
 
 
 def test_a_rerun_sees_the_same_watermark(spark: SparkSession, tmp_path: Path) -> None:

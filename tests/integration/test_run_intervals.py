@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,7 @@ from cairn.operations.run_interval import run_interval
 from cairn.operations.run_intervals import Outcome, plan_intervals, run_intervals
 from cairn.pipeline import Interval
 from cairn.spark.session import collect_once
+from state_backend.values.retention import KeepLast
 from tests.support.counting import DAYS, INPUT_SCHEMA, counting, day
 from tests.support.ranges import files, made, ran
 from tests.support.waiting import wait_until
@@ -116,6 +119,22 @@ def test_the_command_line_runs_a_range(spark: SparkSession, tmp_path: Path) -> N
     assert "2 of 3 intervals would be computed" not in said(*span, "--reprocess", "none", "--dry-run")
     wrong = CliRunner().invoke(app, [*common, "--from", "2024-01-01"])
     assert wrong.exit_code == 2 and "give --from and --to together" in wrong.output
+
+
+def test_the_command_for_an_interval_whose_base_was_dropped_works(spark: SparkSession, tmp_path: Path) -> None:
+    short = replace(PIPELINE, retention=KeepLast(1))
+    for interval in WEEK[:4]:
+        run_interval(spark, short, interval, str(tmp_path))
+    common = ["run", f"{__name__}:PIPELINE", "--root", str(tmp_path), "--every", "1d"]
+    refused = CliRunner().invoke(app, [*common, "--start", "2024-01-03T00:00Z"])
+    assert refused.exit_code == 1 and "StateGapError" in refused.stderr, refused.stderr
+    assert "or begin at the pipeline's start: run the intervals that start from 2024-01-01T00:00:00Z" in refused.stderr
+    command = shlex.split(refused.stderr.strip().splitlines()[-1])
+    assert command[:2] == ["cairn", "run"] and command[command.index("--count") + 1] == "2"
+    done = CliRunner().invoke(app, command[1:])
+    assert done.exit_code == 0, done.output
+    again = CliRunner().invoke(app, [*common, "--start", "2024-01-03T00:00Z"])
+    assert again.exit_code == 0, again.output
 
 
 def test_heal_runs_here_what_is_missing_and_stale(spark: SparkSession, tmp_path: Path) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 from unittest.mock import patch
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +17,7 @@ from cairn.aggregates import ApproxDistinct, Count, First, Last, Max, Mean, Min,
 from cairn.processors import Funnel, SessionWindow, SlidingWindow, TumblingWindow
 from tests.support.cut_histories import (
     DELAY,
+    START,
     Cut,
     History,
     as_texts,
@@ -60,7 +63,7 @@ rows_of_values = histories(
     },
     null_times=False,
 )
-Oracle = Callable[[datetime], list[dict[str, Any]]]
+Oracle = Callable[[datetime, Cut], list[dict[str, Any]]]
 
 
 def rounded(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -71,14 +74,24 @@ def rounded(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def check(history: History, cuts: list[Cut], processor: type, mode: dict[str, Any], oracle: Oracle) -> None:
+def check(
+    history: History,
+    cuts: list[Cut],
+    processor: type,
+    mode: dict[str, Any],
+    oracle: Oracle,
+    late_rows: Callable[[Cut], list[int]] | None = None,
+    delay: timedelta = DELAY,
+) -> None:
     """Compare the output of each cut with the oracle's rows: all of them at the end, or those of each interval."""
-    pipeline = pipeline_of(type("Mine", (processor,), {**mode, **_DECLARED}))
+    pipeline = pipeline_of(type("Mine", (processor,), {**mode, **_DECLARED}), watermark_delay=delay)
     begin, finish = processor.bounds  # type: ignore[attr-defined]
     for cut in cuts:
-        outputs = [rounded(output) for output in run_cut(pipeline, history, cut)]
+        late: list[int] | None = None if late_rows is None else []
+        outputs = [rounded(output) for output in run_cut(pipeline, history, cut, late)]
+        assert late_rows is None or sorted(late or ()) == late_rows(cut), cut
         if not mode:
-            assert union(outputs) == as_texts(rounded(oracle(cut.ends[-1]))), cut
+            assert union(outputs) == as_texts(rounded(oracle(cut.ends[-1], cut))), cut
             continue
         table: dict[Any, Any] = {}
         versions: dict[Any, int] = {}
@@ -95,15 +108,15 @@ def check(history: History, cuts: list[Cut], processor: type, mode: dict[str, An
                     del table[window]
                 else:
                     table[window] = row
-            now, expected = as_texts(list(table.values())), rounded(oracle(end))
+            now, expected = as_texts(list(table.values())), rounded(oracle(end, cut))
             if "early" in mode:
                 assert now == as_texts(expected), (cut, end)
                 continue
-            due = end - DELAY + mode["allowed_lateness"]
+            due = end - delay + mode["allowed_lateness"]
             at = due.replace(tzinfo=None) if history.schema.find("t timestamp_ntz") > 0 else due
             assert set(now) <= set(as_texts(expected)), (cut, end)
             assert set(now) >= set(as_texts([row for row in expected if row[finish] <= at])), (cut, end)
-        assert as_texts(list(table.values())) == as_texts(rounded(oracle(cut.ends[-1])))
+        assert as_texts(list(table.values())) == as_texts(rounded(oracle(cut.ends[-1], cut)))
         assert "early" not in mode or finals == set(table)
 
 
@@ -112,7 +125,7 @@ def check(history: History, cuts: list[Cut], processor: type, mode: dict[str, An
 def test_tumbling_window(history: Any, cuts: Any, size: int, offset: int, mode: Any) -> None:
     window = f"t - to_microseconds((epoch_us(t) - {offset * _MINUTE_US}) % {size * _MINUTE_US})"
 
-    def oracle(end: datetime) -> list[dict[str, Any]]:
+    def oracle(end: datetime, cut: Cut) -> list[dict[str, Any]]:
         return ask(
             f"""SELECT k, {window} AS window_start, {window} + to_minutes({size}) AS window_end, {_COLUMNS}
             FROM history WHERE arrived < '{end}' GROUP BY ALL""",
@@ -134,7 +147,7 @@ def test_tumbling_window(history: Any, cuts: Any, size: int, offset: int, mode: 
 def test_sliding_window(history: Any, cuts: Any, spans: tuple[int, int], offset: int, mode: Any) -> None:
     size, slide = spans
 
-    def oracle(end: datetime) -> list[dict[str, Any]]:
+    def oracle(end: datetime, cut: Cut) -> list[dict[str, Any]]:
         return ask(
             f"""SELECT k, t - to_microseconds(before) AS window_start,
                 t - to_microseconds(before) + to_minutes({size}) AS window_end, {_COLUMNS}
@@ -155,7 +168,7 @@ def test_sliding_window(history: Any, cuts: Any, spans: tuple[int, int], offset:
 def test_session_window(history: Any, cuts: Any, gap: Any, mode: Any) -> None:
     seconds = gap if gap == "gap" else gap * 60
 
-    def oracle(end: datetime) -> list[dict[str, Any]]:
+    def oracle(end: datetime, cut: Cut) -> list[dict[str, Any]]:
         return ask(
             f"""WITH ends AS (SELECT *, t + to_seconds({seconds}) AS e FROM history WHERE arrived < '{end}'),
             reached AS (
@@ -174,6 +187,126 @@ def test_session_window(history: Any, cuts: Any, gap: Any, mode: Any) -> None:
 
     settings = {"gap": gap if gap == "gap" else timedelta(minutes=gap)}
     check(history, cuts, type("Spans", (SessionWindow,), settings), mode, oracle)
+
+
+# --- rows that are later than the delay -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spans:
+    """Windows of rows.
+
+    Attributes:
+        processor: The processor.
+        settings: Its settings.
+        windows_of: Returns begin and end of the windows of a row by its event time. All times are in microseconds.
+    """
+
+    processor: type
+    settings: dict[str, timedelta]
+    windows_of: Callable[[int], list[tuple[int, int]]]
+
+
+def _tumbling(size: int, offset: int) -> Spans:
+    def windows_of(at: int) -> list[tuple[int, int]]:
+        begin = at - (at - offset * _MINUTE_US) % (size * _MINUTE_US)
+        return [(begin, begin + size * _MINUTE_US)]
+
+    settings = {"size": timedelta(minutes=size), "offset": timedelta(minutes=offset)}
+    return Spans(processor=TumblingWindow, settings=settings, windows_of=windows_of)
+
+
+def _sliding(size: int, slide: int) -> Spans:
+    def windows_of(at: int) -> list[tuple[int, int]]:
+        last = at - at % (slide * _MINUTE_US)
+        begins = (last - n * slide * _MINUTE_US for n in range(-(-size // slide)))
+        return [(b, b + size * _MINUTE_US) for b in begins if at < b + size * _MINUTE_US]
+
+    settings = {"size": timedelta(minutes=size), "slide": timedelta(minutes=slide)}
+    return Spans(processor=SlidingWindow, settings=settings, windows_of=windows_of)
+
+
+def _sessions(gap: int) -> Spans:
+    settings = {"gap": timedelta(minutes=gap)}
+    return Spans(processor=SessionWindow, settings=settings, windows_of=lambda at: [(at, at + gap * _MINUTE_US)])
+
+
+def counted(history: History, cut: Cut, delay: timedelta, spans: Spans, until: datetime) -> tuple[pa.Table, list[int]]:
+    """Return a row for each row and window that counts it, and the `seq` of late rows. Intervals end at `until`.
+
+    A row counts in a window that ends after the watermark of the previous interval. A session takes rows until it closes.
+    """
+    rows, (begin_name, end_name) = history.rows, spans.processor.bounds  # type: ignore[attr-defined]
+    of_time = rows.schema.field("t").type
+    times = rows["t"].cast(pa.int64()).to_pylist()
+    keys, arrived = [repr(key) for key in rows["k"].to_pylist()], rows["arrived"].to_pylist()
+    closed: list[tuple[str, int, int, list[int]]] = []
+    still_open: list[tuple[str, int, int, list[int]]] = []
+    late: list[int] = []
+    begin = START
+    for end in cut.ends:
+        if begin >= until:
+            break
+        watermark, due = (int((at - delay).timestamp() * 1000) * 1000 for at in (begin, end))
+        for row in [n for n, at in enumerate(arrived) if begin <= at < end]:
+            windows = [w for w in spans.windows_of(times[row]) if begin == START or w[1] > watermark]
+            late += [] if windows else [rows["seq"][row].as_py()]
+            for low, high in windows:
+                joins = [
+                    w
+                    for w in still_open
+                    if w[0] == keys[row]
+                    and (w[1] <= high and low <= w[2] if spans.processor is SessionWindow else w[1] == low)
+                ]
+                still_open = [w for w in still_open if w not in joins]
+                lows, highs = [low, *(w[1] for w in joins)], [high, *(w[2] for w in joins)]
+                still_open.append((keys[row], min(lows), max(highs), [row, *(n for w in joins for n in w[3])]))
+        closed += [w for w in still_open if w[2] <= due]
+        still_open = [w for w in still_open if w[2] > due]
+        begin = end
+    of_window = [(n, *w[1:3], row) for n, w in enumerate([*closed, *still_open]) for row in w[3]]
+    numbers, lows_, highs_, at = ([pair[n] for pair in of_window] for n in range(4))
+    table = rows.take(pa.array(at, pa.int64())).append_column("w", pa.array(numbers, pa.int64()))
+    for name, values in ((begin_name, lows_), (end_name, highs_)):
+        table = table.append_column(name, pa.array(values, pa.int64()).cast(of_time))
+    return table, sorted(late)
+
+
+@oracle_laws
+@given(
+    rows_of_values,
+    three_cuts(),
+    st.sampled_from(
+        [
+            *(_tumbling(size, offset) for size, offset in ((20, 0), (60, 10), (420, -5))),
+            *(_sliding(size, slide) for size, slide in ((60, 20), (50, 20), (420, 60))),
+            *map(_sessions, (5, 15, 60)),
+        ]
+    ),
+    st.sampled_from([timedelta(0), timedelta(minutes=5), timedelta(minutes=30)]),
+    modes,
+)
+def test_a_row_counts_while_its_window_is_open(history: Any, cuts: Any, spans: Spans, delay: Any, mode: Any) -> None:
+    begin, end = spans.processor.bounds  # type: ignore[attr-defined]
+    if "allowed_lateness" in mode:
+        mode = {"allowed_lateness": min(mode["allowed_lateness"], delay)} if delay else {}
+
+    def oracle(until: datetime, cut: Cut) -> list[dict[str, Any]]:
+        table, _ = counted(history, cut, delay, spans, until)
+        return ask(
+            f'SELECT k, "{begin}", "{end}", {_COLUMNS} FROM history GROUP BY k, w, "{begin}", "{end}"',
+            replace(history, rows=table),
+        )
+
+    check(
+        history,
+        cuts,
+        type("Spans", (spans.processor,), spans.settings),
+        mode,
+        oracle,
+        lambda cut: counted(history, cut, delay, spans, cut.ends[-1])[1],
+        delay,
+    )
 
 
 # --- Funnel -----------------------------------------------------------------------------------------------------------

@@ -172,10 +172,18 @@ def pipeline_of(processor: type, **settings: Any) -> Pipeline:
     )
 
 
-def run_cut(pipeline: Pipeline, history: History, cut: Cut) -> list[list[dict[str, Any]]]:
+def run_cut(
+    pipeline: Pipeline, history: History, cut: Cut, late: list[int] | None = None
+) -> list[list[dict[str, Any]]]:
     """Run a history in the intervals of a cut. Return the output of each interval.
 
     A re-run must put out the rows of the first run.
+
+    Args:
+        pipeline: The pipeline.
+        history: The history.
+        cut: The intervals.
+        late: Gets the `seq` of late rows. None: no row may be late.
     """
     tester = PipelineTester(pipeline, input_schema=history.schema, time_zone=history.zone, mode=cut.mode)
     done: list[tuple[pa.Table, Interval, list[dict[str, Any]]]] = []
@@ -192,7 +200,9 @@ def run_cut(pipeline: Pipeline, history: History, cut: Cut) -> list[list[dict[st
             if cut.killed[at]:
                 tester.run(rows, interval, commit=False)
             result = tester.run(rows, interval)
-            assert not result.late
+            assert late is not None or not result.late
+            if late is not None:
+                late += [row["seq"] for row in result.late]
             done.append((rows, interval, result.output))
             if (again := cut.again[at]) is not None:
                 old_rows, old_interval, output = done[again]

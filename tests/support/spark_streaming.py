@@ -119,7 +119,7 @@ def run_under_spark(
     def collect(batch: DataFrame, batch_id: int) -> None:
         outputs[batch_id] = batch.toArrow().to_pylist()
 
-    with _settings(spark):
+    with streaming_settings(spark):
         stream = spark.readStream.schema(ddl(spark, case.input_schema)).option("maxFilesPerTrigger", 1)
         rows = stream.parquet(str(files[0].parent))
         if case.event_time:
@@ -163,7 +163,7 @@ def run_under_spark(
 
 
 @contextmanager
-def _settings(spark: SparkSession) -> Iterator[None]:
+def streaming_settings(spark: SparkSession) -> Iterator[None]:
     before = {key: spark.conf.get(key, None) for key in _CONF}
     for key, value in _CONF.items():
         spark.conf.set(key, value)

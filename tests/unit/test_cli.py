@@ -82,6 +82,23 @@ def test_a_savepoint_takes_the_pipeline_s_name_as_every_command_does(root: Path)
 # --- how it stands ------------------------------------------------------------------------------------------------------------------
 
 
+def test_a_stale_checkpoint_is_repaired_by_a_re_run_with_the_same_state(tmp_path: Path) -> None:
+    pipeline = RealPipeline(tmp_path, policy=KeepLast(10))
+    for n, value in ((1, 1), (2, 2), (3, 3), (1, 7)):
+        pipeline.run(n, f"{n} {value}", {"a": value})
+    assert cairn(tmp_path, "status").stdout.count("changed an earlier interval") == 2
+    for n in (2, 3):
+        assert pipeline.run(n, f"again {n}", {"a": n}).record.reproduces == n
+    said = cairn(tmp_path, "status")
+    assert (said.exit_code, len(said.stdout.splitlines())) == (0, 1), said.stdout
+    of_state = {row["id"]: row["state"] for row in answer(tmp_path, "list")}
+    assert of_state == {
+        6: "completed", 5: "completed", 4: "completed", 3: "replaced by 6", 2: "replaced by 5", 1: "replaced by 4"
+    }  # fmt: skip
+    said = CliRunner().invoke(app, ["pipelines", "--root", str(tmp_path)])
+    assert " ok " in said.stdout and "stale" not in said.stdout
+
+
 def test_status_names_what_is_wrong_and_its_command_repairs_it(root: Path) -> None:
     """Day 5 is quarantined and was made from day 4, which is stale: both are run again, not day 5 alone."""
     said = cairn(root, "status")

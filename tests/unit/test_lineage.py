@@ -170,8 +170,11 @@ def test_allow_gap_passes_over_a_quarantined_checkpoint() -> None:
 def test_a_dropped_base_is_a_gap() -> None:
     head = record(3, day(3), 2, {2: None, 3: None})
     log = log_of(record(1, day(1)), record(2, day(2), 1), head, dropped=(1,))
-    with pytest.raises(StateGapError, match=r"The earliest ends at 2024-01-03T00:00:00Z. Restore an older savepoint"):
+    with pytest.raises(
+        StateGapError, match=r"The earliest ends at 2024-01-03T00:00:00Z.\nRestore an older savepoint"
+    ) as raised:
         base_id(log, day(2))
+    assert raised.value.rerun == Rerun(first=day(1).start, last=day(1).start)
 
 
 def test_a_stale_base_is_refused_with_what_to_run_again() -> None:

@@ -75,6 +75,7 @@ RUN = {
     "cairn run pipelines.aircraft:AIRCRAFT --spark spark://MASTER:7077 --from 2013-01-01 --to 2013-01-10 --every 1d --root gs://bucket/run": TEN_DAYS.replace(
         "by_the_commands_of_the_page", "in_one_application"
     ),
+    "airflow dags list-import-errors": AIRFLOW + "test_commands_for_airflow_do_what_the_docs_say",
     "airflow dags": AIRFLOW + "test_commands_for_airflow_do_what_the_docs_say",
     "airflow db migrate": "not run as it stands: USER and HOST are the reader's; each Airflow of the tests begins with it",
     "airflow providers list": AIRFLOW + "test_commands_for_airflow_do_what_the_docs_say",

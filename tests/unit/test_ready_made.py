@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -339,7 +340,7 @@ def test_a_window_is_put_out_when_the_watermark_passes_its_end() -> None:
     assert (
         window.run([("ann", 1, at(0, 10), 5.0), ("ann", 2, at(0, 59), 7.0), ("bob", 3, at(0, 50), None)]).output == []
     )
-    late = window.run([("ann", 4, at(0, 40), 9.0), ("ann", 5, at(1), 1.0), ("ann", 6, at(0, 30), 99.0)])
+    late = window.run([("ann", 4, at(0, 20), 9.0), ("ann", 5, at(1), 1.0), ("ann", 6, DAY - HOUR, 99.0)])
     assert windows(late.output, "readings", "highest") == [("ann", "00:00", 3, 9.0), ("bob", "00:00", 1, None)]
     assert seqs(late.late) == [6]
     assert window.state("windows") == [
@@ -522,6 +523,23 @@ def test_a_processor_that_does_not_fit_the_pipeline_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         ready(processor, schema, **settings).run([])
+
+
+@pytest.mark.parametrize("form", [lambda of: of, lambda of: of(), partial], ids=["class", "instance", "partial"])
+def test_the_class_of_the_processor_sets_the_api(form: Any) -> None:
+    given = {"name": "p", "start": DAY, "source": lambda spark, interval: None, "key": ["user"]}
+    latest = declared(Latest, version="seq")
+    assert Pipeline(processor=form(latest), **given).api == "arrow"
+    with pytest.raises(UsageError, match="pipeline 'p': Mine is an ArrowProcessor; leave out api='pandas', or write"):
+        Pipeline(processor=form(latest), api="pandas", **given)
+    with pytest.raises(UsageError, match=r"Deduplicate\.horizon is missing"):
+        Pipeline(processor=form(Deduplicate), **given)
+
+
+def test_other_columns_than_the_derived_ones_are_refused() -> None:
+    latest = ready(declared(Latest, version="seq"), EVENTS, output_schema="user string")
+    with pytest.raises(ProcessorError, match=r"they must be the same\nThe processor derives its columns: leave out"):
+        latest.run([("ann", 1, at(0))])
 
 
 @pytest.mark.long("half a second", runs_in="ci")

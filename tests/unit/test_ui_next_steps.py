@@ -38,8 +38,8 @@ def test_unusable_checkpoints_name_the_commit_that_tells_since_when() -> None:
     found = unusable_checkpoints(log)
     assert {one.id: (one.why, one.by) for one in found} == {
         4: ("replaced", 7),
-        5: ("stale", 7),
-        6: ("stale", 7),
+        5: ("replaced", 8),
+        6: ("replaced", 9),
         11: ("replaced", 13),
         12: ("stale", 13),
         14: ("quarantined", None),

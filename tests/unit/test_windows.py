@@ -344,10 +344,72 @@ def test_rows_before_1970() -> None:
     ]
 
 
-def test_late_rows_are_kept_aside() -> None:
-    window = windowed(SessionWindow, {"gap": HOUR}, NOW)
-    window.run()
-    assert seqs(window.run([("ann", 1, at(0, 30), 1.0), ("ann", 2, at(1, 30), 1.0)]).late) == [1]
+@pytest.mark.parametrize(
+    ("base", "settings", "delay", "rows", "late", "put_out"),
+    [
+        # The watermark is 00:30, and each interval puts out windows up to 01:30.
+        (TumblingWindow, {"size": HOUR}, 30 * MINUTE, [at(0, 10), at(0, 40)], [], [("00:00", "01:00", 3)]),
+        (TumblingWindow, {"size": 10 * MINUTE}, 30 * MINUTE, [at(0, 19), at(0, 20)], [0, 1], [("00:50", "01:00", 1)]),
+        (
+            TumblingWindow,
+            {"size": 10 * MINUTE, "offset": MINUTE},
+            30 * MINUTE,
+            [at(0, 20), at(0, 21)],
+            [0],
+            [("00:21", "00:31", 1), ("00:41", "00:51", 1)],
+        ),
+        # The watermark is 01:00. The windows up to 00:30 and 01:00 have closed.
+        (
+            SlidingWindow,
+            {"size": HOUR, "slide": 30 * MINUTE},
+            timedelta(0),
+            [at(0, 29), at(0, 30), at(0, 55)],
+            [0],
+            [("00:30", "01:30", 3)],
+        ),
+        (
+            SlidingWindow,
+            {"size": HOUR, "slide": 30 * MINUTE, "early": True},
+            timedelta(0),
+            [at(0, 29), at(0, 30), at(0, 55)],
+            [0],
+            [("00:30", "01:30", 3)],
+        ),
+        # The stored session is 00:50 to 01:50. The rows of 00:01 and 00:40 join it; the row of 00:00 is late.
+        (SessionWindow, {"gap": HOUR}, timedelta(0), [at(0, 0), at(0, 1), at(0, 40)], [0], [("00:01", "01:50", 3)]),
+    ],
+)
+def test_a_row_counts_while_its_window_is_open(
+    base: type, settings: Any, delay: timedelta, rows: list[datetime], late: list[int], put_out: list[Any]
+) -> None:
+    window = windowed(base, settings, {**TIMED, "watermark_delay": delay})
+    window.run([("ann", 9, at(0, 50), 1.0)])
+    result = window.run([(key, n, time, 1.0) for key in ("ann", "bob") for n, time in enumerate(rows)])
+    assert seqs(result.late) == sorted(late * 2)
+    of_key = {key: spans([row for row in result.output if row["user"] == key], "n") for key in ("ann", "bob")}
+    assert of_key["ann"] == [("ann", *row) for row in put_out]
+    # Without earlier rows in the state, no window that has closed is put out again.
+    assert {row[1] for row in of_key["bob"]} <= {row[1] for row in of_key["ann"]}
+
+
+def test_a_row_whose_session_has_closed_opens_another_session() -> None:
+    """As in Spark and Flink. With a gap per row, its event time decides: its start could be that of a closed session."""
+    window = windowed(SessionWindow, {"gap": 30 * MINUTE}, NOW)
+    assert spans(window.run([("ann", 1, at(0, 10), 1.0)]).output, "n") == [("ann", "00:10", "00:40", 1)]
+    assert spans(window.run([("ann", 2, at(0, 35), 1.0)]).output, "n") == [("ann", "00:35", "01:05", 1)]
+    of_row = ready(declared(SessionWindow, n=Count(), gap="seq"), READINGS, **NOW)
+    of_row.run()
+    assert seqs(of_row.run([("ann", 3600, at(0, 59), 1.0)]).late) == [3600]
+
+
+def test_corrections_do_not_begin_before_a_window_ends() -> None:
+    settings = {"gap": HOUR, "allowed_lateness": 3 * HOUR}
+    with pytest.raises(
+        UsageError,
+        match=r"pipeline 'ready': Mine\.allowed_lateness is 3:00:00, longer than watermark_delay = 2:00:00: windows would",
+    ):
+        windowed(SessionWindow, settings)
+    windowed(SessionWindow, settings, {**TIMED, "watermark_delay": 3 * HOUR})
 
 
 # --- state over many intervals ----------------------------------------------------------------------------------------

@@ -31,8 +31,8 @@ _SOURCES = '''def read_$name(spark: SparkSession, interval: Interval) -> tuple[D
 '''
 _TIME = """    time_mode="event",
     event_time="at",
-    # The watermark is the end of the interval minus this delay. A row at or before the watermark of the previous interval is
-    # late: Cairn writes it to the files of late rows.
+    # The watermark is the end of the interval minus this delay. A row (in windows: the end of its window) at or
+    # before the watermark of the previous interval is late: Cairn writes it to the files of late rows.
     watermark_delay=timedelta(hours=1),
     watermark="interval",
 """

@@ -3,7 +3,7 @@
 class OncePerOrder(Deduplicate):
     horizon = timedelta(days=7)
 
-Pipeline(..., key=["order_id"], api="arrow", processor=OncePerOrder)
+Pipeline(..., key=["order_id"], processor=OncePerOrder)
 """
 
 from __future__ import annotations

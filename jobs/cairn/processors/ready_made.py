@@ -73,6 +73,18 @@ class ReadyMade(ArrowProcessor, ABC):
             UsageError: A setting is missing, or has a value that is not allowed. The message names class and setting.
         """
 
+    @classmethod
+    def check_pipeline(cls, pipeline: Any) -> None:
+        """Check the class attributes when a pipeline is declared. A subclass may compare them with the pipeline.
+
+        Args:
+            pipeline: The `Pipeline`.
+
+        Raises:
+            UsageError: A setting is missing, has a value that is not allowed, or does not fit the pipeline.
+        """
+        cls.check_settings()
+
 
 def ready_made(cls: type) -> type:
     """Return the ready-made class that a class is or inherits from."""

@@ -34,7 +34,8 @@ class SessionWindow(Windows):
 
     The output has a row for each session: the key columns, `session_start`, `session_end` and the aggregates.
     `session_start` is the event time of the first row. `session_end` is the latest event time plus gap. A session is put
-    out in the interval in which the watermark passes its end. So rows may be late by the pipeline's `watermark_delay`.
+    out in the interval in which the watermark passes its end. A row counts until the watermark passes its event time
+    plus `gap`; if `gap` is a column, its event time.
 
     The state `sessions` is a map from `session_start` to `session_end` and the aggregates of each open session. A timer
     puts the session out and removes it. A session that opens and closes in the same interval never enters the state.
@@ -175,6 +176,10 @@ class SessionWindow(Windows):
             stored.owners[stays], self._due_after(stored.ends[stays], (stored.versions + put_out)[stays])
         )
         return BatchResult(output=output)
+
+    def _counts_until(self, times: Int64s) -> Int64s:
+        # With a gap per row, a row could get the start of a session that has closed. So its event time decides.
+        return times + self.gap // MICROSECOND if isinstance(self.gap, timedelta) else times
 
     def _gaps(self, batch: KeyedBatch) -> Int64s:
         """Return the gap of each row in microseconds.

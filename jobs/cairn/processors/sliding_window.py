@@ -41,8 +41,8 @@ class SlidingWindow(Windows):
     declares its aggregates as class attributes, as for `RunningAggregate`.
 
     The output has a row for each window with rows: the key columns, `window_start`, `window_end` and the aggregates. A
-    window is put out in the interval in which the watermark passes its end. So rows may be late by the pipeline's
-    `watermark_delay`.
+    window is put out in the interval in which the watermark passes its end. A window counts its
+    rows as long as it is open.
 
     The state `panes` is a map from `pane_start` to aggregates. A pane is a span in which no window begins or ends. Its
     length is the greatest common divisor of `size` and `slide`. Each row is added to one pane. A window merges the
@@ -129,7 +129,11 @@ class SlidingWindow(Windows):
         parts, _ = self._step(Groups(groups, arrivals), old)
         self._panes.updateValue(cut.owners, user_keys, parts)
         new = np.flatnonzero(~exists)
-        self._handle.registerTimer(cut.owners[new], ceil_ms(self._first_end(cut.begins[new]) - self._lateness))
+        first = self._first_end(cut.begins[new])
+        if self._handle.late_ms is not None:
+            # The first windows of the pane may have closed.
+            first = np.maximum(first, self._end_after(self._handle.late_ms * 1000))
+        self._handle.registerTimer(cut.owners[new], ceil_ms(first - self._lateness))
         if not self._versioned:
             return BatchResult()
         return BatchResult(output=self._changed_rows(batch, cut.owners, cut.begins))
@@ -166,6 +170,9 @@ class SlidingWindow(Windows):
         open_keys = np.unique(owners[~closed])
         self._handle.registerTimer(open_keys, ceil_ms(for_key[open_keys]))
         return BatchResult(output=pa.concat_tables(outputs) if outputs else None)
+
+    def _counts_until(self, times: Int64s) -> Int64s:
+        return self._last_end(times)
 
     # --- panes and windows --------------------------------------------------------------------------------------------
 

@@ -28,8 +28,8 @@ class TumblingWindow(Windows):
     up to, but not at, `window_end`. A subclass declares its aggregates as class attributes, as for `RunningAggregate`.
 
     The output has a row for each window with rows: the key columns, `window_start`, `window_end` and the aggregates. A
-    window is put out in the interval in which the watermark passes its end. So rows may be late by the pipeline's
-    `watermark_delay`.
+    window is put out in the interval in which the watermark passes its end. A window counts its
+    rows as long as it is open.
 
     The state `windows` is a map from `window_start` to the aggregates of each open window. A timer puts the window out
     and removes it. A window that opens and closes in the same interval never enters the state.
@@ -174,6 +174,9 @@ class TumblingWindow(Windows):
         # The timer of an open window fired because its window was put out, or because the class had another size.
         self._handle.registerTimer(owners[~ended], self._due_after(ends[~ended], versions[~ended]))
         return BatchResult(output=output)
+
+    def _counts_until(self, times: Int64s) -> Int64s:
+        return times - (times - self._offset) % self._size + self._size
 
     def _user_keys(self, begins: Int64s) -> pa.Table:
         return pa.table({START: self._times(begins)})

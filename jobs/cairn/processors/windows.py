@@ -90,6 +90,24 @@ class Windows(ReadyMade, ABC):
                 f"{cls.__name__}.early is True and allowed_lateness is set: early rows include those that late rows change; leave out allowed_lateness"
             )
 
+    @classmethod
+    def check_pipeline(cls, pipeline: Any) -> None:
+        """Compare `allowed_lateness` with the pipeline's `watermark_delay`.
+
+        Args:
+            pipeline: The `Pipeline`.
+
+        Raises:
+            UsageError: A setting is wrong, or `allowed_lateness` is longer than `watermark_delay`.
+        """
+        super().check_pipeline(pipeline)
+        delay = pipeline.watermark_delay
+        if delay is not None and cls.allowed_lateness > delay:
+            raise UsageError(
+                f"pipeline {pipeline.name!r}: {cls.__name__}.allowed_lateness is {cls.allowed_lateness}, longer than watermark_delay = {delay}: "
+                "windows would be put out before they end\nallowed_lateness is a part of watermark_delay; set a longer watermark_delay"
+            )
+
     def deriveOutputSchema(self, handle: Any) -> StructType:
         """Return the schema of the output: key columns, begin and end of the window, and aggregates.
 

@@ -5,11 +5,13 @@ Late rows are written to a separate Parquet file, which the record names beside 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cairn.numpy_columns import Int64s, numbers
 from cairn.rows.forgotten_rows import ForgottenRows
 from cairn.rows.output_file import LocalParquet
 from cairn.rows.routing import INPUT, TICK
@@ -26,6 +28,8 @@ class InputBatches:
         input_rows: The number of input rows that were read so far, late rows and rows of forgotten keys included.
         newest_event_us: The latest event time that was read so far, late rows included, in microseconds since the
             epoch; None before the first.
+        counts_until: Returns for each event time the watermark from which on the row is late. Both are in microseconds.
+            `ArrowRunner` sets the processor's function. By default, this watermark is the event time.
     """
 
     def __init__(
@@ -39,6 +43,7 @@ class InputBatches:
         self.ticks = 0
         self.input_rows = 0
         self.newest_event_us: int | None = None
+        self.counts_until: Callable[[Int64s], Int64s] | None = None
         self._batches = batches
         self._owned = owned
         self._event_time = event_time
@@ -71,6 +76,8 @@ class InputBatches:
         if event_time.late_until_us is None:
             return rows
         late = pc.fill_null(pc.less_equal(events, event_time.late_until_us), False)
+        if self.counts_until is not None and pc.any(late).as_py():
+            late = self._late_by_window(events, late, self.counts_until, event_time.late_until_us)
         if not pc.any(late).as_py():
             return rows
         # Spark delivers instants in the session's time zone. Files store them in UTC.
@@ -80,6 +87,16 @@ class InputBatches:
         ]
         self._late.write(pa.RecordBatch.from_arrays(columns, schema=self._late.schema))
         return rows.filter(pc.invert(late))
+
+    @staticmethod
+    def _late_by_window(
+        events: pa.Array, late: pa.BooleanArray, counts_until: Callable[[Int64s], Int64s], late_until_us: int
+    ) -> pa.Array:
+        # A row whose window is open is not late, although its event time is.
+        chosen = late.to_numpy(zero_copy_only=False).copy()
+        at = np.flatnonzero(chosen)
+        chosen[at] = counts_until(numbers(events.take(pa.array(at)))) <= late_until_us
+        return pa.array(chosen)
 
     def _check_owned(self, rows: pa.RecordBatch) -> None:
         groups = rows.column("__key_group")

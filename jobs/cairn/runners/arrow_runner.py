@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import TimerValues
 from pyspark.sql.types import StructType
 
-from cairn.arrow_processor import BatchResult, KeyedBatch
+from cairn.arrow_processor import ArrowProcessor, BatchResult, KeyedBatch
 from cairn.rows.input_batches import InputBatches
 from cairn.rows.output_file import LocalParquet
 from cairn.rows.routing import key_columns
@@ -69,6 +69,7 @@ class ArrowRunner:
         timer_values: The times that `handleBatch` sees.
         expired_values: The times that `handleExpiredTimers` sees.
         due_ms: The time up to which timers fire, in milliseconds since the epoch.
+        late_ms: The watermark that decides which rows are late, in milliseconds since the epoch; None: no row is late.
 
     Attributes:
         keys: The number of keys with input rows so far.
@@ -88,6 +89,7 @@ class ArrowRunner:
         timer_values: TimerValues,
         expired_values: TimerValues,
         due_ms: int,
+        late_ms: int | None,
     ) -> None:
         self.keys = 0
         self._state = state
@@ -102,7 +104,7 @@ class ArrowRunner:
         self._due_ms = due_ms
         with user_code.call("init"):
             self._processor = processor()
-            self._handle = ArrowHandle(state, time_mode, key_schema, input_schema, event_time, due_ms)
+            self._handle = ArrowHandle(state, time_mode, key_schema, input_schema, event_time, due_ms, late_ms)
             self._processor.init(self._handle)
             self._handle.initialized()
         self._states = self._handle.states
@@ -124,6 +126,7 @@ class ArrowRunner:
         self._handle.state = HandleState.DATA_PROCESSED
 
     def _rounds(self, batches: InputBatches) -> Iterator[_Round]:
+        batches.counts_until = self._processor._counts_until
         held: list[pa.RecordBatch] = []
         limit = ROUND_ROWS
         for batch in batches:
@@ -230,8 +233,10 @@ class ArrowRunner:
     def _output_table(self, table: pa.Table) -> pa.Table:
         schema = self._output.schema
         if set(table.column_names) != set(schema.names):
+            derives = type(self._processor).deriveOutputSchema is not ArrowProcessor.deriveOutputSchema
+            hint = "\nThe processor derives its columns: leave out output_schema" if derives else ""
             raise ProcessorError(
-                f"BatchResult.output has the columns {', '.join(table.column_names)}, but output_schema has {', '.join(schema.names)}; they must be the same"
+                f"BatchResult.output has the columns {', '.join(table.column_names)}, but output_schema has {', '.join(schema.names)}; they must be the same{hint}"
             )
         columns = []
         for field in schema:

@@ -448,6 +448,7 @@ class ArrowHandle(ProcessorHandle):
         event_time: The name of the event-time column; None in other time modes than "event".
         time_mode: The time mode of the pipeline.
         due_ms: The time up to which timers fire in this interval, in milliseconds since the epoch.
+        late_ms: The watermark that decides which rows are late, in milliseconds since the epoch; None: no row is late.
         states: The declared value states, by name.
         timers: The timers of the shard, as columns.
     """
@@ -460,9 +461,11 @@ class ArrowHandle(ProcessorHandle):
         input_schema: StructType,
         event_time: str | None,
         due_ms: int,
+        late_ms: int | None,
     ) -> None:
         super().__init__(shard, time_mode)
         self.due_ms = due_ms
+        self.late_ms = late_ms
         self.key_schema = key_schema
         self.input_schema = input_schema
         self.event_time = event_time

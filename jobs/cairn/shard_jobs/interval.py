@@ -433,6 +433,7 @@ class IntervalJob:
                 output,
                 user_code,
                 event_time=None if self.event_time is None else self.event_time.column,
+                late_ms=None if self.event_time is None else self.event_time.late_ms,
                 **times,
             )
             columnar.process(inputs)
