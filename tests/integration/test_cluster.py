@@ -1,5 +1,5 @@
 """What happens to a cluster, under a real Airflow: one day of a pipeline per disturbance. Drivers connect to a Spark standalone cluster
-whose two hosts share nothing with them but the GCS server, and whose Python lacks Cairn. At the end state and outputs of all days are
+whose two hosts share nothing with them but the S3 server, and whose Python lacks Cairn (tests/integration/test_ten_days.py has a GCS server). At the end state and outputs of all days are
 those of a run that nobody disturbed, and nothing is left behind. The tests build on each other; each also runs alone. Only with
 CAIRN_TESTS=all: a quarter of an hour on two busy cores.
 
@@ -26,13 +26,13 @@ from local_stack.spark_server import SparkConnectServer
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.sweep import sweep
 from state_backend.inspection.verify import verify_pipeline
-from tests.support.gcs_server import BUCKET, gcs_server
 from tests.support.held_days import HeldDay, HeldDays
 from tests.support.reading import unnamed_files
+from tests.support.s3_server import BUCKET, s3_server
 from tests.support.spark_cluster import HOSTS, Cluster, Seen, cluster_in, seen_in
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.cluster, pytest.mark.gcs]
+pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.cluster, pytest.mark.s3]
 
 ROOT = Path(__file__).resolve().parents[2]
 DAYS = 12  # more than there are tests
@@ -142,11 +142,11 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     database.chmod(0o711)
     try:
         with (
-            gcs_server(),
+            s3_server(),
             small_disk() as (disk, mounted),
             cluster_in(folder / "cluster", temp={HOSTS[1]: disk}) as cluster,
         ):
-            days = HeldDays(folder, f"gs://{BUCKET}/cluster", DAGS)
+            days = HeldDays(folder, f"s3://{BUCKET}/cluster", DAGS)
             lacks = subprocess.run(
                 [cluster.python, "-I", "-c", "import rocksdict, cairn"], capture_output=True, text=True, check=False
             )

@@ -30,7 +30,7 @@ _ROUNDS = 10
 def delta(url: str, storage_options: Mapping[str, str] | None = None) -> DeltaSink:
     """Return a `Pipeline.sink` that keeps a Delta table equal to the pipeline's output.
 
-    The first call with rows creates the table: the columns of the output, and the partition columns `interval_start` and `interval_end`.
+    The first call creates the table: the columns of the output, and the partition columns `interval_start` and `interval_end`.
     The sink adds columns that the output gains. A column keeps its type: a value that does not fit fails the call. A table
     belongs to one pipeline. Its owner runs `OPTIMIZE` and `VACUUM`.
 
@@ -124,8 +124,6 @@ class DeltaSink(TableSink):
         if replaced is None:
             return
         tables = [*publication.tables()]
-        if table is None and not tables:
-            return  # There is no row to delete, and a table can't be made without a schema.
         transaction = deltalake.Transaction(_app_id(pipeline, generation, interval), publication.checkpoint_id)
         self._write(table, pipeline, tables, _is_one_of(replaced), transaction)
 
@@ -138,7 +136,9 @@ class DeltaSink(TableSink):
         }
         if table is None:
             made = {"partition_by": [START, END], "description": _description(pipeline)}
-            deltalake.write_deltalake(self._url, rows, mode="error", **made, **common)
+            # Without rows, too: the table keeps the checkpoint's id, and a call that comes late with an older id changes nothing.
+            first = pa.schema([(START, INSTANT), (END, INSTANT)]).empty_table() if rows is None else rows
+            deltalake.write_deltalake(self._url, first, mode="error", **made, **common)
             return
         schema = pa.schema(table.schema())
         rows = schema.empty_table() if rows is None else _fitted(rows, schema)
