@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +17,9 @@ from cairn.spark.class_archive import archive_path, with_archive
 pytestmark = [pytest.mark.spark]
 
 SESSION = """
+import sys
 from pathlib import Path
+sys.prefix = sys.argv[1]
 from cairn.spark.session import connect
 session = connect("local[1]", "t")
 rows = session.range(3).count()
@@ -29,9 +30,9 @@ session.stop()
 """
 
 
-def run_session(environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", SESSION]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=True)
+def run_session() -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", SESSION, sys.prefix]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
 
 
 @pytest.mark.long("a minute")
@@ -44,7 +45,7 @@ def test_the_command_writes_an_archive_that_sessions_use(tmp_path: Path, monkeyp
     assert archive is not None and archive.is_relative_to(tmp_path)
     assert result.exit_code == 0 and result.stdout.startswith(f"Spark's classes are in {archive} (")
     assert list(archive.parent.iterdir()) == [archive] and archive.stat().st_size > 50_000_000
-    assert str(archive) in run_session(with_archive(os.environ)).stdout
+    assert str(archive) in run_session().stdout
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
@@ -52,7 +53,7 @@ def test_a_session_maps_the_archive_of_its_environment(spark: SparkSession) -> N
     archive = archive_path()
     if archive is None or not archive.is_file():
         pytest.skip("no archive: make test and cairn prepare-spark write it")
-    said = run_session({**os.environ}).stdout
+    said = run_session().stdout
     assert said.startswith("3 [") and str(archive) in said
 
 
