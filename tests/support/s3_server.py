@@ -119,7 +119,7 @@ def _moto(port: int) -> list[str]:
 
 
 def _seaweedfs(port: int, data: str) -> list[str]:
-    """Master, volumes, filer and S3 in one process. Without a file of identities, SeaweedFS checks no signatures."""
+    """Master, volumes, filer and S3 in one process. SeaweedFS takes its identity from the AWS SDK's variables."""
     ports = {"master.port": free_port(), "volume.port": free_port(), "filer.port": free_port(), "s3.port": port}
     ports |= {f"{name}.grpc": free_port() for name in list(ports)} | {"s3.port.iceberg": 0, "s3.port.lance": 0}
     given = [f"-{name}={number}" for name, number in ports.items()]
