@@ -198,7 +198,7 @@ TABLE: dict[str, tuple[Callable[[PipelineTester], None], dict[str, Any], list[di
         [
             {"checkpoint": 1},
             {"checkpoint": 2, "status": "replaced by 4"},
-            {"checkpoint": 3, "status": "stale by 4"},
+            {"checkpoint": 3, "status": "replaced by 5"},
             {"checkpoint": 4, "since": None, "unknown": "the state was restored from checkpoint 2"},
             {"checkpoint": 5, "since": 4, "changed": ["balance"]},
         ],
