@@ -1,6 +1,6 @@
 """The datasets that a checkpoint read and wrote, with the names that OpenLineage prescribes.
 
-Pure functions of a checkpoint's record, without a library of OpenLineage. `lineage_event` makes the event of them.
+The functions are pure: they read a checkpoint's record and need no OpenLineage library. `lineage_event` makes OpenLineage's event of the datasets.
 
 Source: https://openlineage.io/docs/spec/naming
 """

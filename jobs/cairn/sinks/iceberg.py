@@ -1,12 +1,12 @@
-"""The sink for an Iceberg table, through the package pyiceberg. It needs no Spark.
+"""A sink that writes an Iceberg table with the package pyiceberg, without Spark.
 
 Each call that changes the table makes one Iceberg commit. The commit deletes the interval's old rows, inserts the new rows, and stores the
-checkpoint's id in the table property `cairn.checkpoint.START/END`. Snapshots carry the id too, but the table's owner expires snapshots.
+checkpoint's id in the table property `cairn.checkpoint.START/END`. Snapshots carry the id too, but snapshots expire.
 If the sink stops:
 
     before the table is     There is no table. The next call does all of the work.
     created
-    after that, before      The table has the old rows; a new table has none. Files without a commit stay until the owner removes orphan
+    after that, before      The table has the old rows; a new table is empty. Files without a commit stay until the owner removes orphan
     the commit              files. The next call does all of the work.
     after the commit,       The table has the new rows. The next call finds the checkpoint's id and changes nothing.
     before the answer
