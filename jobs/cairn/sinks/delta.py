@@ -19,7 +19,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from cairn.sinks.plan_publication import plan_publication
-from cairn.sinks.table_sink import END, INSTANT, START, Publication, TableSink, library
+from cairn.sinks.table_sink import END, INSTANT, NO_ROWS, START, Publication, TableSink, library, with_type
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import Interval, format_instant
 
@@ -106,7 +106,7 @@ class DeltaSink(TableSink):
             generation = library("deltalake", "delta").Transaction(
                 _generation_id(pipeline), _generation(table, pipeline) + 1
             )
-            self._write(table, pipeline, [], "true", generation)
+            self._write(table, pipeline, NO_ROWS, "true", generation)
 
     def _publish(self, table: Any, publication: Publication) -> None:
         deltalake = library("deltalake", "delta")
@@ -123,13 +123,11 @@ class DeltaSink(TableSink):
         replaced = plan_publication(stored, interval, publication.checkpoint_id)
         if replaced is None:
             return
-        tables = [*publication.tables()]
         transaction = deltalake.Transaction(_app_id(pipeline, generation, interval), publication.checkpoint_id)
-        self._write(table, pipeline, tables, _is_one_of(replaced), transaction)
+        self._write(table, pipeline, publication.table(), _is_one_of(replaced), transaction)
 
-    def _write(self, table: Any, pipeline: str, tables: list[pa.Table], where: str, transaction: Any) -> None:
+    def _write(self, table: Any, pipeline: str, rows: pa.Table, where: str, transaction: Any) -> None:
         deltalake = library("deltalake", "delta")
-        rows = pa.concat_tables(tables, promote_options="default") if tables else None
         common = {
             "storage_options": self._options or None,
             "commit_properties": deltalake.CommitProperties(app_transactions=[transaction]),
@@ -137,11 +135,9 @@ class DeltaSink(TableSink):
         if table is None:
             made = {"partition_by": [START, END], "description": _description(pipeline)}
             # Without rows, too: the table keeps the checkpoint's id, and a call that comes late with an older id changes nothing.
-            first = pa.schema([(START, INSTANT), (END, INSTANT)]).empty_table() if rows is None else rows
-            deltalake.write_deltalake(self._url, first, mode="error", **made, **common)
+            deltalake.write_deltalake(self._url, rows, mode="error", **made, **common)
             return
-        schema = pa.schema(table.schema())
-        rows = schema.empty_table() if rows is None else _fitted(rows, schema)
+        rows = _fitted(rows, pa.schema(table.schema()))
         deltalake.write_deltalake(table, rows, mode="overwrite", predicate=where, schema_mode="merge", **common)
 
     def _table(self, pipeline: str | None = None) -> Any:
@@ -202,18 +198,10 @@ def _is_one_of(intervals: Iterable[Interval]) -> str:
 
 def _fitted(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     """Cast each column to the type in the table. A new column keeps its type; a missing column becomes null."""
-    for number, field in enumerate(rows.schema):
+    for field in rows.schema:
         there = schema.field(field.name).type if field.name in schema.names else field.type
-        if there == field.type:
-            continue
-        try:
-            rows = rows.set_column(number, field.name, rows[field.name].cast(there))
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise UsageError(
-                f"the table's column {field.name!r} has the type {there}, and a value of type {field.type} does not fit: "
-                f"{error}\nWiden the column of the Delta table, or give the sink the URL of a new table and fill that table:\n"
-                "cairn publish --rebuild"
-            ) from None
+        if there != field.type:
+            rows = with_type(rows, field.name, there)
     for field in schema:
         if field.name not in rows.column_names:
             rows = rows.append_column(field.name, pa.nulls(len(rows), field.type))

@@ -25,7 +25,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from cairn.sinks.plan_publication import plan_publication
-from cairn.sinks.table_sink import END, INSTANT, START, Publication, TableSink, library
+from cairn.sinks.table_sink import END, NO_ROWS, START, Publication, TableSink, library, with_type
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import Interval, format_instant
 
@@ -83,7 +83,7 @@ class IcebergSink(TableSink):
     @override
     def publish(self, publication: Publication) -> None:
         # A later round needs no second download.
-        rows = cache(lambda: _with_columns(publication))
+        rows = cache(lambda: _checked_rows(publication))
         self._commit(lambda catalog: self._publish(catalog, publication, rows))
 
     @override
@@ -182,7 +182,7 @@ class IcebergSink(TableSink):
                 "Name another table, or delete the rows yourself"
             )
         removed = [name for name in table.properties if name.startswith(f"{_CHECKPOINT}.")]
-        self._write(table, _no_rows(), AlwaysTrue(), {_PIPELINE: pipeline}, removed, {_PIPELINE: pipeline})
+        self._write(table, NO_ROWS, AlwaysTrue(), {_PIPELINE: pipeline}, removed, {_PIPELINE: pipeline})
 
     def _table(self, catalog: Any, pipeline: str | None = None) -> Any:
         """Return the newest version of the table; None if there is no table."""
@@ -271,9 +271,8 @@ class IcebergSink(TableSink):
         table._do_commit(updates=transaction._updates, requirements=(*transaction._requirements, same_table))
 
 
-def _with_columns(publication: Publication) -> pa.Table:
-    tables = [*publication.tables()]
-    rows = pa.concat_tables(tables, promote_options="default") if tables else _no_rows()
+def _checked_rows(publication: Publication) -> pa.Table:
+    rows = publication.table()
     for name in rows.column_names:
         if any(map(_loses_nulls, rows[name].chunks)):
             raise UsageError(
@@ -294,10 +293,6 @@ def _loses_nulls(column: pa.Array) -> bool:
     if (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and pa.types.is_struct(kind.value_type):
         return column.null_count > 0 or _loses_nulls(column.flatten())
     return False
-
-
-def _no_rows() -> pa.Table:
-    return pa.schema([(START, INSTANT), (END, INSTANT)]).empty_table()
 
 
 def _text_of(interval: Interval) -> str:
@@ -344,17 +339,10 @@ def _has_rows(table: Any, where: Any) -> bool:
 
 def _fitted(rows: pa.Table, there: pa.Schema) -> pa.Table:
     """Cast each column to its type in the table, unless Iceberg can widen the table's column instead."""
-    for number, field in enumerate(rows.schema):
+    for field in rows.schema:
         kind = there.field(field.name).type if field.name in there.names else field.type
-        if pa.types.is_nested(kind) or kind == field.type or _widens(kind, field.type):
-            continue
-        try:
-            rows = rows.set_column(number, field.name, rows[field.name].cast(kind))
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise UsageError(
-                f"the table's column {field.name!r} has the type {kind}, and a value of type {field.type} does not fit: {error}\n"
-                "Give the sink the name of a new table, and fill that table:\ncairn publish --rebuild"
-            ) from None
+        if not (pa.types.is_nested(kind) or kind == field.type or _widens(kind, field.type)):
+            rows = with_type(rows, field.name, kind)
     return rows
 
 

@@ -28,6 +28,7 @@ from state_backend.values.release import WHEEL
 # The columns that a table has beside those of the output.
 START, END = "interval_start", "interval_end"
 INSTANT = pa.timestamp("us", "UTC")
+NO_ROWS = pa.schema([(START, INSTANT), (END, INSTANT)]).empty_table()
 _HASH_BITS = 128
 
 
@@ -61,6 +62,11 @@ class Publication:
                 storage.download(handle, file)
                 yield pq.read_table(file)
                 file.unlink()
+
+    def table(self) -> pa.Table:
+        """Return the rows of all files as `tables` yields them; without files, a table with the two columns only."""
+        tables = [*self.tables()]
+        return pa.concat_tables(tables, promote_options="default") if tables else NO_ROWS
 
     def tables(self) -> Iterator[pa.Table]:
         """Yield the rows of each file with the columns `interval_start` and `interval_end`.
@@ -231,4 +237,20 @@ def library(name: str, extra: str) -> Any:
             raise
         raise UsageError(
             f"the sink needs {name}, which {socket.gethostname()} lacks; install it there: pip install './{WHEEL}[{extra}]'"
+        ) from None
+
+
+def with_type(rows: pa.Table, name: str, kind: pa.DataType) -> pa.Table:
+    """Return the rows with one column cast to its type in the sink's table.
+
+    Raises:
+        UsageError: A value does not fit.
+    """
+    column = rows[name]
+    try:
+        return rows.set_column(rows.schema.get_field_index(name), name, column.cast(kind))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise UsageError(
+            f"the table's column {name!r} has the type {kind}, and a value of type {column.type} does not fit: {error}\n"
+            "Give the sink a new table, and fill that table:\ncairn publish --rebuild"
         ) from None
