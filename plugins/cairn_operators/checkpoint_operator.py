@@ -94,7 +94,7 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
         self.sink_of = sink_of or ""
         self.storage_conn_id = storage_conn_id
         self.validated = validated
-        # Set by `execute`: what Airflow's OpenLineage provider asks for after the task.
+        # `execute` sets both. Airflow's OpenLineage provider asks for them after the task.
         self._committed: Record | None = None
         self._table_url: Callable[[], str] | None = None
 

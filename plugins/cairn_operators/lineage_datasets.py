@@ -41,9 +41,10 @@ class Field:
     """A column, or a part of a nested column.
 
     Attributes:
-        name: The name; `_element` for the elements of an array, `key` and `value` for those of a map.
-        type: Spark's name of the type; `struct`, `array` or `map` for a nested type.
-        fields: The parts of a nested type.
+        name: Name of the column or part. The elements of an array have the name `_element`; the keys and the values of a map have
+            the names `key` and `value`.
+        type: Spark's name for the type; `struct`, `array` or `map` for a nested type.
+        fields: Parts of a nested type; empty for other types.
     """
 
     name: str
@@ -176,7 +177,7 @@ def _urls(value: Any, version: str | None) -> Iterator[tuple[str, str | None]]:
 
 
 def _folder(url: str) -> str:
-    """Return the folder of a file's URL, so that all files of a folder are one dataset."""
+    """Return the folder of a file's URL: all files of a folder are one dataset."""
     scheme, separator, path = url.partition("?")[0].partition("://")
     folder, _, last = path.rpartition("/")
     is_file = scheme.lower() not in _DATABASES and "/" in folder and _FILE.fullmatch(last)

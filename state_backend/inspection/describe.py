@@ -128,7 +128,7 @@ def newest_of_interval(log: Log, entry: Record | Tombstone) -> int | None:
 
 
 def repaired_by(log: Log, entry: Record | Tombstone) -> int | None:
-    """Return the id of the commit that repaired the interval of a stale checkpoint; None if the interval is stale still."""
+    """Return the id of the commit that repaired the interval of a stale checkpoint; None if the interval is still stale."""
     newest = newest_of_interval(log, entry)
     retained = None if newest is None else log.retained.get(newest)
     return newest if retained is None or retained.stale_by is None else None

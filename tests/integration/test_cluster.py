@@ -1,7 +1,7 @@
 """What happens to a cluster, under a real Airflow: one day of a pipeline per disturbance. Drivers connect to a Spark standalone cluster
-whose two hosts share nothing with them but the S3 server, and whose Python lacks Cairn (tests/integration/test_ten_days.py has a GCS server). At the end state and outputs of all days are
-those of a run that nobody disturbed, and nothing is left behind. The tests build on each other; each also runs alone. Only with
-CAIRN_TESTS=all: a quarter of an hour on two busy cores.
+whose two hosts share nothing with them but the S3 server, and whose Python lacks Cairn (tests/integration/test_ten_days.py has a GCS
+server). At the end state and outputs of all days are those of a run that nobody disturbed, and nothing is left behind. The tests build
+on each other; each also runs alone. Only with CAIRN_TESTS=all: a quarter of an hour on two busy cores.
 
     CAIRN_TESTS=all pytest -s tests/integration/test_cluster.py        # -s shows the table
 """

@@ -266,7 +266,7 @@ def test_an_upload_goes_on_where_the_server_stopped_taking(
 
 
 def test_a_piece_that_arrives_twice_is_stored_once(storage: GcsStorage, server: GcsServer, tmp_path: Path) -> None:
-    """A client whose request timed out sends the piece again, and the server takes both requests."""
+    """The server gets both the request that timed out and the client's repeat of it."""
     (tmp_path / "file").write_bytes(LARGE)
 
     def taken_before(request: Request) -> bool:

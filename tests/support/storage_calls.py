@@ -14,7 +14,7 @@ from state_backend.ports.storage import DeletesMany, Storage
 from state_backend.values.handles import Handle
 from tests.support.s3_server import SEAWEEDFS
 
-# SeaweedFS takes no smaller part of a multipart upload, as S3.
+# Like S3, SeaweedFS refuses smaller parts of a multipart upload. moto is told to take them.
 STEP_BYTES = 5 * 1024 * 1024 if SEAWEEDFS else 256 * 1024
 OLD, NEW, LARGE = b"old" * 100, b"new" * 200, os.urandom(2 * STEP_BYTES + 77)
 

@@ -105,9 +105,9 @@ def heal(
             f"the newest checkpoint of {pipeline} was made without Airflow; add --code module:NAME to run the intervals "
             "here, or --dag ID to run them in Airflow"
         )
-    lines = _Lines(quiet=as_json)
+    progress = _Progress(quiet=as_json)
     if local and code is not None:
-        place: _Place = _Here(code, pipeline, root, storage, to, every=every, spark=spark, on_done=lines.done)
+        place: _Place = _Here(code, pipeline, root, storage, to, every=every, spark=spark, on_done=progress.done)
         words = ["cairn", "heal", "--local", "--code", code, "--root", root, "--pipeline", pipeline]
         words += ["--to", to, *(["--every", every] if every is not None else [])]
         words += ["--spark", spark] if spark != LOCAL_SPARK else []
@@ -115,17 +115,17 @@ def heal(
     else:
         rest = AirflowRest(airflow)
         zone = rest.zone_of_days(dag or pipeline, log.schedule) if needs_zone(to) else zone_of("UTC")
-        place = InAirflow(rest, dag or pipeline, storage, last_instant("--to", to, zone.rules), lines.say)
+        place = InAirflow(rest, dag or pipeline, storage, last_instant("--to", to, zone.rules), progress.say)
         command = heal_command(root, pipeline, to, dag, airflow)
-    return _Healing(place, pipeline, to, command, lines, as_json).run(dry_run=dry_run)
+    return _Healing(place, pipeline, to, command, progress, as_json).run(dry_run=dry_run)
 
 
-class _Lines:
-    """Printer of the lines of `cairn heal`, and counter of the intervals that ran. With `quiet`, it prints nothing.
+class _Progress:
+    """Progress of `cairn heal`, as printed lines and as a count of intervals. With `quiet`, it prints nothing.
 
     Attributes:
-        healed: Number of intervals that ran.
-        wanted: Number of intervals that ran or that the present plan still has to run.
+        healed: Number of intervals that have run.
+        wanted: Number of intervals that have run, plus those that the newest plan has to run.
     """
 
     def __init__(self, *, quiet: bool) -> None:
@@ -155,16 +155,16 @@ class _Healing:
         pipeline: Name of the pipeline.
         to: Value of `--to`.
         command: The command that continues this call.
-        lines: Printer of steps and progress.
+        progress: Printer of steps and counter of intervals.
         as_json: True prints one JSON value at the end.
     """
 
-    def __init__(self, place: _Place, pipeline: str, to: str, command: str, lines: _Lines, as_json: bool) -> None:
+    def __init__(self, place: _Place, pipeline: str, to: str, command: str, progress: _Progress, as_json: bool) -> None:
         self.place = place
         self.pipeline = pipeline
         self.to = to
         self.command = command
-        self.lines = lines
+        self.progress = progress
         self.as_json = as_json
         self.steps: list[str] = []
         # Ids of the backfills that a printed line has named, or that this call has created.
@@ -180,17 +180,17 @@ class _Healing:
             plan, health = self._until_healthy(plan, health)
         except KeyboardInterrupt as stop:
             left = "what Airflow has begun goes on" if isinstance(self.place, InAirflow) else "their commits stay"
-            raise Stopped(f"{_count(self.lines.healed)} ran; {left}\nTo continue, run:\n{self.command}") from stop
+            raise Stopped(f"{_count(self.progress.healed)} ran; {left}\nTo continue, run:\n{self.command}") from stop
         except CairnError as error:
             error.args, error.rerun = (f"{error}\nRepair the cause, then go on with:\n{self.command}",), None
             raise
-        return self._end(plan, health, f"{_count(self.lines.healed)} ran", healthy=not plan.steps)
+        return self._end(plan, health, f"{_count(self.progress.healed)} ran", healthy=not plan.steps)
 
     def _until_healthy(self, plan: HealPlan, health: Health) -> tuple[HealPlan, Health]:
         """Carry out steps and plan again until there is no step, or until the plan gives up."""
         fresh, changed_s = True, time.monotonic()
         while True:
-            self.lines.wanted = self.lines.healed + len(plan.unfinished)
+            self.progress.wanted = self.progress.healed + len(plan.unfinished)
             waits = self._carry_out(plan)
             if any(isinstance(step, GiveUp) for step in plan.steps) or (not plan.steps and fresh):
                 return plan, health
@@ -204,7 +204,7 @@ class _Healing:
                 changed_s = time.monotonic()
             elif time.monotonic() - changed_s > _QUIET_S and plan.steps:
                 changed_s = time.monotonic()
-                self.lines.say(f"still: {plan.steps[0]} (for another minute)")
+                self.progress.say(f"still: {plan.steps[0]} (for another minute)")
 
     def _carry_out(self, plan: HealPlan) -> bool:
         """Carry out the steps that need no waiting. Return True if the next plan must wait for a run."""
@@ -225,18 +225,18 @@ class _Healing:
     def _note(self, text: str) -> None:
         if text not in self.steps[-1:]:
             self.steps.append(text)
-            self.lines.say(text)
+            self.progress.say(text)
 
     def _tell_progress(self, before: HealPlan, after: HealPlan) -> bool:
         left = {interval.start for interval in after.unfinished}
         done = [interval for interval in before.unfinished if interval.start not in left]
         if isinstance(self.place, InAirflow):  # `_Here` tells each interval at its commit.
             for interval in done:
-                self.lines.done(interval)
+                self.progress.done(interval)
         return bool(done)
 
     def _announce(self, plan: HealPlan) -> None:
-        say = self.lines.say
+        say = self.progress.say
         if plan.steps:
             working = f", {plan.running} queued or running" if plan.running else ""
             say(f"{self.pipeline}: {_count(len(plan.to_run))} to run{working}, up to {self.to}")
@@ -272,7 +272,7 @@ class _Healing:
         if self.as_json:
             shown: dict[str, Any] = {
                 "healthy": healthy,
-                "ran": self.lines.healed,
+                "ran": self.progress.healed,
                 "verdict": verdict,
                 "command": command,
             }

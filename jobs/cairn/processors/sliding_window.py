@@ -41,8 +41,8 @@ class SlidingWindow(Windows):
     declares its aggregates as class attributes, as for `RunningAggregate`.
 
     The output has a row for each window with rows: the key columns, `window_start`, `window_end` and the aggregates. A
-    window is put out in the interval in which the watermark passes its end. A window counts its
-    rows as long as it is open.
+    window is put out in the interval in which the watermark passes its end. A window counts its rows as long as it is
+    open.
 
     The state `panes` is a map from `pane_start` to aggregates. A pane is a span in which no window begins or ends. Its
     length is the greatest common divisor of `size` and `slide`. Each row is added to one pane. A window merges the

@@ -28,8 +28,8 @@ class TumblingWindow(Windows):
     up to, but not at, `window_end`. A subclass declares its aggregates as class attributes, as for `RunningAggregate`.
 
     The output has a row for each window with rows: the key columns, `window_start`, `window_end` and the aggregates. A
-    window is put out in the interval in which the watermark passes its end. A window counts its
-    rows as long as it is open.
+    window is put out in the interval in which the watermark passes its end. A window counts its rows as long as it is
+    open.
 
     The state `windows` is a map from `window_start` to the aggregates of each open window. A timer puts the window out
     and removes it. A window that opens and closes in the same interval never enters the state.

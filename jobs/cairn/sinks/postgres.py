@@ -112,7 +112,7 @@ class PostgresSink(TableSink):
 
     @override
     def table_url(self) -> str:
-        # Only the server knows what a service, a search path and libpq's variables come to.
+        # Only the server knows the address and the schema: a service, a search path and libpq's variables may set them.
         with self._transaction() as cursor:
             info = cursor.connection.info
             host, port, database = info.host, info.port, info.dbname

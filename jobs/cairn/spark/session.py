@@ -133,19 +133,20 @@ def connect(
 
 @contextmanager
 def _ctrl_c_kept() -> Iterator[None]:
-    """Keep the process's handler of Ctrl-C in the block. PySpark replaces it in the middle of the making of a context.
+    """Keep the process's handler of Ctrl-C in the block, where PySpark makes a context and would install its own handler.
 
     PySpark's handler calls the JVM. If Ctrl-C interrupts another call of the JVM, both calls use one connection. Then the
     interrupted call may raise `Py4JError` instead of `KeyboardInterrupt`, and Py4J logs tracebacks.
     """
     from pyspark.core import context
 
-    of_pyspark: Any = context
-    of_pyspark.signal = SimpleNamespace(signal=lambda *_: None, SIGINT=signal.SIGINT)
+    # In the block, the name `signal` in PySpark's module `context` is an object that installs no handler.
+    module: Any = context
+    module.signal = SimpleNamespace(signal=lambda *_: None, SIGINT=signal.SIGINT)
     try:
         yield
     finally:
-        of_pyspark.signal = signal
+        module.signal = signal
 
 
 def master_conf(where: str) -> dict[str, str]:
