@@ -10,13 +10,11 @@ import signal
 import stat
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -37,6 +35,7 @@ from state_backend.values.records import Record
 from tests.oracles.aircraft import expected, row_order
 from tests.support.airflow_on_postgres import airflow_on_postgres
 from tests.support.checkpoints import day as tally_day
+from tests.support.http_listener import http_listener
 from tests.support.reading import read_output, read_state
 from tests.support.tally import Tally, day_of
 from tests.support.tiers import ALL
@@ -66,20 +65,12 @@ def pages() -> Iterator[tuple[str, list[str]]]:
     """Somebody who is called by a web hook: its URL, and the texts that it got."""
     texts: list[str] = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            texts.append(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["text"])
-            self.send_response(204)
-            self.end_headers()
+    def take(_: str, body: bytes) -> int:
+        texts.append(json.loads(body)["text"])
+        return 204
 
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}", texts
-        finally:
-            server.shutdown()
-            thread.join()
+    with http_listener(take) as port:
+        yield f"http://127.0.0.1:{port}", texts
 
 
 def write_alarms(dags: Path, plugins: Path) -> None:

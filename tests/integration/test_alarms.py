@@ -12,7 +12,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ import pytest
 from cairn.testing import PipelineTester
 from pipelines.aircraft import READ_SCHEMA
 from state_backend.values.errors import SinkFailed
+from tests.support.http_listener import http_listener
 from tests.support.layout import REPOSITORY
 
 FLIGHTS = [
@@ -83,23 +83,12 @@ def collector() -> Iterator[tuple[int, list[bytes]]]:
     """An OpenTelemetry collector: its port, and what it was sent."""
     bodies: list[bytes] = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
-            self.send_response(200)
-            self.end_headers()
+    def take(_: str, body: bytes) -> int:
+        bodies.append(body)
+        return 200
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield server.server_address[1], bodies
-        finally:
-            server.shutdown()
-            thread.join()
+    with http_listener(take) as port:
+        yield port, bodies
 
 
 def metrics_in(bodies: list[bytes]) -> dict[str, list[tuple[str, float]]]:

@@ -6,10 +6,8 @@ import configparser
 import json
 import os
 import re
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -19,6 +17,7 @@ import pytest
 
 from local_stack.airflow_server import AirflowServer
 from tests.support.airflow_on_postgres import airflow_on_postgres
+from tests.support.http_listener import http_listener
 from tests.support.layout import REPOSITORY
 from tests.support.openlineage_schemas import check_event
 from tests.support.tally import Tally
@@ -69,25 +68,14 @@ def catalog() -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """A server that takes lineage events: its URL, and the events in the order of their arrival."""
     events: list[dict[str, Any]] = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            if self.path == "/api/v1/lineage":
-                events.append(json.loads(body))
-            self.send_response(201 if self.path == "/api/v1/lineage" else 404)
-            self.end_headers()
+    def take(path: str, body: bytes) -> int:
+        if path != "/api/v1/lineage":
+            return 404
+        events.append(json.loads(body))
+        return 201
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}", events
-        finally:
-            server.shutdown()
-            thread.join()
+    with http_listener(take) as port:
+        yield f"http://127.0.0.1:{port}", events
 
 
 def settings_of_the_page(url: str) -> dict[str, str]:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from cairn.command import airflow_rest, heal
 from cairn.command.airflow_rest import AirflowRest, RestError
 from cairn.command.cli import app
-from cairn.command.repair_command import repair_command
+from cairn.command.repair_command import ran_here, repair_command
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.log import read_log
 from state_backend.values.airflow_commands import heal_command
@@ -224,6 +224,17 @@ def test_a_pipeline_that_ran_without_airflow_needs_its_code(folder: Folder) -> N
     assert CliRunner().invoke(app, status).stdout.endswith(f"\n{repaired}\n")
     in_airflow = CliRunner().invoke(app, [*status, "--dag", "d"]).stdout
     assert in_airflow.splitlines()[-1].startswith("cairn backfill --dag d --from ")
+
+
+def test_a_restore_does_not_move_a_pipeline_to_airflow(folder: Folder) -> None:
+    folder.run(day(2), "here", run=run("direct__1"))
+    assert ran_here(read_log(folder.storage))
+    words = ["restore", "--checkpoint", "1", "--root", ROOT, "--pipeline", PIPELINE, "--yes"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    log = read_log(folder.storage)
+    assert log.newest is not None and log.newest.content.kind == "restore"
+    assert ran_here(log)
 
 
 def test_without_airflow_overlapping_output_is_replaced_by_cairn_run(folder: Folder) -> None:

@@ -35,5 +35,6 @@ def repair_command(
 
 
 def ran_here(log: Log) -> bool:
-    """Return True if the newest checkpoint was made without Airflow, as by `cairn run`."""
-    return log.newest is not None and log.newest.content.run.run_id.startswith("direct__")
+    """Return True if the newest interval ran without Airflow, as by `cairn run`. A restore does not change this."""
+    newest = max((kept.id for kept in log.kept if kept.kind == "interval"), default=None)
+    return newest is not None and log.whole(newest).content.run.run_id.startswith("direct__")
