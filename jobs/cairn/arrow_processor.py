@@ -138,8 +138,8 @@ class ArrowProcessor(ABC):
         return None
 
     def _counts_until(self, times: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        # Returns for each event time the watermark from which on the row is late, in microseconds. Windows return
-        # the end of the row's window.
+        # Returns for each event time the watermark at which a row becomes late, in microseconds. A window returns the
+        # end of the row's window.
         return times
 
     @abstractmethod

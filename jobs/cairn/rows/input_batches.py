@@ -28,8 +28,8 @@ class InputBatches:
         input_rows: The number of input rows that were read so far, late rows and rows of forgotten keys included.
         newest_event_us: The latest event time that was read so far, late rows included, in microseconds since the
             epoch; None before the first.
-        counts_until: Returns for each event time the watermark from which on the row is late. Both are in microseconds.
-            `ArrowRunner` sets the processor's function. By default, this watermark is the event time.
+        counts_until: Function that returns for each event time the watermark at which a row becomes late, both in
+            microseconds. `ArrowRunner` sets the processor's function. None: this watermark is the event time.
     """
 
     def __init__(
