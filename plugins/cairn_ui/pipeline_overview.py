@@ -18,7 +18,7 @@ from cairn_ui.run_bars import Bars
 from cairn_ui.values import Look, Reading, Stored
 from state_backend.checkpoint.log import Log, base_of, interval_of, kind_of
 from state_backend.inspection.describe import state_of
-from state_backend.values.airflow_commands import backfill_command, heal_command
+from state_backend.values.airflow_commands import backfill_command, heal_command, local_command
 from state_backend.values.intervals import Interval, format_instant
 from state_backend.values.records import Record, SweepRecord
 
@@ -334,17 +334,14 @@ def next_of(ref: PipelineRef, reading: Reading, airflow: str | None = None) -> N
     """
     status = reading.status
     headline, _, rest = (status.problem or "").partition("\n")
-    command = None
-    if status.rerun is not None and not status.rerun.replace_overlapping:
-        last = format_instant(status.rerun.last)
-        command = (
-            heal_command(ref.root, ref.name, last, code=ref.code or "module:NAME")
-            if ref.dag_id is None
-            else heal_command(ref.root, ref.name, last, ref.dag_id, airflow)
-        )
-    elif status.rerun is not None and ref.dag_id is not None:
-        # `cairn heal` replaces no output of intervals with other boundaries.
+    if status.rerun is None:
+        command = None
+    elif ref.dag_id is None:
+        command = local_command(ref.root, ref.name, status.rerun, ref.code)
+    elif status.rerun.replace_overlapping:  # `cairn heal` replaces no output of intervals with other boundaries.
         command = backfill_command(ref.dag_id, status.rerun, airflow)
+    else:
+        command = heal_command(ref.root, ref.name, format_instant(status.rerun.last), ref.dag_id, airflow)
     return Next(interval=status.next, base=status.base, headline=headline or None, rest=rest, command=command)
 
 

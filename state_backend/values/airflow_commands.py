@@ -81,6 +81,24 @@ def heal_command(
     return shlex.join([*words, *_address(airflow)])
 
 
+def local_command(root: str, pipeline: str, again: Rerun, code: str | None) -> str:
+    """Return the command that runs the given intervals again, in order, without Airflow.
+
+    Args:
+        root: URL of the folder that holds the pipelines.
+        pipeline: Name of the pipeline.
+        again: The intervals.
+        code: The pipeline as `module:NAME`; None leaves a placeholder in the command.
+    """
+    code = code or "module:NAME"
+    last = format_instant(again.last)
+    if not again.replace_overlapping:
+        return heal_command(root, pipeline, last, code=code)
+    # `cairn heal` replaces no output of intervals with other boundaries.
+    words = ["cairn", "run", code, "--root", root, "--from", format_instant(again.first), "--to", last]
+    return shlex.join([*words, "--reprocess", "all", "--replace-overlapping"])
+
+
 def clear_command(dag_id: str, task_id: str, logical_date: datetime, others: Collection[str] = ()) -> str:
     """Return the command that clears a task of one run together with its downstream tasks.
 

@@ -8,6 +8,7 @@ import threading
 import time
 import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from cairn_ui.values import Look, Reading
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint.log import Log
 from state_backend.ports.storage import Storage
-from state_backend.values.airflow_commands import backfill_command
+from state_backend.values.airflow_commands import backfill_command, local_command
 from state_backend.values.errors import Rerun, StaleStateError, StorageUnavailable
 from tests.support.checkpoints import day, record
 from tests.support.shown_pipelines import ShownFolder, eventful, run_id, steady
@@ -420,6 +421,19 @@ def test_the_overview_of_a_pipeline_without_a_dag_has_a_command_too(rides: Readi
     ref = PipelineRef(name="rides", root="memory://ui")
     command = "cairn heal --root memory://ui --pipeline rides --to 2024-01-09T00:00:00Z --code module:NAME"
     assert pipeline_overview.next_of(ref, rides).command == command
+
+
+def test_a_pipeline_without_a_dag_has_a_command_for_overlapping_output() -> None:
+    """The page offered none."""
+    again = Rerun(first=day(2).start, last=day(3).start, replace_overlapping=True)
+    ref = PipelineRef(name="rides", root="memory://ui", code="jobs.rides:RIDES")
+    folder = MemoryStorage("memory://ui/rides")
+    steady(folder, 3)
+    reading = read(folder)
+    reading = replace(reading, status=replace(reading.status, problem="overlaps", rerun=again))
+    shown = pipeline_overview.next_of(ref, reading)
+    assert shown.command == local_command("memory://ui", "rides", again, "jobs.rides:RIDES")
+    assert shown.command.endswith("--reprocess all --replace-overlapping")
 
 
 @pytest.mark.parametrize(

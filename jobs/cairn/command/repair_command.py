@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import shlex
 
 from state_backend.checkpoint.log import Log
-from state_backend.values.airflow_commands import backfill_command, heal_command
+from state_backend.values.airflow_commands import backfill_command, local_command
 from state_backend.values.errors import Rerun
-from state_backend.values.intervals import format_instant
 
 
 def repair_command(
@@ -26,12 +24,7 @@ def repair_command(
     """
     if dag is not None or not ran_here(log):
         return backfill_command(dag or pipeline, again)
-    code = code or os.environ.get("CAIRN_CODE") or "module:NAME"
-    last = format_instant(again.last)
-    if again.replace_overlapping:  # `cairn heal` replaces no output of intervals with other boundaries.
-        words = ["cairn", "run", code, "--root", root, "--from", format_instant(again.first), "--to", last]
-        return shlex.join([*words, "--reprocess", "all", "--replace-overlapping"])
-    return heal_command(root, pipeline, last, code=code)
+    return local_command(root, pipeline, again, code or os.environ.get("CAIRN_CODE"))
 
 
 def ran_here(log: Log) -> bool:
