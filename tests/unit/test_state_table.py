@@ -19,6 +19,7 @@ from cairn.data_sources.state_selection import ReadPlan, parse_keys, parse_numbe
 from cairn.operations.export_state import export_state
 from cairn.operations.validate import validate_checkpoint
 from cairn.pipeline import Pipeline
+from cairn.spark.session import SessionOnDemand
 from state_backend.adapters.rocks import EngineOptions, RocksStore
 from state_backend.formats import rocksdb_manifest
 from state_backend.formats.arrow_columns import arrow_type
@@ -165,7 +166,7 @@ def test_a_small_state_is_validated_without_spark(tmp_path: Path, monkeypatch: p
         raise UsageError("a session is opened")
 
     def validate(of: Any) -> Any:
-        return validate_checkpoint(no_spark, COUNTING, str(pipeline.root), of, quarantine=False)
+        return validate_checkpoint(SessionOnDemand(opens=no_spark), COUNTING, str(pipeline.root), of, quarantine=False)
 
     found = validate(record)
     assert found.success and found.entries == record.content.totals.entries > 0
@@ -179,6 +180,30 @@ def test_a_small_state_is_validated_without_spark(tmp_path: Path, monkeypatch: p
         with monkeypatch.context() as patch, pytest.raises(UsageError, match="a session is opened"):
             patch.setattr(f"cairn.operations.validate.{name}", value - 1)
             validate(record)
+
+
+def test_expectations_open_a_session_only_if_spark_evaluates_them(tmp_path: Path) -> None:
+    import great_expectations.expectations as gxe
+
+    pipeline = RealPipeline(tmp_path / "root")
+    pipeline.run(1, "a1", {"a": 1, "b": 1})
+    record, folder = pipeline.coordinator.record(1), str(pipeline.root)
+
+    def no_spark() -> Any:
+        raise UsageError("a session is opened")
+
+    def validate(*expectations: Any, **more: Any) -> Any:
+        owner = replace(COUNTING, expectations=lambda: {"value": expectations}, **more)
+        return validate_checkpoint(SessionOnDemand(opens=no_spark), owner, folder, record, mark=False)
+
+    rows = gxe.ExpectTableRowCountToEqual(value=2)
+    assert validate(rows).success
+    assert not validate(gxe.ExpectTableRowCountToEqual(value=3)).success
+    for owner in ({"expectations_memory_bytes": 0}, {"expectations_memory_bytes": 1}):
+        with pytest.raises(UsageError, match="a session is opened"):
+            validate(rows, **owner)
+    with pytest.raises(UsageError, match="a session is opened"):
+        validate(rows, gxe.ExpectColumnMedianToBeBetween(column="v", min_value=1))
 
 
 def test_a_struct_without_fields_is_a_value(tmp_path: Path) -> None:

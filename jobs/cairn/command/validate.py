@@ -55,14 +55,14 @@ def validate(
     """
     owner = load_named(code, pipeline)
     from cairn.operations.validate import validate_checkpoint
-    from cairn.spark.session import connect
+    from cairn.spark.session import SessionOnDemand, connect
 
     storage = open_storage(join_url(root, owner.name))
     coordinator = Coordinator(storage, owner.name)
     record = coordinator.record(parse_checkpoint(checkpoint))
     opens = partial(connect, spark, f"cairn {owner.name} validate", shared_as=f"{owner.name}/validate")
     found = validate_checkpoint(
-        None if fast else opens,
+        None if fast else SessionOnDemand(opens=opens),
         owner,
         root,
         record,

@@ -45,7 +45,15 @@ from cairn.driver.driver_protocol import (
 )
 from cairn.driver.load_pipeline import load_pipeline
 from cairn.pipeline import Interval, Pipeline
-from cairn.spark.session import connect, explain, interrupt_former, interrupt_on_sigterm, operation_tag
+from cairn.spark.session import (
+    SESSION_ZONE,
+    SessionOnDemand,
+    connect,
+    explain,
+    interrupt_former,
+    interrupt_on_sigterm,
+    operation_tag,
+)
 from state_backend.adapters.open_storage import join_url
 from state_backend.inspection.checkpoint_names import parse_checkpoint
 from state_backend.inspection.describe import summarise
@@ -365,7 +373,11 @@ def _validate(session: Session, request: Validate) -> ValidateResult:
     coordinator = coordinator_of(pipeline, session.call.root)
     # Validation has its own session: its workers are not the processes that wrote the state, so they must read storage.
     # The session is opened only if a step needs Spark.
-    spark = partial(session.connect, pipeline, "validate") if request.mode == "full" else None
+    spark = None
+    if request.mode == "full":
+        spark = SessionOnDemand(
+            opens=partial(session.connect, pipeline, "validate"), zone=session.conf.get(SESSION_ZONE, "UTC")
+        )
     how: dict[str, Any] = {
         "mode": request.mode,
         "docs": None if request.docs is None else Path(request.docs),

@@ -24,6 +24,7 @@ from cairn.operations.checks import Check
 from cairn.operations.expectation_suites import OVER_TIME, Rows, Suites, Table, declared, over_changes
 from cairn.operations.row_json import has_json
 from cairn.pipeline import Pipeline
+from cairn.spark.session import SessionOnDemand, open_now, zone_of_session
 from state_backend.inspection.state_table import StateSource, table_schema
 from state_backend.state.layout import TIMERS_NAME
 from state_backend.values.errors import UsageError
@@ -417,10 +418,10 @@ def _frame(spark: SparkSession, table: pa.Table) -> DataFrame:
 
 
 class Engines:
-    """Choice of the engine for each state of a validation with a Spark session.
+    """Choice of the engine for each state of a validation.
 
     Args:
-        spark: The session.
+        spark: The session. If the session opens on demand, states that need Spark open it.
         rules: The expectations.
         compared: The checkpoint and its base.
         options: Options with which `format("keyed_state")` reads the checkpoint and the base.
@@ -431,7 +432,7 @@ class Engines:
 
     def __init__(
         self,
-        spark: SparkSession,
+        spark: SparkSession | SessionOnDemand,
         rules: Declared,
         compared: Compared,
         *,
@@ -446,7 +447,7 @@ class Engines:
             "attempt": compared.now.content.attempt,
             "not_stored": "the rows are not stored, because a savepoint is read-only",
         }
-        self._zone = spark.conf.get("spark.sql.session.timeZone") or "UTC"
+        self._zone = zone_of_session(spark)
         self._in_memory = self._read(rules, compared, entries, most_bytes)
 
     def _read(
@@ -480,13 +481,14 @@ class Engines:
 
     def _open_on_spark(self, state: str, with_base: bool) -> AbstractContextManager[SparkState]:
         now, before = self._options
-        frames = [state_tables.state_table(self._spark, options, state) for options in (now, before)[: 1 + with_base]]
+        spark = open_now(self._spark)
+        frames = [state_tables.state_table(spark, options, state) for options in (now, before)[: 1 + with_base]]
         return spark_state(frames[0], frames[1] if with_base else None)
 
 
-def _select(spark: SparkSession, condition: str, table: pa.Table) -> pa.Array:
+def _select(spark: SparkSession | SessionOnDemand, condition: str, table: pa.Table) -> pa.Array:
     """Return which rows of a table an SQL condition selects."""
     from pyspark.sql import functions as F
 
-    frame = _frame(spark, table).select(F.expr(condition).alias("selected"))
+    frame = _frame(open_now(spark), table).select(F.expr(condition).alias("selected"))
     return frame.toArrow()["selected"].combine_chunks()

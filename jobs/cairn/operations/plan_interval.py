@@ -31,6 +31,7 @@ from cairn.shipping.ship_processor import (
     ship_processor,
 )
 from cairn.spark.ddl import parse_ddl
+from cairn.spark.session import SESSION_ZONE
 from state_backend.adapters.open_storage import join_url
 from state_backend.checkpoint.coordinator import Begun
 from state_backend.checkpoint.output_schemas import check_output_schema
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("cairn")
 
 MODES = ("incremental", "full", "changelog")
-_SESSION_ZONE = "spark.sql.session.timeZone"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +165,7 @@ def ask_pipeline(
         UsageError: The pipeline does not fit the recorded state or output.
     """
     base = begun.base.content if begun.base is not None else None
-    zone = plan_zone(pipeline.name, pipeline.time_zone, spark.conf.get(_SESSION_ZONE), base.time.zone if base else None)
+    zone = plan_zone(pipeline.name, pipeline.time_zone, spark.conf.get(SESSION_ZONE), base.time.zone if base else None)
     rows, position = (read.rows, read.position) if read is not None else read_source(spark, pipeline, attempt.interval)
     names = _names_of(spark, rows.schema, f"pipeline {pipeline.name!r}: the input")
     key = names.find_key(pipeline.key)
@@ -296,7 +296,7 @@ def _input_hash(
 ) -> str | None:
     if pipeline.initial_state is not None and interval.start == pipeline.start:
         return None  # No hash: rows of initial state have no position to compare.
-    session_zone = spark.conf.get(_SESSION_ZONE)
+    session_zone = spark.conf.get(SESSION_ZONE)
     inputs = ResultInputs(
         code_hash=code_hash,
         source_position=position,
@@ -331,7 +331,7 @@ def check_fits(
         ProcessorError: The processor's `init` raised.
     """
     with in_zone_of(spark, pipeline.time_zone):
-        plan_zone(pipeline.name, pipeline.time_zone, spark.conf.get(_SESSION_ZONE), content.time.zone)
+        plan_zone(pipeline.name, pipeline.time_zone, spark.conf.get(SESSION_ZONE), content.time.zone)
         _check_output(pipeline, output, _output_schema(spark, pipeline, read.rows.schema))
         names = _names_of(spark, read.rows.schema, f"pipeline {pipeline.name!r}: the input")
         key_schema = key_schema_of(read.rows.schema, names.find_key(pipeline.key))
@@ -346,12 +346,12 @@ def in_zone_of(spark: SparkSession, wanted: str | None) -> Iterator[None]:
     if wanted is None:
         yield
         return
-    before = spark.conf.get(_SESSION_ZONE)
-    spark.conf.set(_SESSION_ZONE, wanted)
+    before = spark.conf.get(SESSION_ZONE)
+    spark.conf.set(SESSION_ZONE, wanted)
     try:
         yield
     finally:
-        spark.conf.set(_SESSION_ZONE, before)
+        spark.conf.set(SESSION_ZONE, before)
 
 
 def plan_zone(pipeline: str, wanted: str | None, session: str, recorded: str | None) -> Zone:

@@ -15,7 +15,7 @@ no mark: the caller decides.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,6 +25,7 @@ from cairn.operations.checks import Check
 from cairn.operations.checks_page import checks_page, page_path, relative_link, write_page
 from cairn.operations.evaluate_expectations import Compared, Declared, Engines, evaluate
 from cairn.operations.expectation_suites import declared
+from cairn.spark.session import SessionOnDemand, open_now
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.coordinator import Coordinator
@@ -55,8 +56,7 @@ _SMALL_STATE_BYTES = 8 << 20
 # With many shards, this process would open as many stores, one after the other.
 _FEW_SHARDS = 8
 
-# A session, or a function that opens a session, which is called only if a step needs Spark.
-Spark: TypeAlias = "SparkSession | Callable[[], SparkSession]"
+Spark: TypeAlias = "SparkSession | SessionOnDemand"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +137,7 @@ def validate_checkpoint(
     """Validate a committed checkpoint, and mark it as validated or quarantined.
 
     Args:
-        spark: A session, or a function that opens one if a step needs Spark; None is allowed in mode "fast".
+        spark: A session, or a session that opens if a step needs Spark; None is allowed in mode "fast".
         pipeline: The pipeline.
         root: URL of the folder that holds the pipelines.
         record: Record of the checkpoint.
@@ -187,7 +187,7 @@ def validate_attempt(
     After a validation with findings, `commit` raises `ValidationRefused` for this attempt.
 
     Args:
-        spark: A session, or a function that opens one if a step needs Spark; None is allowed in mode "fast".
+        spark: A session, or a session that opens if a step needs Spark; None is allowed in mode "fast".
         pipeline: The pipeline.
         root: URL of the folder that holds the pipelines.
         attempt: Id of the attempt.
@@ -223,7 +223,7 @@ def validate_savepoint(
     """Validate a savepoint of either format. Nothing is marked: the caller decides.
 
     Args:
-        spark: A session, or a function that opens one if a step needs Spark; None is allowed in mode "fast".
+        spark: A session, or a session that opens if a step needs Spark; None is allowed in mode "fast".
         pipeline: The pipeline whose expectations are evaluated.
         folder: URL of the savepoint's folder.
         mode: "fast" checks the files, "full" also restores the state.
@@ -385,10 +385,6 @@ def restores_here(content: Content) -> bool:
     return few and totals.state_bytes <= _SMALL_STATE_BYTES
 
 
-def _session(spark: Spark) -> SparkSession:
-    return spark() if callable(spark) else spark
-
-
 def _restored(spark: Spark, pipeline: Pipeline, target: _Target, found: Validation) -> Validation:
     """Restore every shard, in this process or in a Spark job, and return `found` with the findings added."""
     from cairn.shard_jobs.run_on_shards import run_here, run_on_shards
@@ -401,7 +397,7 @@ def _restored(spark: Spark, pipeline: Pipeline, target: _Target, found: Validati
         canonical=target.savepoint or (),
         engine=replace(pipeline.engine, cache_dir=None),
     )
-    shards = run_here(job) if restores_here(content) else run_on_shards(_session(spark), job)
+    shards = run_here(job) if restores_here(content) else run_on_shards(open_now(spark), job)
     pids = tuple(sorted({s.pid for s in shards}))
     findings, entries = job.findings(shards), sum(s.entries for s in shards)
     checks = _checks_of("restored state", findings, f"{entries:,} entries are as recorded")
@@ -431,7 +427,7 @@ def _expected(
     stores = None if target.savepoint is not None or "pipeline" not in target.options else target.folder
     with first_cause():
         engines = Engines(
-            _session(spark),
+            spark,
             rules,
             compared,
             options=(target.options, {**options, "checkpoint": str(before.id)} if before is not None else {}),

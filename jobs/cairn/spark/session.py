@@ -17,6 +17,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -34,8 +35,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cairn")
 
+SESSION_ZONE = "spark.sql.session.timeZone"
 # With this setting, instants in rows are naive UTC, whatever the machine's zone is.
-_CONF = {"spark.sql.session.timeZone": "UTC"}
+_CONF = {SESSION_ZONE: "UTC"}
 # For masters. A session on a Connect server can't set it.
 _MASTER_CONF = {
     "spark.ui.showConsoleProgress": "false",  # The progress bar overwrites Cairn's log lines.
@@ -69,6 +71,31 @@ _HOURS_BACK = 24
 # tried for an hour. The server's timeout is 1 h by default. With a timeout of one minute, up to 60 sessions of an hour
 # are closed, so that 61 numbers are needed.
 _SESSIONS_OF_AN_HOUR = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionOnDemand:
+    """A Spark session that opens at its first use.
+
+    Attributes:
+        opens: Function that opens the session.
+        zone: Time zone of the session, known before the session opens.
+    """
+
+    opens: Callable[[], SparkSession]
+    zone: str = _CONF[SESSION_ZONE]
+
+
+def open_now(spark: SparkSession | SessionOnDemand) -> SparkSession:
+    """Return the session; open it if it is not open."""
+    return spark.opens() if isinstance(spark, SessionOnDemand) else spark
+
+
+def zone_of_session(spark: SparkSession | SessionOnDemand) -> str:
+    """Return the name of the session's time zone. This opens no session."""
+    if isinstance(spark, SessionOnDemand):
+        return spark.zone
+    return spark.conf.get(SESSION_ZONE) or _CONF[SESSION_ZONE]
 
 
 def connect(
