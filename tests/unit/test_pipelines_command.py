@@ -70,9 +70,11 @@ def test_a_wrong_name_of_a_pipeline_gets_the_right_one(root: Path) -> None:
     for command in (
         ["list"], ["status"], ["verify"], ["get", "a"], ["diff", "1", "2"], ["export", "--to", f"{root}/x"],
         ["quarantine", "1"], ["restore", "--checkpoint", "1"], ["fork", "--to", "x"], ["forget", *key], ["estimate"],
+        ["trials", "list"],
     ):  # fmt: skip
         refused = cairn(*command, "--root", str(root), "--pipeline", "refusd")
         assert (refused.exit_code, refused.stderr.splitlines()[-1]) == (2, "Did you mean 'refused'?")
+    assert cairn("trials", "list", "--root", str(root), "--pipeline", "fine").stdout == "pipeline 'fine' has no trial\n"
     refused = cairn("list", "--root", str(root), "--pipeline", "zzz")
     assert refused.stderr.splitlines()[-1] == "These exist: damaged, fine, refused"
 

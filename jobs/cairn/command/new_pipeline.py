@@ -12,6 +12,7 @@ import json
 import keyword
 import random
 import re
+import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -259,13 +260,15 @@ def new(
             typer.echo(f"wrote {path}")
     typer.echo(f"wrote data/{name}/: {len(data)} files of sample data")
     every = "1h" if made.schedule == "hourly" else "1d"
+    venv = into / ".venv"
+    ours = ".venv/bin/" if venv.exists() and venv.samefile(sys.prefix) else ""
     typer.echo(
         "\nTest it, without Spark:\n"
-        f"  .venv/bin/python -m pytest tests/pipelines/test_{name}.py\n"
+        f"  {ours}python -m pytest tests/pipelines/test_{name}.py\n"
         "Run its first interval, without Airflow:\n"
-        f"  .venv/bin/cairn run pipelines.{name}:{name.upper()} --every {every} --root file://{into}/data/state\n"
+        f"  {ours}cairn run pipelines.{name}:{name.upper()} --every {every} --root file://{into}/data/state\n"
         "Then list its checkpoints:\n"
-        f"  .venv/bin/cairn list --root file://{into}/data/state --pipeline {name}"
+        f"  {ours}cairn list --root file://{into}/data/state --pipeline {name}"
     )
     return 0
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cairn.command.options import Code, Json, Root, Spark
+from cairn.command.options import Code, Json, Root, Spark, open_log
 from cairn.command.options import Pipeline as Name
 from cairn.command.state_commands import load_code
 from cairn.trials.compare_trial import compare_trial, comparison_lines
@@ -132,6 +132,8 @@ def _say_outcome(outcome: Outcome, progress: Progress) -> None:
 def list_(root: Root, pipeline: Name, as_json: Json = False) -> int:
     """List the trials of a pipeline."""
     there = list_trials(root, pipeline)
+    if not there:
+        open_log(root, pipeline)  # raises an error if the pipeline does not exist
     if as_json:
         return _print_json([_described(trial) for trial in there])
     for trial in there:
