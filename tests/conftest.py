@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 os.environ["TZ"] = "UTC"
 # Before anything imports Airflow: its files belong neither into the repository nor into the user's home.
 os.environ["AIRFLOW_HOME"] = tempfile.mkdtemp(prefix="cairn-airflow-")
+atexit.register(shutil.rmtree, os.environ["AIRFLOW_HOME"], ignore_errors=True)
 
 # Tests start hundreds of JVMs that live for seconds. Without the second compiler they take half of the CPU. `make test-all` uses both
 # compilers, as users do.

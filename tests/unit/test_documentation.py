@@ -5,17 +5,12 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
-import os
 import re
-import tempfile
 import tomllib
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from pathlib import Path
 from typing import Any
-
-# Before Airflow is imported: it would create ~/airflow otherwise.
-os.environ.setdefault("AIRFLOW_HOME", tempfile.mkdtemp(prefix="cairn-airflow-"))
 
 import pytest
 from packaging.requirements import Requirement

@@ -12,7 +12,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,12 +20,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from zoneinfo import ZoneInfo
-
-from cairn.driver.driver_protocol import Process, Range, TakeSavepoint, Validate, parse_call
-from state_backend.values.records import Permissions
-
-# Before Airflow is imported: it would create ~/airflow otherwise.
-os.environ.setdefault("AIRFLOW_HOME", tempfile.mkdtemp(prefix="cairn-airflow-"))
 
 import boto3
 import pendulum
@@ -52,6 +45,7 @@ from airflow.serialization.serialized_objects import DagSerialization
 from moto import mock_aws
 
 import cairn_operators
+from cairn.driver.driver_protocol import Process, Range, TakeSavepoint, Validate, parse_call
 from cairn.pipeline import Interval
 from cairn_operators import (
     CheckpointOperator,
@@ -72,6 +66,7 @@ from cairn_operators.spark_location import _texts, spark_location, spark_url
 from cairn_operators.storage_connection import as_storage_identity, storage_credentials
 from cairn_provider import get_provider_info
 from state_backend.values import errors
+from state_backend.values.records import Permissions
 
 AZURE = "spark.hadoop.fs.azure.account.key.store.dfs.core.windows.net"
 START, END = datetime(2013, 1, 5, tzinfo=UTC), datetime(2013, 1, 6, tzinfo=UTC)

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
-
-# Before Airflow is imported: it would create ~/airflow otherwise.
-os.environ.setdefault("AIRFLOW_HOME", tempfile.mkdtemp(prefix="cairn-airflow-"))
 
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
