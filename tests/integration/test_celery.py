@@ -127,7 +127,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         for worker in workers.values():
             stack.callback(worker.processes.stop, grace_s=5)
             worker.start()
-        for worker in workers.values():
+            # One after the other: workers that start at once both create the broker's tables, and one of them fails.
             wait_until(worker.is_ready, 120, f"{worker.name} is ready")
         yield Stack(airflow, workers, days)
         # The scheduler would wait for the tasks of killed workers.
