@@ -32,7 +32,6 @@ import pyarrow as pa
 
 from cairn.aggregates import Count, RunningAggregate
 from cairn.command.get import look_up
-from cairn.operations.coordinator_of import coordinator_of
 from cairn.pipeline import Interval, Pipeline
 from cairn.replay.replay_key import replay_key
 from cairn.testing import PipelineTester
@@ -40,6 +39,7 @@ from state_backend.adapters.gcs_storage import GcsStorage
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
+from state_backend.checkpoint.log import read_newest
 from state_backend.formats.types import parse_struct
 from state_backend.inspection.checkpoint_names import find_state
 from state_backend.inspection.key_entries import SearchedKey
@@ -153,8 +153,8 @@ def measure(root: str, where: str, runs: int) -> None:
         return look_up(find_state("latest", root=root, pipeline="accounts"), [(KEY,)])
 
     def history() -> Any:
-        storage, log = open_storage(url), coordinator_of(ACCOUNTS, root).log()
-        content = log.completed()[-1].content
+        log = read_newest(storage := open_storage(url))
+        content = log.whole(max(log.retained)).content
         key = SearchedKey.of((KEY,), parse_struct(content.key_schema), content.max_parallelism)
         with work_folder("bench") as work:
             return [*history_of_key(log, url, key, storage, work)]

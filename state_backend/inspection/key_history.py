@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from state_backend.checkpoint.dropped_checkpoint import telling_drops
+from state_backend.checkpoint.dropped_checkpoint import check_retained, telling_drops
 from state_backend.checkpoint.log import Log, base_of
 from state_backend.checkpoint.parallel import at_once
 from state_backend.formats.rocksdb_table import UnknownTable
@@ -27,10 +27,10 @@ from state_backend.ports.storage import Storage
 from state_backend.shard.file_cache import FileCache
 from state_backend.shard.manifest import manifest_of
 from state_backend.state import layout
-from state_backend.values.errors import CorruptFile, NotFound
+from state_backend.values.errors import CorruptFile, CorruptRecord, NotFound
 from state_backend.values.intervals import Interval, format_instant, from_ms, shown_ms
 from state_backend.values.key_groups import shard_of
-from state_backend.values.records import Content, Record, RunRef, ShardRef, Tombstone
+from state_backend.values.records import Content, Record, RunRef, ShardRef, StateDescriptor, Tombstone
 
 _CACHE_BYTES = 1 << 30
 # The checkpoints whose manifests and files are read together, in parallel.
@@ -42,7 +42,8 @@ class KeyStep:
     """One checkpoint of a key's history.
 
     Attributes:
-        record: The record of a retained checkpoint; the tombstone of a dropped one, where only rows are known.
+        record: The record of a retained checkpoint, without its lists of other checkpoints; the tombstone of a dropped
+            one, where only rows are known.
         status: The status of the checkpoint, as `cairn list` names it.
         since: The checkpoint that `changes` compare with: the base, or the nearest retained ancestor. None if the
             interval began with empty state, or if `unknown` is set.
@@ -79,7 +80,7 @@ def history_of_key(
     """Yield the retained checkpoints that changed a key, by id.
 
     Args:
-        log: The log of the pipeline.
+        log: The log of the pipeline, of which the newest record is enough.
         url: URL of the pipeline's folder.
         key: The key.
         storage: The storage of the pipeline's folder.
@@ -118,18 +119,21 @@ class _Steps:
     def __init__(self, log: Log, url: str, key: SearchedKey, storage: Storage, work: Path) -> None:
         self._log, self._url, self._key, self._storage, self._work = log, url, key, storage, work
         self._cache = FileCache(work / "cache", _CACHE_BYTES)
-        self._records = {record.id: record for record in log.completed()}
-        # The spans of the states of all checkpoints: an SST is read once for all of them.
-        states = {d.state_id: d for record in self._records.values() for d in record.content.states}
-        self._versions = KeyVersions(spans_of(key, [*states.values()]), storage, work)
+        self._contents: dict[int, Content] = {}
+        self._states: dict[int, StateDescriptor] = {}
+        self._versions = KeyVersions((), storage, work)
         self._shards: dict[int, _Shard] = {}
         self._entries: dict[int, KeyEntries] = {}
 
     def steps(self, ids: Sequence[int], follow_output: bool) -> Iterator[KeyStep]:
         """Yield the steps of some checkpoints, in their order."""
-        before = {n: self._before(self._records[n]) for n in ids if n in self._records}
+        retained = [n for n in ids if n in self._log.retained]
+        self._load_contents(retained)
+        before = {n: self._before(n) for n in retained}
         since = {n: found[0] for n, found in before.items()}
-        self._load([*since, *(n for n in since.values() if n is not None)])
+        earlier = [n for n in since.values() if n is not None]
+        self._load_contents(earlier)
+        self._load_shards([*since, *earlier])
         changed = [n for n in since if self._may_differ(n, since[n])]
         self._fetch([*changed, *(n for n in map(since.get, changed) if n is not None)])
         changes = {n: self._changes(n, since[n]) for n in changed}
@@ -140,17 +144,35 @@ class _Steps:
             if not changes.get(n) and not _any(output) and not _any(late):
                 continue
             if n in before:
-                yield self._step(self._records[n], before[n], changes.get(n, []), output, late)
+                yield self._step(n, before[n], changes.get(n, []), output, late)
             elif isinstance(entry := self._log.entry(n), Tombstone):
                 yield self._dropped(entry, output, late)
 
-    def _load(self, ids: Iterable[int]) -> None:
+    def _load_contents(self, ids: Iterable[int]) -> None:
+        """Read the records of some retained checkpoints.
+
+        An SST is read once for the states of all these checkpoints. With a new state, all files are read again.
+        """
+        missing = sorted({*ids} - self._contents.keys())
+        try:
+            self._contents |= self._log.contents(missing)
+        except CorruptRecord:
+            for n in missing:
+                check_retained(self._storage, n)
+            raise
+        states = {d.state_id: d for n in missing for d in self._contents[n].states}
+        if not states.keys() <= self._states.keys() or not self._shards:
+            self._states |= states
+            self._versions = KeyVersions(spans_of(self._key, [*self._states.values()]), self._storage, self._work)
+            self._shards.clear()
+
+    def _load_shards(self, ids: Iterable[int]) -> None:
         """Read the manifests of the key's shard in some checkpoints."""
         missing = sorted({*ids} - self._shards.keys())
         same: dict[int, int] = {}
         for n in missing:
-            base = self._records[n].content.base_id
-            if base in self._records and (base in self._shards or base in missing) and self._ref(base) == self._ref(n):
+            base = self._contents[n].base_id
+            if base is not None and (base in self._shards or base in missing) and self._ref(base) == self._ref(n):
                 same[n] = base
         different = [n for n in missing if n not in same]
         for n, shard in zip(different, at_once(self._read_shard, different), strict=True):
@@ -159,7 +181,7 @@ class _Steps:
             self._shards[n] = self._shards[base]
 
     def _ref(self, checkpoint_id: int) -> ShardRef:
-        content = self._records[checkpoint_id].content
+        content = self._contents[checkpoint_id]
         return content.shards[shard_of(self._key.group, content.parallelism, content.max_parallelism)]
 
     def _read_shard(self, checkpoint_id: int) -> _Shard:
@@ -187,22 +209,22 @@ class _Steps:
             self._versions.fetch(files.values())
 
     def _changes(self, checkpoint_id: int, since: int | None) -> list[EntryChange]:
-        before = (
-            self._read(since)
-            if since is not None
-            else entries_of(self._key, self._records[checkpoint_id].content.states, ())
-        )
-        return changes_of_key(before, self._read(checkpoint_id), self._key.group)
+        after = self._read(checkpoint_id)
+        before = self._read(since) if since is not None else entries_of(self._key, [*after.states.values()], ())
+        if before.stored == after.stored and before.states == after.states:
+            return []
+        return changes_of_key(before, after, self._key.group)
 
     def _step(
         self,
-        record: Record,
+        checkpoint_id: int,
         before: tuple[int | None, int, str | None],
         changes: list[EntryChange],
         output: KeyRows | None,
         late: KeyRows | None,
     ) -> KeyStep:
         since, between, unknown = before
+        record = Record(id=checkpoint_id, retained=(), reproduces=None, content=self._contents[checkpoint_id])
         return KeyStep(
             record=record,
             status=state_of(self._log, record),
@@ -229,20 +251,20 @@ class _Steps:
             late=late,
         )
 
-    def _before(self, record: Record) -> tuple[int | None, int, str | None]:
+    def _before(self, checkpoint_id: int) -> tuple[int | None, int, str | None]:
         """Find the checkpoint to compare a checkpoint with.
 
         Returns:
             The id of the checkpoint; None if its state is unknown, or if the interval began with empty state. The number
             of dropped checkpoints between the two. Why the earlier state is unknown; None if it is known.
         """
-        content, between, first = record.content, 0, min(self._records)
+        content, between, first = self._contents[checkpoint_id], 0, min(self._log.retained)
         if content.kind == "restore":
             return None, 0, f"the state was restored from {_origin(content)}"
         base = content.base_id
         if base is None:
             return None, 0, None
-        while base is not None and base not in self._records:
+        while base is not None and base not in self._log.retained:
             if base < first:
                 return None, 0, f"the base, checkpoint {content.base_id}, is dropped"
             entry = self._log.entry(base)
@@ -260,35 +282,32 @@ class _Steps:
         return self._entries[checkpoint_id]
 
     def _entries_of(self, checkpoint_id: int) -> KeyEntries:
-        record, files = self._records[checkpoint_id], self._shards[checkpoint_id].files
+        content, files = self._contents[checkpoint_id], self._shards[checkpoint_id].files
         if files is not None:
             with suppress(UnknownTable):
-                return entries_of(self._key, record.content.states, self._versions.stored(files))
+                return entries_of(self._key, content.states, self._versions.stored(files))
         folder = self._work / f"state-{checkpoint_id}"
         folder.mkdir()
-        return read_key(StateSource.of_record(self._url, record), self._key, self._storage, folder, self._cache)
+        source = StateSource(url=self._url, content=content, checkpoint_id=checkpoint_id)
+        return read_key(source, self._key, self._storage, folder, self._cache)
 
     def _rows(self, checkpoint_id: int) -> tuple[KeyRows, KeyRows]:
-        record = self._records.get(checkpoint_id)
-        if record is not None:
-            content = record.content
+        content = self._contents.get(checkpoint_id)
+        if content is not None:
             files, attempt, parallelism = content.outputs, content.attempt, content.parallelism
         else:
             # A tombstone does not say how many shards the checkpoint had, so all its files are searched.
             files, attempt, parallelism = self._log.outputs(checkpoint_id), "", 1
-        shard = shard_of(self._key.group, parallelism, max(self._max_parallelism, parallelism))
+        most = next(iter(self._contents.values())).max_parallelism if self._contents else parallelism
+        shard = shard_of(self._key.group, parallelism, max(most, parallelism))
         found = [
             read_key_rows([f for f in files if f.late == late], attempt, shard, self._key, self._storage, self._work)
             for late in (False, True)
         ]
         return found[0], found[1]
 
-    @property
-    def _max_parallelism(self) -> int:
-        return next(iter(self._records.values())).content.max_parallelism
-
     def _fired(self, record: Record, since: int | None, changes: list[EntryChange]) -> tuple[int, ...]:
-        base = self._records[since].content if since is not None else None
+        base = self._contents[since] if since is not None else None
         due_ms = due_until_ms(record.content, base)
         gone = [c.before.value["at_ms"] for c in changes if c.state == layout.TIMERS_NAME and c.before is not None]
         return tuple(at_ms for at_ms in gone if at_ms <= due_ms)
