@@ -23,6 +23,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from base64 import b64decode
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -261,6 +262,12 @@ class S3Storage:
         """Return the metadata of a file, or None if it is absent, as `Storage.stat` specifies."""
         found = self._look(path, f"stat {path!r} of {self.url}")
         return None if found is None else _info(path, found, found["ContentLength"])
+
+    def checksum(self, path: str) -> int | None:
+        """Return the checksum that S3 compared when the file was written, as `TellsChecksums.checksum` specifies."""
+        found = self._look(path, f"read the checksum of {path!r} of {self.url}")
+        told = None if found is None else _whole_crc32c(found)
+        return None if told is None else int.from_bytes(b64decode(told), "big")
 
     def list(self, prefix: str) -> Iterator[FileInfo]:
         """Return the files whose path begins with a prefix, sorted by path, as `Storage.list` specifies.
