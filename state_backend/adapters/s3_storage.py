@@ -436,7 +436,7 @@ class S3Storage:
         if whole:
             handle = Handle(path=path, size_bytes=len(first), crc32c=crc32c)
             self._conditionally(
-                doing, "put_object", write, path, etag, Key=name, Body=first, ChecksumCRC32C=base64_of(crc32c),
+                doing, "put_object", write, path, etag, Key=name, **_body(first),
                 ContentType="application/octet-stream", Metadata={WRITE_KEY: write.nonce}, **self._encryption,
             )  # fmt: skip
             return handle
@@ -449,10 +449,7 @@ class S3Storage:
                 number += 1
                 crc32c = google_crc32c.extend(sent.crc32c, data)
                 sent = changed(sent, size_bytes=sent.size_bytes + len(data), crc32c=crc32c)
-                answer = self._send(
-                    doing, "upload_part", None, **upload, PartNumber=number, Body=data,
-                    ChecksumCRC32C=base64_of(google_crc32c.value(data)),
-                )  # fmt: skip
+                answer = self._send(doing, "upload_part", None, **upload, PartNumber=number, **_body(data))
                 yield {"PartNumber": number, **_part(answer)}
                 if last:
                     return
@@ -565,9 +562,9 @@ class S3Storage:
         name, refused = f"{self._root}{uuid4().hex}.probe", []
         try:
             for operation, arguments in (
-                ("put_object", {"Body": b"1", "IfNoneMatch": "*"}),
-                ("put_object", {"Body": b"2", "IfNoneMatch": "*"}),
-                ("put_object", {"Body": b"3", "IfMatch": '"0"'}),
+                ("put_object", {**_body(b"1"), "IfNoneMatch": "*"}),
+                ("put_object", {**_body(b"2"), "IfNoneMatch": "*"}),
+                ("put_object", {**_body(b"3"), "IfMatch": '"0"'}),
                 ("delete_object", {"IfMatch": '"0"'}),
             ):
                 try:
@@ -771,6 +768,15 @@ def _pieces(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
             del waiting[:size]
             number += 1
     yield bytes(waiting), True
+
+
+def _body(data: bytes) -> dict[str, Any]:
+    """Return the arguments for bytes with their checksum.
+
+    On a bucket with object lock, S3 demands that a request names the algorithm.
+    """
+    crc32c = base64_of(google_crc32c.value(data))
+    return {"Body": data, "ChecksumAlgorithm": "CRC32C", "ChecksumCRC32C": crc32c}
 
 
 def _whole_crc32c(answer: dict[str, Any]) -> str | None:

@@ -136,7 +136,7 @@ def _block(table: memoryview, offset: int, size: int) -> bytes:
 
 
 def _entries_end(block: bytes) -> int:
-    (restarts,) = struct.unpack_from("<I", block, len(block) - 4)
+    restarts: int = struct.unpack_from("<I", block, len(block) - 4)[0]
     if restarts & _HASH_INDEX:
         raise UnknownTable("a block with a hash index")
     return len(block) - 4 * (restarts + 1)
