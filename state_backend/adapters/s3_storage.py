@@ -781,8 +781,12 @@ def _body(data: bytes) -> dict[str, Any]:
 
 def _whole_crc32c(answer: dict[str, Any]) -> str | None:
     """Return the base64 checksum of the whole file in an answer; None if the server reports none."""
-    # Without FULL_OBJECT, a multipart upload's checksum is a checksum of the parts' checksums.
-    return answer.get("ChecksumCRC32C") if answer.get("ChecksumType") == "FULL_OBJECT" else None
+    # A multipart upload may have a checksum of its parts' checksums. Some stores don't report the type of a checksum; the ETag of a
+    # multipart upload has a hyphen.
+    whole = (
+        answer.get("ChecksumType", "COMPOSITE" if "-" in answer.get("ETag", "-") else "FULL_OBJECT") == "FULL_OBJECT"
+    )
+    return answer.get("ChecksumCRC32C") if whole else None
 
 
 def _part(answer: dict[str, Any]) -> dict[str, str]:
