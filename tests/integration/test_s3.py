@@ -461,7 +461,7 @@ def test_checksums_are_compared_without_a_download(server: S3Server, tmp_path: P
         r.target for r in server.requests if r.method == "GET" and "/output/" in r.target and "?" not in r.target
     ]
     boto3.client("s3", endpoint_url=server.server_url).put_object(
-        Bucket=BUCKET, Key=f"{prefix}/accounts/{output.path}", Body=bytes(output.size_bytes), ChecksumAlgorithm="CRC32C"
+        Bucket=BUCKET, Key=f"{prefix}/accounts/{output.path}", **s3_storage._body(bytes(output.size_bytes))
     )
     assert verify_pipeline(storage).success
     (found,) = verify_pipeline(storage, checksums=True).checkpoints[0].findings
