@@ -16,6 +16,7 @@ import argparse
 import os
 import random
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
@@ -32,7 +33,6 @@ import pyarrow as pa
 
 from cairn.aggregates import Count, RunningAggregate
 from cairn.command.get import look_up
-from cairn.operations.coordinator_of import coordinator_of
 from cairn.pipeline import Interval, Pipeline
 from cairn.replay.replay_key import replay_key
 from cairn.testing import PipelineTester
@@ -40,6 +40,7 @@ from state_backend.adapters.gcs_storage import GcsStorage
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
+from state_backend.checkpoint.log import read_newest
 from state_backend.formats.types import parse_struct
 from state_backend.inspection.checkpoint_names import find_state
 from state_backend.inspection.key_entries import SearchedKey
@@ -153,8 +154,8 @@ def measure(root: str, where: str, runs: int) -> None:
         return look_up(find_state("latest", root=root, pipeline="accounts"), [(KEY,)])
 
     def history() -> Any:
-        storage, log = open_storage(url), coordinator_of(ACCOUNTS, root).log()
-        content = log.completed()[-1].content
+        log = read_newest(storage := open_storage(url))
+        content = log.whole(max(log.retained)).content
         key = SearchedKey.of((KEY,), parse_struct(content.key_schema), content.max_parallelism)
         with work_folder("bench") as work:
             return [*history_of_key(log, url, key, storage, work)]
@@ -198,11 +199,14 @@ def middle(times: list[tuple[float, float]]) -> str:
     return f"{seconds:.2f} s, CPU {cpu:.2f} s"
 
 
-def copy_to(root: str, folder: Path) -> None:
-    """Copy a folder into another root."""
-    target, source = open_storage(root), LocalStorage(folder)
-    for info in source.list(""):
-        target.upload(info.path, folder / info.path)
+@contextmanager
+def served(folder: Path) -> Iterator[None]:
+    """Run a GCS server that has the files of `folder` as `gs://<BUCKET>/state`."""
+    with tempfile.TemporaryDirectory(dir=folder.parent) as temp:
+        loaded = Path(temp)
+        shutil.copytree(folder, loaded / BUCKET / "state", copy_function=os.link)
+        with gcs_server(loaded):
+            yield
 
 
 def main() -> None:
@@ -227,10 +231,8 @@ def main() -> None:
             build(f"file://{folder}", given.intervals, given.keys, given.changed)
             print(f"{given.intervals} intervals in {time.perf_counter() - began_s:.0f} s", flush=True)
         measure(f"file://{folder}", "disk", given.runs)
-        with gcs_server():
-            root = f"gs://{BUCKET}/state"
-            copy_to(f"{root}/accounts", folder / "accounts")
-            measure(root, "gcs", given.runs)
+        with served(folder):
+            measure(f"gs://{BUCKET}/state", "gcs", given.runs)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from base64 import b64decode
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -262,6 +263,12 @@ class S3Storage:
         found = self._look(path, f"stat {path!r} of {self.url}")
         return None if found is None else _info(path, found, found["ContentLength"])
 
+    def checksum(self, path: str) -> int | None:
+        """Return the checksum that S3 compared when the file was written, as `TellsChecksums.checksum` specifies."""
+        found = self._look(path, f"read the checksum of {path!r} of {self.url}")
+        told = None if found is None else _whole_crc32c(found)
+        return None if told is None else int.from_bytes(b64decode(told), "big")
+
     def list(self, prefix: str) -> Iterator[FileInfo]:
         """Return the files whose path begins with a prefix, sorted by path, as `Storage.list` specifies.
 
@@ -429,7 +436,7 @@ class S3Storage:
         if whole:
             handle = Handle(path=path, size_bytes=len(first), crc32c=crc32c)
             self._conditionally(
-                doing, "put_object", write, path, etag, Key=name, Body=first, ChecksumCRC32C=base64_of(crc32c),
+                doing, "put_object", write, path, etag, Key=name, **_body(first),
                 ContentType="application/octet-stream", Metadata={WRITE_KEY: write.nonce}, **self._encryption,
             )  # fmt: skip
             return handle
@@ -442,10 +449,7 @@ class S3Storage:
                 number += 1
                 crc32c = google_crc32c.extend(sent.crc32c, data)
                 sent = changed(sent, size_bytes=sent.size_bytes + len(data), crc32c=crc32c)
-                answer = self._send(
-                    doing, "upload_part", None, **upload, PartNumber=number, Body=data,
-                    ChecksumCRC32C=base64_of(google_crc32c.value(data)),
-                )  # fmt: skip
+                answer = self._send(doing, "upload_part", None, **upload, PartNumber=number, **_body(data))
                 yield {"PartNumber": number, **_part(answer)}
                 if last:
                     return
@@ -558,9 +562,9 @@ class S3Storage:
         name, refused = f"{self._root}{uuid4().hex}.probe", []
         try:
             for operation, arguments in (
-                ("put_object", {"Body": b"1", "IfNoneMatch": "*"}),
-                ("put_object", {"Body": b"2", "IfNoneMatch": "*"}),
-                ("put_object", {"Body": b"3", "IfMatch": '"0"'}),
+                ("put_object", {**_body(b"1"), "IfNoneMatch": "*"}),
+                ("put_object", {**_body(b"2"), "IfNoneMatch": "*"}),
+                ("put_object", {**_body(b"3"), "IfMatch": '"0"'}),
                 ("delete_object", {"IfMatch": '"0"'}),
             ):
                 try:
@@ -766,10 +770,23 @@ def _pieces(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
     yield bytes(waiting), True
 
 
+def _body(data: bytes) -> dict[str, Any]:
+    """Return the arguments for bytes with their checksum.
+
+    On a bucket with object lock, S3 demands that a request names the algorithm.
+    """
+    crc32c = base64_of(google_crc32c.value(data))
+    return {"Body": data, "ChecksumAlgorithm": "CRC32C", "ChecksumCRC32C": crc32c}
+
+
 def _whole_crc32c(answer: dict[str, Any]) -> str | None:
     """Return the base64 checksum of the whole file in an answer; None if the server reports none."""
-    # Without FULL_OBJECT, a multipart upload's checksum is a checksum of the parts' checksums.
-    return answer.get("ChecksumCRC32C") if answer.get("ChecksumType") == "FULL_OBJECT" else None
+    # A multipart upload may have a checksum of its parts' checksums. Some stores don't report the type of a checksum; the ETag of a
+    # multipart upload has a hyphen.
+    whole = (
+        answer.get("ChecksumType", "COMPOSITE" if "-" in answer.get("ETag", "-") else "FULL_OBJECT") == "FULL_OBJECT"
+    )
+    return answer.get("ChecksumCRC32C") if whole else None
 
 
 def _part(answer: dict[str, Any]) -> dict[str, str]:

@@ -92,11 +92,22 @@ class Log:
         """
         entry = self.entry(checkpoint_id)
         if not isinstance(entry, Record):
-            raise CorruptRecord(
-                f"{paths.record(checkpoint_id)} does not contain a whole record, but the newest record retains its checkpoint\n"
-                "Put it back from a backup"
-            )
+            raise _shrunk(checkpoint_id)
         return entry
+
+    def contents(self, ids: Iterable[int]) -> dict[int, Content]:
+        """Return the contents of the records of retained checkpoints, by id. The records are read in parallel.
+
+        Faster than `whole`, because the records' lists of other checkpoints are not decoded.
+
+        Raises:
+            CorruptRecord: As for `whole`.
+        """
+        wanted = [*ids]
+        found = dict(zip(wanted, at_once(self.entries.content, wanted), strict=True))
+        if (shrunk := next((n for n, content in found.items() if content is None), None)) is not None:
+            raise _shrunk(shrunk)
+        return {n: content for n, content in found.items() if content is not None}
 
     @property
     def kept(self) -> tuple[Kept, ...]:
@@ -286,11 +297,12 @@ class Log:
         if interval is None:
             self._check_settled(below, own)
         else:
-            below += sorted({f for f in self._kept_facts() if f.interval.overlaps(interval)} - {*below})
+            below += sorted({f for f in self._kept_facts if f.interval.overlaps(interval)} - {*below})
         return [*below, *(f for f in own if interval is None or f.interval.overlaps(interval))]
 
+    @cached_property
     def _kept_facts(self) -> set[Fact]:
-        """Return a `Fact` (interval, id and kind) for each retained commit, read from the newest record.
+        """A `Fact` (interval, id and kind) for each retained commit, read from the newest record.
 
         The caller adds them to the facts from file names in `settled/commits/`. There a commit is missing if its file
         is lost, or if the listing is some seconds old.
@@ -359,6 +371,13 @@ class Log:
                 )
             at = base_with_shared_marks(entry)
         return judged if judged in self.quarantined else None
+
+
+def _shrunk(checkpoint_id: int) -> CorruptRecord:
+    return CorruptRecord(
+        f"{paths.record(checkpoint_id)} does not contain a whole record, but the newest record retains its checkpoint\n"
+        "Put it back from a backup"
+    )
 
 
 def facts_of(record: Record) -> list[Fact]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from functools import cached_property
 from typing import Any, NamedTuple, cast
@@ -23,7 +24,16 @@ from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage, lists_late
 from state_backend.values.errors import CorruptRecord, NotFound, StorageUnavailable
 from state_backend.values.intervals import Interval
-from state_backend.values.records import AttemptEnd, OutputFile, Record, Settled, Summary, SweepRecord, Tombstone
+from state_backend.values.records import (
+    AttemptEnd,
+    Content,
+    OutputFile,
+    Record,
+    Settled,
+    Summary,
+    SweepRecord,
+    Tombstone,
+)
 
 Entry = Record | SweepRecord | Tombstone
 
@@ -147,6 +157,24 @@ class RecordReader(Mapping[int, Entry]):
                 f"{paths.record(checkpoint_id)} is missing from the log, but later records exist\nPut it back from a backup"
             )
         return entry
+
+    def content(self, checkpoint_id: int) -> Content | None:
+        """Return the content of a record; None for a tombstone and for the record of a sweep.
+
+        The record's lists of other checkpoints are not decoded.
+
+        Raises:
+            CorruptRecord: The record is missing or can't be decoded.
+        """
+        entry = self._here.get(checkpoint_id) or self._remembered(checkpoint_id)
+        if entry is None:
+            path = paths.record(checkpoint_id)
+            with suppress(NotFound):
+                found = record_codec.decode_content(self._storage.read(path), path)
+                if found is not None and found[0] == checkpoint_id:
+                    return found[1]
+            entry = self.fresh(checkpoint_id)
+        return entry.content if isinstance(entry, Record) else None
 
     @property
     def sweep_command(self) -> str:

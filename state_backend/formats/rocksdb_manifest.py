@@ -58,6 +58,10 @@ class SstSpan:
     epoch: int
     described: bytes = field(repr=False)
 
+    def touches(self, start: bytes, end: bytes | None) -> bool:
+        """Return True if the SST may have a key with start <= key < end; None: no end."""
+        return self.largest >= start and (end is None or self.smallest < end)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Store:

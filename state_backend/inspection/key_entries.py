@@ -16,7 +16,7 @@ from state_backend.formats.schema_evolution import row_reader
 from state_backend.formats.spark_hash import key_group as key_group_of
 from state_backend.formats.types import StructType, parse_struct
 from state_backend.inspection.state_diff import EntryChange, changes_of_group
-from state_backend.inspection.state_table import StateSource, open_shard
+from state_backend.inspection.state_table import Span, StateSource, open_shard
 from state_backend.ports.storage import Storage
 from state_backend.shard.file_cache import FileCache
 from state_backend.state import layout
@@ -142,20 +142,25 @@ def read_key(
     if source.canonical:
         raise UsageError(f"{source} is a canonical savepoint, which only `cairn get` reads key by key")
     content = source.content
-    ids = [*(d.state_id for d in content.states), layout.TIMERS]
-    starts = [layout.prefix(key.group, state_id) + key.encoded for state_id in sorted(ids)]
-    spans = [(start, layout.after(start)) for start in starts]
+    spans = spans_of(key, content.states)
     shard = shard_of(key.group, content.parallelism, content.max_parallelism)
     stored: list[Stored] = []
     with open_shard(source, shard, storage, work, spans=spans, cache=cache) as (store, _):
         for start, end in spans:
-            for stored_key, entry in store.scan(start, end):
-                if stored_key[2] == layout.TIMERS:
-                    timers = layout.timers_in(stored_key[3:], entry)
-                    stored += [(stored_key[:3] + timer, b"") for timer in timers]
-                else:
-                    stored.append((stored_key, entry))
+            stored += store.scan(start, end)
     return entries_of(key, content.states, stored)
+
+
+def spans_of(key: SearchedKey, states: Sequence[StateDescriptor]) -> list[Span]:
+    """Return the ranges of stored keys that hold the states and timers of a key, ascending.
+
+    Args:
+        key: The key.
+        states: The descriptors of the states.
+    """
+    ids = {*(d.state_id for d in states), layout.TIMERS}
+    starts = [layout.prefix(key.group, state_id) + key.encoded for state_id in sorted(ids)]
+    return [(start, layout.after(start)) for start in starts]
 
 
 def entries_of(key: SearchedKey, states: Sequence[StateDescriptor], stored: Sequence[Stored]) -> KeyEntries:
@@ -164,9 +169,15 @@ def entries_of(key: SearchedKey, states: Sequence[StateDescriptor], stored: Sequ
     Args:
         key: The key of the entries.
         states: The descriptors of the states.
-        stored: Stored keys and values, ascending.
+        stored: Stored keys and values in the ranges of `spans_of`, ascending.
     """
-    return KeyEntries(keys=KeyCodec(key.schema), states={d.name: d for d in states}, stored=tuple(stored))
+    entries: list[Stored] = []
+    for stored_key, entry in stored:
+        if stored_key[2] == layout.TIMERS:
+            entries += [(stored_key[:3] + timer, b"") for timer in layout.timers_in(stored_key[3:], entry)]
+        else:
+            entries.append((stored_key, entry))
+    return KeyEntries(keys=KeyCodec(key.schema), states={d.name: d for d in states}, stored=tuple(entries))
 
 
 def changes_of_key(before: KeyEntries, after: KeyEntries, group: int) -> list[EntryChange]:

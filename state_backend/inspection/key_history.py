@@ -1,35 +1,40 @@
 """The history of one key: the retained checkpoints that changed the key, with the change of each.
 
-The search first reads the digests of the key's group. If a checkpoint and the checkpoint before it have the same digest,
-the key did not change, and the search does not read its state.
+The search first compares the digests of the key's group. If a checkpoint and the checkpoint before it have the same
+digest, the key did not change, and the search does not read its state. Otherwise the search reads the files that one of
+the two has and the other has not (`key_versions.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from state_backend.checkpoint.dropped_checkpoint import telling_drops
+from state_backend.checkpoint.dropped_checkpoint import check_retained, telling_drops
 from state_backend.checkpoint.log import Log, base_of
 from state_backend.checkpoint.parallel import at_once
+from state_backend.formats.rocksdb_table import UnknownTable
 from state_backend.inspection.describe import code_name, plain, state_of
-from state_backend.inspection.key_entries import KeyEntries, SearchedKey, changes_of_key, entries_of, read_key
+from state_backend.inspection.key_entries import KeyEntries, SearchedKey, changes_of_key, entries_of, read_key, spans_of
 from state_backend.inspection.key_rows import KeyRows, read_key_rows
+from state_backend.inspection.key_versions import KeyFiles, KeyVersions
 from state_backend.inspection.state_diff import EntryChange, describe_change
 from state_backend.inspection.state_table import StateSource
 from state_backend.ports.storage import Storage
 from state_backend.shard.file_cache import FileCache
 from state_backend.shard.manifest import manifest_of
 from state_backend.state import layout
-from state_backend.values.errors import CorruptFile, NotFound
+from state_backend.values.errors import CorruptFile, CorruptRecord, NotFound
 from state_backend.values.intervals import Interval, format_instant, from_ms, shown_ms
 from state_backend.values.key_groups import shard_of
-from state_backend.values.records import Content, OutputFile, Record, RunRef, ShardRef, Tombstone
+from state_backend.values.records import Content, Record, RunRef, ShardRef, StateDescriptor, Tombstone
 
 _CACHE_BYTES = 1 << 30
-_NOTHING = KeyRows(rows=None, read_bytes=0)
+# The checkpoints whose manifests and files are read together, in parallel.
+_AT_ONCE = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +42,8 @@ class KeyStep:
     """One checkpoint of a key's history.
 
     Attributes:
-        record: The record of a retained checkpoint; the tombstone of a dropped one, where only rows are known.
+        record: The record of a retained checkpoint, without its lists of other checkpoints; the tombstone of a dropped
+            one, where only rows are known.
         status: The status of the checkpoint, as `cairn list` names it.
         since: The checkpoint that `changes` compare with: the base, or the nearest retained ancestor. None if the
             interval began with empty state, or if `unknown` is set.
@@ -74,7 +80,7 @@ def history_of_key(
     """Yield the retained checkpoints that changed a key, by id.
 
     Args:
-        log: The log of the pipeline.
+        log: The log of the pipeline, of which the newest record is enough.
         url: URL of the pipeline's folder.
         key: The key.
         storage: The storage of the pipeline's folder.
@@ -91,65 +97,134 @@ def history_of_key(
     ids = {*log.retained}
     if follow_output:
         ids |= {checkpoint_id for checkpoint_id, _ in log.current_outputs().values()}
-    for checkpoint_id in sorted(ids, reverse=newest_first):
-        step = steps.step(checkpoint_id, follow_output)
-        if step is not None:
-            yield step
+    ordered = sorted(ids, reverse=newest_first)
+    for at in range(0, len(ordered), _AT_ONCE):
+        yield from steps.steps(ordered[at : at + _AT_ONCE], follow_output)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shard:
+    """Facts about the key's shard in one checkpoint.
+
+    Attributes:
+        group: The counts of entries and the digest of the key's group; None for no entries.
+        files: The files that may hold the key; None if only RocksDB can read them.
+    """
+
+    group: Any
+    files: KeyFiles | None
 
 
 class _Steps:
     def __init__(self, log: Log, url: str, key: SearchedKey, storage: Storage, work: Path) -> None:
         self._log, self._url, self._key, self._storage, self._work = log, url, key, storage, work
         self._cache = FileCache(work / "cache", _CACHE_BYTES)
-        self._records = {record.id: record for record in log.completed()}
-        self._groups = self._read_groups()
+        self._contents: dict[int, Content] = {}
+        self._states: dict[int, StateDescriptor] = {}
+        self._versions = KeyVersions((), storage, work)
+        self._shards: dict[int, _Shard] = {}
         self._entries: dict[int, KeyEntries] = {}
 
-    def _read_groups(self) -> dict[int, Any]:
-        """Return the digest of the key's group, with its counts of entries, by checkpoint; None for no entries."""
-        refs = {n: _ref_of(record.content, self._key.group) for n, record in self._records.items()}
-        groups: dict[int, Any] = {}
-        different: list[tuple[int, ShardRef]] = []
+    def steps(self, ids: Sequence[int], follow_output: bool) -> Iterator[KeyStep]:
+        """Yield the steps of some checkpoints, in their order."""
+        retained = [n for n in ids if n in self._log.retained]
+        self._load_contents(retained)
+        before = {n: self._before(n) for n in retained}
+        since = {n: found[0] for n, found in before.items()}
+        earlier = [n for n in since.values() if n is not None]
+        self._load_contents(earlier)
+        self._load_shards([*since, *earlier])
+        changed = [n for n in since if self._may_differ(n, since[n])]
+        self._fetch([*changed, *(n for n in map(since.get, changed) if n is not None)])
+        changes = {n: self._changes(n, since[n]) for n in changed}
+        searched = [n for n in ids if follow_output or changes.get(n)]
+        rows = dict(zip(searched, at_once(self._rows, searched), strict=True))
+        for n in ids:
+            output, late = rows.get(n, (None, None))
+            if not changes.get(n) and not _any(output) and not _any(late):
+                continue
+            if n in before:
+                yield self._step(n, before[n], changes.get(n, []), output, late)
+            elif isinstance(entry := self._log.entry(n), Tombstone):
+                yield self._dropped(entry, output, late)
+
+    def _load_contents(self, ids: Iterable[int]) -> None:
+        """Read the records of some retained checkpoints.
+
+        An SST is read once for the states of all these checkpoints. With a new state, all files are read again.
+        """
+        missing = sorted({*ids} - self._contents.keys())
+        try:
+            self._contents |= self._log.contents(missing)
+        except CorruptRecord:
+            for n in missing:
+                check_retained(self._storage, n)
+            raise
+        states = {d.state_id: d for n in missing for d in self._contents[n].states}
+        if not states.keys() <= self._states.keys() or not self._shards:
+            self._states |= states
+            self._versions = KeyVersions(spans_of(self._key, [*self._states.values()]), self._storage, self._work)
+            self._shards.clear()
+
+    def _load_shards(self, ids: Iterable[int]) -> None:
+        """Read the manifests of the key's shard in some checkpoints."""
+        missing = sorted({*ids} - self._shards.keys())
         same: dict[int, int] = {}
-        for n, ref in refs.items():
-            base = self._records[n].content.base_id
-            if base in refs and refs[base] == ref:
+        for n in missing:
+            base = self._contents[n].base_id
+            if base is not None and (base in self._shards or base in missing) and self._ref(base) == self._ref(n):
                 same[n] = base
-            else:
-                different.append((n, ref))
+        different = [n for n in missing if n not in same]
+        for n, shard in zip(different, at_once(self._read_shard, different), strict=True):
+            self._shards[n] = shard
+        for n, base in same.items():  # Ascending, so that a base comes first.
+            self._shards[n] = self._shards[base]
 
-        def read(item: tuple[int, ShardRef]) -> Any:
-            n, ref = item
-            with telling_drops(self._storage, n):
-                try:
-                    manifest = manifest_of(ref, self._storage)
-                except NotFound as error:
-                    raise CorruptFile(f"checkpoint {n}: a manifest is missing: {error}") from error
-            found = [s for s in manifest.key_group_states if s.key_group == self._key.group]
-            return (found[0].entries, found[0].digest) if found else None
+    def _ref(self, checkpoint_id: int) -> ShardRef:
+        content = self._contents[checkpoint_id]
+        return content.shards[shard_of(self._key.group, content.parallelism, content.max_parallelism)]
 
-        for (n, _), group in zip(different, at_once(read, different), strict=True):
-            groups[n] = group
-        for n in sorted(same):
-            groups[n] = groups[same[n]]
-        return groups
+    def _read_shard(self, checkpoint_id: int) -> _Shard:
+        with telling_drops(self._storage, checkpoint_id):
+            try:
+                manifest = manifest_of(self._ref(checkpoint_id), self._storage)
+            except NotFound as error:
+                raise CorruptFile(f"checkpoint {checkpoint_id}: a manifest is missing: {error}") from error
+        found = [s for s in manifest.key_group_states if s.key_group == self._key.group]
+        group = (found[0].entries, found[0].digest) if found else None
+        return _Shard(group=group, files=self._versions.files_of(manifest))
 
-    def step(self, checkpoint_id: int, follow_output: bool) -> KeyStep | None:
-        record = self._records.get(checkpoint_id)
-        if record is None:
-            return self._dropped(checkpoint_id)
-        content = record.content
-        since, between, unknown = self._before(record)
-        changes: list[EntryChange] = []
-        before_group = self._groups[since] if since is not None else None
-        if before_group != self._groups[checkpoint_id]:
-            before = self._read(since) if since is not None else entries_of(self._key, content.states, ())
-            changes = changes_of_key(before, self._read(checkpoint_id), self._key.group)
-        output = late = None
-        if changes or follow_output:
-            output, late = self._rows(content.outputs, content.attempt, content.parallelism)
-        if not changes and not _any(output) and not _any(late):
-            return None
+    def _may_differ(self, checkpoint_id: int, since: int | None) -> bool:
+        """Return False if the key has the same entries in both checkpoints, or none in the only one."""
+        here, before = self._shards[checkpoint_id], self._shards[since] if since is not None else None
+        if here.group == (before.group if before is not None else None):
+            return False
+        return here.files is None or before is None or here.files != before.files
+
+    def _fetch(self, ids: Iterable[int]) -> None:
+        """Read those files of some checkpoints that were not read yet. Of earlier files, keep those of these checkpoints."""
+        files = {n: found for n in ids if (found := self._shards[n].files) is not None}
+        self._versions.forget_all_but(files.values())
+        with telling_drops(self._storage, min(files, default=None)):
+            self._versions.fetch(files.values())
+
+    def _changes(self, checkpoint_id: int, since: int | None) -> list[EntryChange]:
+        after = self._read(checkpoint_id)
+        before = self._read(since) if since is not None else entries_of(self._key, [*after.states.values()], ())
+        if before.stored == after.stored and before.states == after.states:
+            return []
+        return changes_of_key(before, after, self._key.group)
+
+    def _step(
+        self,
+        checkpoint_id: int,
+        before: tuple[int | None, int, str | None],
+        changes: list[EntryChange],
+        output: KeyRows | None,
+        late: KeyRows | None,
+    ) -> KeyStep:
+        since, between, unknown = before
+        record = Record(id=checkpoint_id, retained=(), reproduces=None, content=self._contents[checkpoint_id])
         return KeyStep(
             record=record,
             status=state_of(self._log, record),
@@ -162,14 +237,7 @@ class _Steps:
             late=late,
         )
 
-    def _dropped(self, checkpoint_id: int) -> KeyStep | None:
-        entry = self._log.entry(checkpoint_id)
-        if not isinstance(entry, Tombstone):
-            return None
-        # A tombstone does not say how many shards the checkpoint had, so all its files are searched.
-        output, late = self._rows(self._log.outputs(checkpoint_id), "", 1)
-        if not _any(output) and not _any(late):
-            return None
+    def _dropped(self, entry: Tombstone, output: KeyRows | None, late: KeyRows | None) -> KeyStep:
         why = "the checkpoint is dropped: its rows are known, its state is not"
         return KeyStep(
             record=entry,
@@ -183,20 +251,20 @@ class _Steps:
             late=late,
         )
 
-    def _before(self, record: Record) -> tuple[int | None, int, str | None]:
+    def _before(self, checkpoint_id: int) -> tuple[int | None, int, str | None]:
         """Find the checkpoint to compare a checkpoint with.
 
         Returns:
             The id of the checkpoint; None if its state is unknown, or if the interval began with empty state. The number
             of dropped checkpoints between the two. Why the earlier state is unknown; None if it is known.
         """
-        content, between, first = record.content, 0, min(self._records)
+        content, between, first = self._contents[checkpoint_id], 0, min(self._log.retained)
         if content.kind == "restore":
             return None, 0, f"the state was restored from {_origin(content)}"
         base = content.base_id
         if base is None:
             return None, 0, None
-        while base is not None and base not in self._records:
+        while base is not None and base not in self._log.retained:
             if base < first:
                 return None, 0, f"the base, checkpoint {content.base_id}, is dropped"
             entry = self._log.entry(base)
@@ -210,26 +278,36 @@ class _Steps:
         if checkpoint_id not in self._entries:
             while len(self._entries) > 8:  # A state is usually compared twice: with its base, and with its successor.
                 del self._entries[next(iter(self._entries))]
-            source = StateSource.of_record(self._url, self._records[checkpoint_id])
-            folder = self._work / f"state-{checkpoint_id}"
-            folder.mkdir()
-            self._entries[checkpoint_id] = read_key(source, self._key, self._storage, folder, self._cache)
+            self._entries[checkpoint_id] = self._entries_of(checkpoint_id)
         return self._entries[checkpoint_id]
 
-    def _rows(self, files: tuple[OutputFile, ...], attempt: str, parallelism: int) -> tuple[KeyRows, KeyRows]:
-        shard = shard_of(self._key.group, parallelism, max(self._max_parallelism, parallelism))
+    def _entries_of(self, checkpoint_id: int) -> KeyEntries:
+        content, files = self._contents[checkpoint_id], self._shards[checkpoint_id].files
+        if files is not None:
+            with suppress(UnknownTable):
+                return entries_of(self._key, content.states, self._versions.stored(files))
+        folder = self._work / f"state-{checkpoint_id}"
+        folder.mkdir()
+        source = StateSource(url=self._url, content=content, checkpoint_id=checkpoint_id)
+        return read_key(source, self._key, self._storage, folder, self._cache)
+
+    def _rows(self, checkpoint_id: int) -> tuple[KeyRows, KeyRows]:
+        content = self._contents.get(checkpoint_id)
+        if content is not None:
+            files, attempt, parallelism = content.outputs, content.attempt, content.parallelism
+        else:
+            # A tombstone does not say how many shards the checkpoint had, so all its files are searched.
+            files, attempt, parallelism = self._log.outputs(checkpoint_id), "", 1
+        most = next(iter(self._contents.values())).max_parallelism if self._contents else parallelism
+        shard = shard_of(self._key.group, parallelism, max(most, parallelism))
         found = [
             read_key_rows([f for f in files if f.late == late], attempt, shard, self._key, self._storage, self._work)
             for late in (False, True)
         ]
         return found[0], found[1]
 
-    @property
-    def _max_parallelism(self) -> int:
-        return next(iter(self._records.values())).content.max_parallelism
-
     def _fired(self, record: Record, since: int | None, changes: list[EntryChange]) -> tuple[int, ...]:
-        base = self._records[since].content if since is not None else None
+        base = self._contents[since] if since is not None else None
         due_ms = due_until_ms(record.content, base)
         gone = [c.before.value["at_ms"] for c in changes if c.state == layout.TIMERS_NAME and c.before is not None]
         return tuple(at_ms for at_ms in gone if at_ms <= due_ms)
@@ -255,10 +333,6 @@ def _origin(content: Content) -> str:
     if content.restored_from is not None:
         return f"savepoint {content.restored_from}"
     return f"checkpoint {content.base_id}" if content.base_id is not None else "another pipeline"
-
-
-def _ref_of(content: Content, group: int) -> ShardRef:
-    return content.shards[shard_of(group, content.parallelism, content.max_parallelism)]
 
 
 def _any(rows: KeyRows | None) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,6 +15,7 @@ from state_backend.formats import paths
 from state_backend.formats.key_columns import KeyColumns
 from state_backend.inspection.key_entries import SearchedKey
 from state_backend.ports.storage import Storage
+from state_backend.shard.transfer import IN_MEMORY_BYTES, read_verified
 from state_backend.values.errors import CorruptFile, NotFound, StateTypeError
 from state_backend.values.records import OutputFile
 
@@ -67,19 +69,21 @@ def read_key_rows(
         shard: The number of the key's shard.
         key: The key.
         storage: The storage of the pipeline's folder.
-        work: A local folder for one file at a time.
+        work: A local folder, which gets large files one by one.
 
     Raises:
         CorruptFile: A file is missing, or is no Parquet file.
     """
-    found, read_bytes, local = [], 0, work / "rows.parquet"
+    found, read_bytes, local = [], 0, work / f"{uuid4().hex}.parquet"
     for file in files:
         if paths.attempt_of(file.handle.path) == attempt and _shard_in(file.handle.path) not in (None, shard):
             continue
         try:
-            storage.download(file.handle, local)
+            small = file.handle.size_bytes <= IN_MEMORY_BYTES
+            if not small:
+                storage.download(file.handle, local)
             read_bytes += file.handle.size_bytes
-            with pq.ParquetFile(local) as parquet:
+            with pq.ParquetFile(pa.BufferReader(read_verified(storage, file.handle)) if small else local) as parquet:
                 for number in range(parquet.num_row_groups):
                     rows = rows_of_key(parquet.read_row_group(number), key)
                     if rows is None:

@@ -32,7 +32,7 @@ from state_backend.formats.arrow_columns import arrow_type
 from state_backend.formats.canonical_tables import read_tables
 from state_backend.formats.evolution_columns import columns_reader
 from state_backend.formats.key_columns import KeyColumns
-from state_backend.formats.rocksdb_manifest import SstSpan, store_of, without
+from state_backend.formats.rocksdb_manifest import store_of, without
 from state_backend.formats.types import parse_struct
 from state_backend.ports.storage import Storage
 from state_backend.shard.canonical_files import stored_batches
@@ -374,7 +374,7 @@ def needed_for(manifest: ShardManifest, spans: Sequence[Span]) -> ShardManifest:
         files = store_of(log.data, f"{log.name} of shard {manifest.shard}").spans
     except CorruptFile:
         return manifest
-    spare = [file for file in files if not any(_touches(file, span) for span in spans)]
+    spare = [file for file in files if not any(file.touches(*span) for span in spans)]
     names = {f"{file.number:06d}{SST_SUFFIX}" for file in spare}
     pruned = replace(log, data=without(log.data, spare))
     return replace(
@@ -382,8 +382,3 @@ def needed_for(manifest: ShardManifest, spans: Sequence[Span]) -> ShardManifest:
         files=tuple(f for f in manifest.files if f.name not in names),
         inline_files=tuple(pruned if f is log else f for f in manifest.inline_files if f.name not in names),
     )
-
-
-def _touches(file: SstSpan, span: Span) -> bool:
-    start, end = span
-    return file.largest >= start and (end is None or file.smallest < end)

@@ -2,11 +2,12 @@
 
 Fast: every record, every manifest, and every mark (a file in `quarantine/`, `validated/` or `published/` about one
 checkpoint) is read and checked. Every file that a record names is compared with one listing by size, and by crc32c if
-the storage keeps checksums. Deep: every file is also downloaded and compared with its handle. Every shard is restored
+the listing has checksums. Some storages tell a file's checksum only by a request for each file: the fast verification
+sends these requests if the caller wishes. Deep: every file is also downloaded and compared with its handle. Every shard is restored
 into an empty folder, and its entries are compared with the counts and digests of their key groups.
 
 `verify_files` checks one checkpoint or savepoint before it is used or published. It does what the fast verification does,
-and also reads every file if the storage keeps no checksums. It decodes no entry: if a file and its recorded checksum were
+and also asks for the checksum of every file, or reads the file if the storage keeps none. It decodes no entry: if a file and its recorded checksum were
 both changed, it finds nothing.
 
 The log is read before the files are listed, so that a commit or a drop during the verification causes no finding.
@@ -18,10 +19,10 @@ import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.checkpoint.dropped_checkpoint import telling_drops
@@ -31,7 +32,7 @@ from state_backend.checkpoint.log import Log, read_log, read_whole_log
 from state_backend.checkpoint.parallel import at_once
 from state_backend.checkpoint.settled_files import lost_findings
 from state_backend.formats import paths, record_codec
-from state_backend.ports.storage import Storage
+from state_backend.ports.storage import Storage, TellsChecksums
 from state_backend.shard.manifest import manifest_of
 from state_backend.shard.restore import restore_shard
 from state_backend.state.check_shard import verify_shard
@@ -134,6 +135,7 @@ def verify_pipeline(
     *,
     which: Collection[int] | None = None,
     work: Path | None = None,
+    checksums: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Verification:
     """Verify a pipeline's log and its retained checkpoints.
@@ -144,10 +146,13 @@ def verify_pipeline(
         storage: The storage of the pipeline's folder.
         which: The ids of the checkpoints to verify; None: all retained ones.
         work: An empty local folder with room for one shard, for the deep verification; None: the fast verification.
+        checksums: Ask a storage that `TellsChecksums` for the checksum of each file of state and output.
         on_progress: Function that gets the number of verified shards and of all shards, after each shard.
     """
     log, findings = _verified_log(storage)
     files = {info.path: info for info in storage.list("")}
+    if checksums:
+        files |= _with_checksums(storage, [i for p, i in files.items() if p.startswith((paths.SHARED, paths.OUTPUT))])
     unknown = tuple(path for path in files if paths.kind_of(path) is None)
     findings += [*_marks(storage, files), *missing_records(storage, files)]
     if log is None:
@@ -325,6 +330,7 @@ def verify_files(
     # A listing of a network disk may be some seconds old. So a file that the listing lacks is looked up by its path.
     missing = at_once(storage.stat, [handle.path for handle in handles if handle.path not in listed])
     listed |= {info.path: info for info in missing if info is not None}
+    listed |= _with_checksums(storage, [listed[h.path] for h in handles if h.path in listed])
     wrong = {h: finding for h in handles if (finding := _listed(h, listed.get(h.path))) is not None}
     unread = [h for h in handles if h not in wrong and listed[h.path].crc32c is None]
     with ThreadPoolExecutor(_READERS, thread_name_prefix="verify") as pool:
@@ -445,6 +451,13 @@ def _listed(handle: Handle, info: FileInfo | None) -> str | None:
     if info.crc32c not in (None, handle.crc32c):
         return f"{handle.path}: expected crc32c {handle.crc32c:08x}, found {info.crc32c:08x}"
     return None
+
+
+def _with_checksums(storage: Storage, files: Iterable[FileInfo]) -> dict[str, FileInfo]:
+    """Return by path those of the listed files whose checksum a storage that `TellsChecksums` adds."""
+    unknown = [info for info in files if info.crc32c is None] if isinstance(storage, TellsChecksums) else []
+    told = at_once(lambda info: cast(TellsChecksums, storage).checksum(info.path), unknown)
+    return {info.path: replace(info, crc32c=crc32c) for info, crc32c in zip(unknown, told, strict=True)}
 
 
 def _downloaded(handle: Handle, storage: Storage, local: Path) -> str | None:

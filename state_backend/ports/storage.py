@@ -25,7 +25,16 @@ from typing import Protocol, runtime_checkable
 from state_backend.values.errors import UsageError
 from state_backend.values.handles import TEMP_FOLDER, FileInfo, Handle, check_path
 
-__all__ = ["TEMP_FOLDER", "DeletesMany", "KeepsRoom", "Storage", "check_path", "check_prefix", "lists_late"]
+__all__ = [
+    "TEMP_FOLDER",
+    "DeletesMany",
+    "KeepsRoom",
+    "Storage",
+    "TellsChecksums",
+    "check_path",
+    "check_prefix",
+    "lists_late",
+]
 
 
 class Storage(Protocol):
@@ -153,6 +162,14 @@ class DeletesMany(Protocol):
 
         The method raises the errors of `Storage.delete`. Some of the files may be deleted then.
         """
+
+
+@runtime_checkable
+class TellsChecksums(Protocol):
+    """A storage that keeps checksums, but leaves them out of its listings."""
+
+    def checksum(self, path: str) -> int | None:
+        """Return the crc32c of a file by one request, without its bytes; None if no file or no checksum exists."""
 
 
 def lists_late(storage: Storage) -> bool:

@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import google_crc32c
-
 from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage
+from state_backend.shard.transfer import read_verified
 from state_backend.values.errors import CorruptFile, NotFound
 from state_backend.values.handles import Handle
 from state_backend.values.records import (
@@ -73,14 +72,7 @@ def manifest_of(ref: ShardRef, storage: Storage) -> ShardManifest:
     if ref.in_segment is not None:
         manifest = _manifest_in(ref.in_segment, handle, storage)
     else:
-        data = storage.read(handle.path)
-        crc32c = google_crc32c.value(data)
-        if len(data) != handle.size_bytes or crc32c != handle.crc32c:
-            raise CorruptFile(
-                f"{handle.path}: {len(data)} bytes, crc32c {crc32c:08x}; expected {handle.size_bytes} bytes, "
-                f"{handle.crc32c:08x}; put it back from a copy"
-            )
-        manifest = record_codec.decode(data, handle.path, ShardManifest)
+        manifest = record_codec.decode(read_verified(storage, handle), handle.path, ShardManifest)
     return changed(manifest, ref.changes) if ref.changes is not None else manifest
 
 

@@ -1,18 +1,26 @@
-"""Functions that upload, copy or download many files at once in threads.
+"""Functions that upload, copy or download many files at once in threads, and read one.
 
 Snapshots, restores and savepoints use them. Either all transfers succeed, or the first error is raised.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import mmap
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
+from uuid import uuid4
+
+import google_crc32c
 
 from state_backend.ports.storage import Storage
-from state_backend.values.errors import UnknownOutcome, UsageError
+from state_backend.values.errors import CorruptFile, UnknownOutcome, UsageError
 from state_backend.values.handles import Handle
+
+IN_MEMORY_BYTES = 4 << 20
+"""The largest file that `content_of` reads into memory."""
 
 T = TypeVar("T")
 
@@ -54,6 +62,45 @@ def download_all(storage: Storage, files: Sequence[tuple[Handle, Path]], *, para
     if errors := _run(download, files, parallelism):
         _undo(lambda path: path.unlink(missing_ok=True), done, errors[0])
         raise errors[0]
+
+
+def read_verified(storage: Storage, handle: Handle) -> bytes:
+    """Return the bytes of a small file.
+
+    Raises:
+        NotFound: The file is missing.
+        CorruptFile: The file has another size or checksum than the handle. The message names the file.
+    """
+    data = storage.read(handle.path)
+    crc32c = google_crc32c.value(data)
+    if len(data) != handle.size_bytes or crc32c != handle.crc32c:
+        raise CorruptFile(
+            f"{handle.path}: {len(data)} bytes, crc32c {crc32c:08x}; expected {handle.size_bytes} bytes, "
+            f"{handle.crc32c:08x}; put it back from a copy"
+        )
+    return data
+
+
+@contextmanager
+def content_of(storage: Storage, handle: Handle, work: Path) -> Iterator[memoryview]:
+    """Yield the bytes of a file: from memory, or those of a large file from a copy in the local folder `work`.
+
+    The errors are those of `read_verified`.
+    """
+    if handle.size_bytes <= IN_MEMORY_BYTES:
+        yield memoryview(read_verified(storage, handle))
+        return
+    local = work / uuid4().hex
+    storage.download(handle, local)
+    try:
+        with (
+            local.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+            memoryview(mapped) as content,
+        ):
+            yield content
+    finally:
+        local.unlink()
 
 
 def _create_all(storage: Storage, create: Callable[[int], Handle], count: int, parallelism: int) -> list[Handle]:

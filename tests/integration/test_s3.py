@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, get_args
 from urllib.parse import unquote
 from uuid import uuid4
 
+import boto3
 import pytest
 from botocore.exceptions import ClientError
 
+from cairn.testing import PipelineTester
 from state_backend.adapters import s3_storage
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.s3_storage import Patience, S3Storage
 from state_backend.checkpoint import leases
+from state_backend.checkpoint.log import read_log
+from state_backend.checkpoint.sweep import sweep
+from state_backend.inspection.verify import verify_files, verify_pipeline
+from state_backend.shard import snapshot
 from state_backend.values.errors import (
     AlreadyExists,
     CairnError,
@@ -33,6 +41,8 @@ from state_backend.values.errors import (
     UnknownOutcome,
     UsageError,
 )
+from state_backend.values.retention import KeepLast
+from tests.support.accounts import DAYS, SCHEMA, accounts, day
 from tests.support.environments import environment_with
 from tests.support.faulty_proxy import Answer, FaultKind, Request
 from tests.support.s3_server import BUCKET, S3Server, s3_server
@@ -435,6 +445,103 @@ def test_an_etag_is_a_generation_and_back() -> None:
     for etag in ('"d41d8cd98f00b204e9800998ecf8427e"', '"d41d8cd98f00b204e9800998ecf8427e-37"', '"any text"'):
         assert s3_storage._etag(s3_storage._generation({"ETag": etag})) == etag
     assert [s3_storage._etag(n) for n in (-1, 0, 7, 0xFF)] == [None] * 4
+
+
+def test_checksums_are_compared_without_a_download(server: S3Server, tmp_path: Path) -> None:
+    prefix = f"checksums/{uuid4().hex}"
+    storage = S3Storage(BUCKET, f"{prefix}/accounts")
+    PipelineTester(accounts(), input_schema=SCHEMA, root=f"s3://{BUCKET}/{prefix}").run(DAYS[1], day(1))
+    content = read_log(storage).completed()[-1].content
+    output = content.outputs[0].handle
+    assert storage.checksum(output.path) == output.crc32c
+    assert storage.checksum("absent") is None
+    server.requests.clear()
+    assert not verify_files(content, storage, work=tmp_path).findings
+    assert not [
+        r.target for r in server.requests if r.method == "GET" and "/output/" in r.target and "?" not in r.target
+    ]
+    boto3.client("s3", endpoint_url=server.server_url).put_object(
+        Bucket=BUCKET, Key=f"{prefix}/accounts/{output.path}", **s3_storage._body(bytes(output.size_bytes))
+    )
+    assert verify_pipeline(storage).success
+    (found,) = verify_pipeline(storage, checksums=True).checkpoints[0].findings
+    assert found.startswith(f"{output.path}: expected crc32c {output.crc32c:08x}, found ")
+    assert verify_files(content, storage, work=tmp_path).findings == (found,)
+
+
+@pytest.fixture
+def locked(server: S3Server) -> Iterator[tuple[Any, str]]:
+    """A client, and a versioned bucket whose object lock keeps each version for a day."""
+    client, bucket = boto3.client("s3", endpoint_url=server.server_url), f"locked-{uuid4().hex[:8]}"
+    client.create_bucket(Bucket=bucket, ObjectLockEnabledForBucket=True)
+    rule = {"DefaultRetention": {"Mode": "COMPLIANCE", "Days": 1}}
+    client.put_object_lock_configuration(
+        Bucket=bucket, ObjectLockConfiguration={"ObjectLockEnabled": "Enabled", "Rule": rule}
+    )
+    yield client, bucket
+
+
+def deleted_and_kept(client: Any, bucket: str) -> tuple[set[str], set[str]]:
+    """Return the keys whose newest version is a delete marker, and the keys of all versions with bytes."""
+    answer = client.list_object_versions(Bucket=bucket, MaxKeys=10_000)
+    markers = {m["Key"] for m in answer.get("DeleteMarkers", ()) if m["IsLatest"]}
+    return markers, {v["Key"] for v in answer["Versions"]}
+
+
+def test_retention_deletes_on_a_bucket_with_object_lock(
+    locked: tuple[Any, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deletes succeed: they add delete markers. The bytes stay as older versions, until the lock ends and a rule deletes them."""
+    monkeypatch.setattr(snapshot, "INLINE_FILE_BYTES", 0)
+    client, bucket = locked
+    root = f"s3://{bucket}/root"
+    tester = PipelineTester(accounts(retention=KeepLast(2)), input_schema=SCHEMA, root=root)
+    for n, rows in DAYS.items():
+        tester.run(rows, day(n))
+    storage = S3Storage(bucket, "root/accounts")
+    assert len(read_log(storage).retained) == 2
+    assert verify_pipeline(storage).success
+    markers, kept = deleted_and_kept(client, bucket)
+    assert any("/shared/" in key for key in markers) and markers <= kept
+    assert not {info.path for info in storage.list("")} & {key.removeprefix("root/accounts/") for key in markers}
+    version = next(v for v in client.list_object_versions(Bucket=bucket)["Versions"] if v["Key"] in markers)
+    with pytest.raises(ClientError, match="AccessDenied"):
+        client.delete_object(Bucket=bucket, Key=version["Key"], VersionId=version["VersionId"])
+    assert not sweep(storage, "accounts", min_age=timedelta(0)).plan.delete
+    assert tester.state("balance")
+
+
+def test_a_refused_delete_leaves_the_commit_and_is_told(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward, refused = server.forward, True
+
+    def forwarded(request: Request) -> Answer:
+        if refused and request.method == "POST" and request.target.endswith("?delete"):
+            errors = "".join(
+                f"<Error>{key}<Code>AccessDenied</Code></Error>"
+                for key in re.findall("<Key>.*?</Key>", request.body.decode())
+            )
+            return Answer(
+                status=200,
+                headers={"Content-Type": "application/xml"},
+                body=f"<DeleteResult>{errors}</DeleteResult>".encode(),
+            )
+        return forward(request)
+
+    monkeypatch.setattr(server, "forward", forwarded)
+    prefix = f"refused-{uuid4().hex}"
+    tester = PipelineTester(accounts(retention=KeepLast(2)), input_schema=SCHEMA, root=f"s3://{BUCKET}/{prefix}")
+    storage = S3Storage(BUCKET, f"{prefix}/accounts")
+    for n in (1, 2):
+        tester.run(DAYS[n], day(n))
+    for n in (3, 4):
+        with pytest.raises(PermissionRefused, match="s3:DeleteObject"):
+            tester.run(DAYS[n], day(n))
+    assert [*read_log(storage).retained] == [3, 4]
+    refused = False
+    tester.run(DAYS[5], day(5))
+    assert [*read_log(storage).retained] == [4, 5]
+    assert verify_pipeline(storage).success
+    assert not sweep(storage, "accounts", min_age=timedelta(0)).plan.delete
 
 
 @pytest.mark.long("five minutes: installs SeaweedFS")

@@ -128,8 +128,13 @@ def _refused(status: int) -> Answer:
 
 
 @contextmanager
-def gcs_server() -> Iterator[GcsServer]:
-    """A server with the bucket `BUCKET`; STORAGE_EMULATOR_HOST names it within the block."""
+def gcs_server(loaded: Path | None = None) -> Iterator[GcsServer]:
+    """A server with the bucket `BUCKET`; STORAGE_EMULATOR_HOST names it within the block.
+
+    Args:
+        loaded: A folder with a folder `BUCKET`, whose files the server loads before it answers. Many files take minutes if
+            a client creates them: to create an object, the server searches all objects.
+    """
     binary = next((Path(wrapper.__file__).parent / "vendor/fake-gcs-server/bin").iterdir())
     port = free_port()
     before = os.environ.get(EMULATOR_VARIABLE)
@@ -138,17 +143,18 @@ def gcs_server() -> Iterator[GcsServer]:
         # The wrapper's own class leaves the server's log in a pipe that nobody reads; a full one would stop it.
         process = subprocess.Popen(
             [binary, "-scheme", "http", "-backend", "memory", "-host", "127.0.0.1", "-port", str(port),
-             "-external-url", proxy.url, "-log-level", "error"],
+             "-external-url", proxy.url, "-log-level", "error", *(["-data", str(loaded)] if loaded else [])],
             stdout=log, stderr=log,
         )  # fmt: skip
         try:
-            make = json.dumps({"name": BUCKET}).encode()
-            for tries in range(200):
+            make = json.dumps({"name": BUCKET}).encode() if loaded is None else None
+            most_tries = 200 if loaded is None else 20_000
+            for tries in range(most_tries):
                 try:
                     with urlopen(UrlRequest(f"http://127.0.0.1:{port}/storage/v1/b?project=tests", make), timeout=5):
                         break
                 except OSError:
-                    if tries == 199 or process.poll() is not None:
+                    if tries == most_tries - 1 or process.poll() is not None:
                         raise
                     time.sleep(0.05)
             os.environ[EMULATOR_VARIABLE] = proxy.url

@@ -19,6 +19,7 @@ from cairn.testing import PipelineTester
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.rewind import fork, rewind
+from state_backend.inspection.key_versions import KeyVersions
 from state_backend.values.records import RunRef
 from state_backend.values.retention import AnyOf, KeepLast, KeepPerDay
 from tests.support.accounts import DAY, DAYS, SCHEMA, START, accounts, at, day, read_only
@@ -89,16 +90,24 @@ def test_key_groups_with_an_equal_digest_are_not_read(root: Path, monkeypatch: p
     from state_backend.inspection import key_history
 
     read: list[int] = []
-    whole = key_history.read_key
+    whole = key_history._Steps._entries_of
 
-    def counting(source: Any, *arguments: Any) -> Any:
-        read.append(source.checkpoint_id)
-        return whole(source, *arguments)
+    def counting(self: Any, checkpoint_id: int) -> Any:
+        read.append(checkpoint_id)
+        return whole(self, checkpoint_id)
 
-    monkeypatch.setattr(key_history, "read_key", counting)
+    monkeypatch.setattr(key_history._Steps, "_entries_of", counting)
     assert [step["checkpoint"] for step in steps(root, "carl")] == [1, 3]
     # 1 against nothing, 3 against 2: each state is read once, and no other.
     assert sorted(read) == [1, 2, 3]
+
+
+def test_many_checkpoints_are_read_part_by_part(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from state_backend.inspection import key_history
+
+    wanted = {key: steps(root, key, "--follow-output") for key in ("ann", "bob", "carl")}
+    monkeypatch.setattr(key_history, "_AT_ONCE", 1)
+    assert {key: steps(root, key, "--follow-output") for key in wanted} == wanted
 
 
 def late(tester: PipelineTester) -> None:
@@ -234,10 +243,13 @@ TABLE: dict[str, tuple[Callable[[PipelineTester], None], dict[str, Any], list[di
 
 
 @pytest.mark.parametrize("case", TABLE)
-def test_what_is_known_and_what_is_not(tmp_path: Path, case: str) -> None:
+def test_what_is_known_and_what_is_not(tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     act, settings, wanted = TABLE[case]
     act(on_disk(tmp_path, **settings))
     found = steps(tmp_path, "ann")
+    with monkeypatch.context() as only_rocksdb:
+        only_rocksdb.setattr(KeyVersions, "files_of", lambda *_: None)
+        assert steps(tmp_path, "ann") == found
     assert len(found) == len(wanted)
     for step, expected in zip(found, wanted, strict=True):
         for name, value in expected.items():

@@ -39,7 +39,7 @@ def history(
     Exit code 1 says that no retained checkpoint changed the key. Checkpoints whose key group has the digest of the
     checkpoint before are not read.
     """
-    storage, log = open_log(root, pipeline)
+    storage, log = open_log(root, pipeline, newest=True)
     newest = log.newest
     if newest is None:
         raise StateUnusable(f"pipeline {pipeline!r} has no checkpoint yet; run an interval first")

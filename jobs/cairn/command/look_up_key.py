@@ -21,6 +21,7 @@ from cairn.command.history import lines_of
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.log import read_newest
 from state_backend.formats.json_keys import parse_key
 from state_backend.formats.types import parse_struct
 from state_backend.inspection.describe import plain
@@ -41,8 +42,9 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
     """
     url = join_url(asked["root"], asked["pipeline"])
     storage = open_storage(url)
-    coordinator = Coordinator(storage, asked["pipeline"])
-    record, log = coordinator.record(asked["checkpoint"]), coordinator.log()
+    wanted, log = asked["checkpoint"], read_newest(storage)
+    # The record of a dropped checkpoint takes a search through all records.
+    record = log.whole(wanted) if wanted in log.retained else Coordinator(storage, asked["pipeline"]).record(wanted)
     content = record.content
     schema = parse_struct(content.key_schema)
     values = parse_key(asked["key"], schema)

@@ -39,21 +39,22 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be don
 PUT_BACK = "Put the manifest back from a backup, or go back to an older checkpoint with cairn restore"
 
 
-def open_log(root: str, pipeline: str, *, if_new: str = "") -> tuple[Storage, Log]:
+def open_log(root: str, pipeline: str, *, if_new: str = "", newest: bool = False) -> tuple[Storage, Log]:
     """Return a pipeline's storage and its log.
 
     Args:
         root: URL of the folder that holds all pipelines.
         pipeline: Name of the pipeline.
         if_new: Lines for a pipeline that never ran, for the error's message.
+        newest: Read only the newest record, as `read_newest` does.
 
     Raises:
         UsageError: The pipeline does not exist.
     """
-    from state_backend.checkpoint.coordinator import Coordinator
+    from state_backend.checkpoint.log import read_log, read_newest
 
     storage = open_storage(join_url(root, pipeline))
-    log = Coordinator(storage, pipeline).log()
+    log = read_newest(storage) if newest else read_log(storage)
     if not log.head_id:
         refuse_nothing(storage, root, pipeline, if_new=if_new)
     return storage, log

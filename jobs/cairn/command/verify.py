@@ -15,6 +15,7 @@ from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.inspection.checkpoint_names import parse_checkpoint
 from state_backend.inspection.verify import Verification, verify_pipeline
+from state_backend.values.errors import UsageError
 
 
 def verify(
@@ -24,6 +25,12 @@ def verify(
         str | None, typer.Argument(help="latest, an id, or an interval's end; left out: all checkpoints.")
     ] = None,
     fast: Annotated[bool, typer.Option("--fast", help="Quick check of metadata; download no state.")] = False,
+    checksums: Annotated[
+        bool,
+        typer.Option(
+            "--checksums", help="With --fast: compare the checksums that S3 keeps, one request for each file."
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> int:
     """Check the log, every file that it names, and the state itself.
@@ -31,10 +38,13 @@ def verify(
     The state is restored shard by shard into a temporary folder.
     """
     storage = open_storage(join_url(root, pipeline))
+    if checksums and not fast:
+        raise UsageError("--checksums goes with --fast: without --fast, the bytes of every file are compared anyway")
     refuse_nothing(storage, root, pipeline)
     which = None if checkpoint is None else {Coordinator(storage, pipeline).record(parse_checkpoint(checkpoint)).id}
     with work_folder("verify") as work, progress("verifying", "shards") as on_progress:
-        found = verify_pipeline(storage, which=which, work=None if fast else work, on_progress=on_progress)
+        deep = None if fast else work
+        found = verify_pipeline(storage, which=which, work=deep, checksums=checksums, on_progress=on_progress)
     if as_json:
         print_json(_verification(found, fast))
         return 0 if found.success else FINDINGS

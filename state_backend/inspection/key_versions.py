@@ -1,0 +1,185 @@
+"""Stored entries of one key in many checkpoints of a pipeline, read from SSTs and segments without a RocksDB store.
+
+Checkpoints share most of their files. Each file is read once, and only the versions of the key stay in memory. To open a
+store for each checkpoint would write all its files to the local disk again.
+
+The files of a shard have an order: a segment is newer than any SST, a later segment newer than an earlier one. RocksDB's
+MANIFEST orders the SSTs: a lower level is newer, and within level 0 a higher epoch.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+from state_backend.adapters.rocks import SST_SUFFIX
+from state_backend.checkpoint.parallel import at_once
+from state_backend.formats import changelog
+from state_backend.formats.rocksdb_manifest import store_of
+from state_backend.formats.rocksdb_table import Span, UnknownTable, Versions, versions_in
+from state_backend.ports.storage import Storage
+from state_backend.shard.transfer import content_of
+from state_backend.values.errors import CorruptFile, NotFound
+from state_backend.values.handles import Handle
+from state_backend.values.records import Segment, ShardManifest
+
+Source = Handle | bytes
+Stored = tuple[bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyFiles:
+    """The files of a checkpoint that may hold the key.
+
+    Attributes:
+        ssts: The SSTs, newest first, each with its key range. An inline SST is named by a hash of its content.
+        segments: The segments, oldest first.
+    """
+
+    ssts: tuple[tuple[Source, bytes, bytes], ...]
+    segments: tuple[Source, ...]
+
+
+class KeyVersions:
+    """The versions of one key in the files that were read so far.
+
+    Args:
+        spans: The ranges of stored keys that hold the key's entries, ascending.
+        storage: The storage of the pipeline's folder.
+        work: A local folder, which gets copies of large files, up to eight at a time.
+    """
+
+    def __init__(self, spans: Sequence[Span], storage: Storage, work: Path) -> None:
+        self._spans, self._storage, self._work = spans, storage, work
+        # None for an SST that only RocksDB can read.
+        self._ssts: dict[Source, Versions | None] = {}
+        self._segments: dict[Source, list[tuple[int, list[changelog.Pair]]]] = {}
+
+    def files_of(self, manifest: ShardManifest) -> KeyFiles | None:
+        """Return the files of a shard that may hold the key; None if only RocksDB can read the shard.
+
+        Inline files are read at once.
+        """
+        log = next((f for f in manifest.inline_files if f.name.startswith("MANIFEST-")), None)
+        try:
+            spans = store_of(log.data, log.name).spans if log is not None else ()
+            touched = [span for span in spans if any(span.touches(*wanted) for wanted in self._spans)]
+            if sum(span.level == 0 and not span.epoch for span in touched) > 1:
+                return None
+            touched.sort(key=lambda span: (span.level, -span.epoch))
+            handles = {f.name: f.handle for f in manifest.files}
+            inline = {f.name: f.data for f in manifest.inline_files}
+            ssts = []
+            for span in touched:
+                name = f"{span.number:06d}{SST_SUFFIX}"
+                source = handles.get(name) or self._keep_sst(inline[name])
+                ssts.append((source, span.smallest, span.largest))
+            return KeyFiles(ssts=tuple(ssts), segments=tuple(map(self._keep_segment, manifest.segments)))
+        except (CorruptFile, KeyError):
+            return None
+
+    def fetch(self, files: Iterable[KeyFiles]) -> None:
+        """Read the SSTs and segments of some checkpoints, in parallel. Files that were read before are not read again.
+
+        Raises:
+            CorruptFile: A file is missing or damaged.
+        """
+        every = [*files]
+        ssts = dict.fromkeys(s for f in every for s, _, _ in f.ssts if isinstance(s, Handle) and s not in self._ssts)
+        segments = dict.fromkeys(
+            s for f in every for s in f.segments if isinstance(s, Handle) and s not in self._segments
+        )
+        for handle, versions in zip(ssts, at_once(self._fetched_sst, ssts), strict=True):
+            self._ssts[handle] = versions
+        for handle, blocks in zip(segments, at_once(self._fetched_segment, segments), strict=True):
+            self._segments[handle] = blocks
+
+    def forget_all_but(self, files: Iterable[KeyFiles]) -> None:
+        """Drop the versions in files that none of these checkpoints has. Inline files stay, since they are small."""
+        every = [*files]
+        needed = {s for f in every for s, _, _ in f.ssts} | {s for f in every for s in f.segments}
+        self._ssts = {s: v for s, v in self._ssts.items() if isinstance(s, bytes) or s in needed}
+        self._segments = {s: b for s, b in self._segments.items() if isinstance(s, bytes) or s in needed}
+
+    def stored(self, files: KeyFiles) -> list[Stored]:
+        """Return the stored keys and values of the key in a checkpoint, ascending. Its files were fetched before.
+
+        Raises:
+            UnknownTable: Only RocksDB can read an SST.
+        """
+        found: dict[bytes, bytes | None] = {}
+        newer: list[tuple[bytes, bytes, int]] = []
+        for source, smallest, largest in files.ssts:
+            versions = self._ssts[source]
+            if versions is None:
+                raise UnknownTable("another format")
+            # RocksDB limits a deleted range to the key range of its SST, after it has split an SST.
+            if any(start < smallest or end > largest for start, end, _ in versions.ranges):
+                raise UnknownTable("a deleted range reaches beyond its SST")
+            for key, sequence, value in versions.entries:
+                hidden = any(start <= key < end for start, end, _ in newer)
+                hidden = hidden or any(start <= key < end and sequence < at for start, end, at in versions.ranges)
+                found.setdefault(key, None if hidden else value)
+            newer += versions.ranges
+        for segment in files.segments:
+            for kind, pairs in self._segments[segment]:
+                if kind == changelog.RANGES:
+                    found = {k: None if any(a <= k < (b or b"") for a, b in pairs) else v for k, v in found.items()}
+                else:
+                    found |= dict(pairs)
+        return [(key, value) for key, value in sorted(found.items()) if value is not None]
+
+    def _keep_sst(self, data: bytes) -> bytes:
+        name = blake2b(data, digest_size=16).digest()
+        if name not in self._ssts:
+            self._ssts[name] = self._versions_in(memoryview(data))
+        return name
+
+    def _keep_segment(self, segment: Segment) -> Source:
+        if segment.data is None:
+            assert segment.handle is not None
+            return segment.handle
+        name = blake2b(segment.data, digest_size=16).digest()
+        if name not in self._segments:
+            self._segments[name] = self._blocks(io.BytesIO(segment.data), "an inline segment")
+        return name
+
+    def _fetched_sst(self, handle: Handle) -> Versions | None:
+        with self._content(handle) as content:
+            return self._versions_in(content)
+
+    def _versions_in(self, table: memoryview) -> Versions | None:
+        try:
+            return versions_in(table, self._spans)
+        except UnknownTable:
+            return None
+
+    def _fetched_segment(self, handle: Handle) -> list[tuple[int, list[changelog.Pair]]]:
+        with self._content(handle) as content:
+            return self._blocks(io.BytesIO(content), handle.path)
+
+    @contextmanager
+    def _content(self, handle: Handle) -> Iterator[memoryview]:
+        try:
+            with content_of(self._storage, handle, self._work) as content:
+                yield content
+        except NotFound as error:
+            raise CorruptFile(f"a file of the checkpoint is missing from {self._storage.url}: {error}") from error
+
+    def _blocks(self, file: io.BytesIO, name: str) -> list[tuple[int, list[changelog.Pair]]]:
+        """Return those blocks of a segment's pairs that concern the key."""
+        blocks = []
+        for kind, pairs in changelog.read_segment(file, name):
+            if kind == changelog.RANGES:
+                near = [
+                    (a, b) for a, b in pairs if any((b or b"") > s and (e is None or a < e) for s, e in self._spans)
+                ]
+            else:
+                near = [(k, v) for k, v in pairs if any(k >= s and (e is None or k < e) for s, e in self._spans)]
+            if near:
+                blocks.append((kind, near))
+        return blocks

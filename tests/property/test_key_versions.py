@@ -1,0 +1,127 @@
+"""The versions of keys in SSTs and segments, read without RocksDB, give the entries that a restored store has."""
+
+from __future__ import annotations
+
+import io
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from state_backend.adapters.local_storage import LocalStorage
+from state_backend.adapters.rocks import EngineOptions, RocksStore
+from state_backend.formats import changelog
+from state_backend.formats.rocksdb_table import UnknownTable, versions_in
+from state_backend.inspection.key_versions import KeyVersions
+from state_backend.shard import transfer
+from state_backend.shard.restore import restore_shard
+from state_backend.values.key_groups import KeyGroupRange
+from state_backend.values.records import InlineFile, LocalFile, Segment, ShardManifest
+from tests.support.tiers import at_tier
+
+GROUPS = KeyGroupRange(first=0, last=1023)
+SPANS = [(b"\x00\x01b", b"\x00\x01c"), (b"\x00\x02b", b"\x00\x02c"), (b"\x00\xfbb", b"\x00\xfbc")]
+
+
+def key(chance: random.Random) -> bytes:
+    return (
+        b"\x00"
+        + chance.choice((b"\x01", b"\x02", b"\xfb"))
+        + chance.choice((b"a", b"b", b"b", b"c"))
+        + chance.randbytes(1)
+    )
+
+
+def change(store: RocksStore, chance: random.Random) -> None:
+    """Change entries, some of them in ranges, and sometimes merge files."""
+    for _ in range(chance.randint(1, 3)):
+        pairs = {key(chance): chance.choice((None, chance.randbytes(chance.randint(0, 400)))) for _ in range(60)}
+        store.write(sorted(pairs.items()))
+        if chance.random() < 0.5:
+            start, end = sorted((key(chance), key(chance)))
+            if start < end:
+                store.delete_range(start, end)
+    if chance.random() < 0.3:
+        if (runs := len(store.sorted_runs())) > 3 and chance.random() < 0.5:
+            store.merge_newest(runs - 1)
+        else:
+            store.compact()
+
+
+def segment(chance: random.Random, storage: LocalStorage, *, inline: bool) -> Segment:
+    """Return a segment of random changes, in the manifest or in a file."""
+    ranges = [r for r in ((key(chance), key(chance)) for _ in range(3)) if r[0] < r[1]]
+    entries = {key(chance): chance.choice((None, chance.randbytes(9))) for _ in range(40)}
+    file = io.BytesIO()
+    changes = changelog.write_segment(file, ranges, sorted(entries.items()))
+    data = file.getvalue()
+    handle = None if inline else storage.create("shared/segment.log", data)
+    return Segment(handle=handle, data=data if inline else None, changes=changes, content_bytes=1)
+
+
+def manifest_of(store: RocksStore, storage: LocalStorage, work: Path, n: int) -> ShardManifest:
+    """Return a manifest of the store's files. SSTs with an odd number are files, the others inline."""
+    ssts, small = store.capture(work / f"image-{n}")
+    files, inline = [], [*small]
+    for sst in ssts:
+        if int(sst.stem) % 2:
+            path = f"shared/{sst.stem}-{n}.sst"
+            files.append(LocalFile(name=sst.name, handle=storage.upload(path, sst)))
+        else:
+            inline.append(sst)
+    return ShardManifest(
+        shard=0,
+        key_groups=GROUPS,
+        files=tuple(files),
+        inline_files=tuple(InlineFile(name=path.name, data=path.read_bytes()) for path in inline),
+        segments=(),
+        key_group_states=(),
+    )
+
+
+def restored(manifest: ShardManifest, storage: LocalStorage, work: Path) -> list[tuple[bytes, bytes]]:
+    with restore_shard(GROUPS, [manifest], storage, work, EngineOptions()).store as store:
+        return [entry for span in SPANS for entry in store.scan(*span)]
+
+
+@pytest.mark.parametrize("compression", ["lz4", "zstd"])
+@pytest.mark.parametrize("seed", range(at_tier(fast=2, ci=5, all=40)))
+def test_the_versions_in_files_give_what_a_store_has(
+    tmp_path: Path, seed: int, compression: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = random.Random(seed)
+    monkeypatch.setattr(transfer, "IN_MEMORY_BYTES", 4096 if seed % 2 else 1 << 20)
+    storage = LocalStorage(tmp_path / "root")
+    versions = KeyVersions(SPANS, storage, tmp_path)
+    options = EngineOptions(compression=compression, metadata_dir=None)  # type: ignore[arg-type]
+    manifests = []
+    with RocksStore(tmp_path / "store", options) as store:
+        for n in range(8):
+            change(store, chance)
+            manifests.append(manifest_of(store, storage, tmp_path, n))
+    for n in range(2):
+        last = manifests[-1]
+        manifests.append(replace(last, segments=(*last.segments, segment(chance, storage, inline=n == 0))))
+    for n, manifest in enumerate(manifests):
+        files = versions.files_of(manifest)
+        assert files is not None
+        versions.fetch([files])
+        assert versions.stored(files) == restored(manifest, storage, tmp_path / f"restored-{n}")
+
+
+def test_a_table_of_another_kind_is_left_to_rocksdb(tmp_path: Path) -> None:
+    with RocksStore(tmp_path / "store", EngineOptions(metadata_dir=None)) as store:
+        store.write([(b"\x00\x01b%03d" % n, bytes(300)) for n in range(500)])
+        (sst,), _ = store.capture(tmp_path / "image")
+    whole = sst.read_bytes()
+    assert len(versions_in(memoryview(whole), SPANS).entries) == 500
+    footer = len(whole) - 53
+    for at, byte in ((footer + 41, 5), (footer + 13, 0xFF), (footer + 1, 0), (len(whole) - 1, 0)):
+        other = bytearray(whole)
+        other[at] = byte
+        with pytest.raises(UnknownTable):
+            versions_in(memoryview(bytes(other)), SPANS)
+    for size in (0, 10, 53, 200, len(whole) - 1):
+        with pytest.raises(UnknownTable):
+            versions_in(memoryview(whole[-size:] if size > 53 else whole[:size]), SPANS)
