@@ -7,8 +7,10 @@ import java.nio.channels.FileChannel;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.HashSet;
+import java.util.List;
 import java.util.Locale;
 import java.util.Set;
+import java.util.concurrent.CopyOnWriteArrayList;
 import java.util.concurrent.atomic.AtomicLongArray;
 import java.util.concurrent.atomic.LongAdder;
 
@@ -60,6 +62,7 @@ public final class Queries {
     private static final int SINKS = 2;
     private static final AtomicLongArray REACHED = new AtomicLongArray(SINKS);
     private static final LongAdder WRITTEN = new LongAdder();
+    private static final List<DataOutputStream> OPEN = new CopyOnWriteArrayList<>();
     // Sources and sinks run in this JVM. The method main directs them by these fields.
     private static volatile int batch = -1;
     private static volatile boolean running = true;
@@ -244,6 +247,7 @@ public final class Queries {
         public void open(org.apache.flink.api.common.functions.OpenContext context) throws IOException {
             Path file = work.resolve("output-" + task() + ".bin");
             rows = new DataOutputStream(new BufferedOutputStream(Files.newOutputStream(file), 1 << 16));
+            OPEN.add(rows);
         }
 
         @Override
@@ -349,8 +353,10 @@ public final class Queries {
                     (System.nanoTime() - beganNs) / 1e9, cpuS() - cpuS, WRITTEN.sum());
             System.out.flush();
         }
-        running = false;
-        result.await();
+        // The job is not ended: at its end, Flink would put out all open windows.
+        for (DataOutputStream rows : OPEN) {
+            rows.flush();
+        }
     }
 
     public static void main(String[] arguments) throws Exception {

@@ -169,7 +169,7 @@ CASES = {
     ),
     "join": Case(
         processor=Near,
-        sql="SELECT a.id, a.`at`, a.amount, b.`at`, b.amount FROM a, b WHERE a.id = b.id AND b.`at` BETWEEN "
+        sql="SELECT a.id, CAST(a.`at` AS TIMESTAMP(3)), a.amount, CAST(b.`at` AS TIMESTAMP(3)), b.amount FROM a, b WHERE a.id = b.id AND b.`at` BETWEEN "
         "a.`at` - INTERVAL '30' MINUTES AND a.`at` + INTERVAL '30' MINUTES",
         columns="id BIGINT, a_at TIMESTAMP(3), a_amount DOUBLE, b_at TIMESTAMP(3), b_amount DOUBLE",
         compared=("id", "a_at", "a_amount", "b_at", "b_amount"),
