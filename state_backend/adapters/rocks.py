@@ -249,10 +249,19 @@ class RocksStore:
         pairs = list(changes)
         self.write_columns([key for key, _ in pairs], [value for _, value in pairs])
 
-    def write_columns(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
-        """Write one value for each key as one atomic batch. The value None deletes the key."""
+    def write_columns(
+        self, keys: Sequence[bytes], values: Sequence[bytes | None], deletions: int | None = None
+    ) -> None:
+        """Write one value for each key as one atomic batch. The value None deletes the key.
+
+        Args:
+            keys: The keys.
+            values: The value of each key.
+            deletions: The number of values that are None; None counts them.
+        """
         batch = rocksdict.WriteBatch(raw_mode=True)
-        deletions = values.count(None)
+        if deletions is None:
+            deletions = values.count(None)
         if deletions == len(values):
             deque(map(batch.delete, keys), maxlen=0)
         elif deletions:
@@ -344,6 +353,17 @@ class RocksStore:
                 return keys, False
             last.status()
         return keys, True
+
+    def last_key(self, start: bytes, end: bytes) -> bytes | None:
+        """Return the greatest stored key with start <= key < end; None if there is no such key."""
+        read = _before(end)
+        with self._reading:
+            iterator = self._db.iter(read)
+            iterator.seek_to_last()
+            last: bytes | None = iterator.key()
+            if last is None:
+                iterator.status()
+        return last if last is not None and last >= start else None
 
     def read_wanted(self, wanted: Sequence[bytes], most_bytes: int = sys.maxsize) -> list[bytes | None]:
         """Read the values of ascending keys by one scan from the first key to the last.

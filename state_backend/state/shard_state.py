@@ -515,7 +515,11 @@ class ShardState:
         return index
 
     def put_many(
-        self, keys: Sequence[bytes], entries: Sequence[bytes | None], sizes: tuple[int, int] | None = None
+        self,
+        keys: Sequence[bytes],
+        entries: Sequence[bytes | None],
+        sizes: tuple[int, int] | None = None,
+        deletions: int | None = None,
     ) -> None:
         """Write entries to the store immediately, not to the changes in memory.
 
@@ -525,11 +529,12 @@ class ShardState:
             keys: The stored keys.
             entries: The entries; None deletes.
             sizes: The bytes of all keys and the bytes of all entries; None computes them.
+            deletions: The number of entries that are None; None counts them.
         """
         key_bytes, entry_bytes = sizes or (sum(map(len, keys)), sum(map(len, filter(None, entries))))
         self.changed_bytes += key_bytes + entry_bytes
         if entry_bytes <= _WRITE_BYTES:
-            self.store.write_columns(keys, entries)
+            self.store.write_columns(keys, entries, deletions)
             return
         begin, size_bytes = 0, 0
         for end, entry in enumerate(entries, 1):

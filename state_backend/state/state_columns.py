@@ -177,7 +177,7 @@ class EntryColumns:
         for group, *changes in changes_by_key_group(self._name, groups, rests, old, new):
             self._shard.account(group, self._name, *changes)
         sizes = PREFIX_BYTES * len(rests) + bytes_in(rests), bytes_in(new)
-        self._shard.put_many(located, new.to_pylist(), sizes)
+        self._shard.put_many(located, entry_list(new), sizes, new.null_count)
         self._index(groups, rests, old, new)
         return changed
 
@@ -243,6 +243,16 @@ class StateColumns(EntryColumns):
 
     def _table(self, rows: pa.Array) -> pa.Table:
         return pa.Table.from_batches([self._decode(rows)])
+
+
+def entry_list(entries: pa.Array) -> list[bytes | None]:
+    """Return entries as Python values. Many timers have the same entry, which needs no conversion value by value."""
+    if entries.null_count == len(entries):
+        return [None] * len(entries)
+    if not entries.null_count and not bytes_in(entries):
+        return [b""] * len(entries)
+    found: list[bytes | None] = entries.to_pylist()
+    return found
 
 
 def _differ(old: pa.Array, new: pa.Array) -> Mask:

@@ -22,11 +22,13 @@ from state_backend.state.entry_columns import (
     timer_index_keys,
 )
 from state_backend.state.shard_state import ShardState
-from state_backend.state.state_columns import EntryColumns, Places, offsets_of
+from state_backend.state.state_columns import EntryColumns, Places, entry_list, offsets_of
 
 Times = npt.NDArray[np.int64]
 # (keys, start, end): all timer-index keys with start <= key < end, ascending.
 Span = tuple[list[bytes], bytes, bytes]
+# From this many timers on, it is worth reading the latest timer of each key group first.
+MIN_LATEST_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +57,8 @@ class TimerColumns(EntryColumns):
 
     def __init__(self, shard: ShardState) -> None:
         super().__init__(shard, layout.TIMERS_NAME, layout.TIMERS)
+        # The time up to which timers have fired in this interval.
+        self._fired_ms = layout.MIN_TIME_MS
 
     def begin(self, key_groups: Groups, keys: pa.Array) -> None:
         """Begin a batch of keys. The next calls act on these keys, and name a key by its index in the batch.
@@ -66,6 +70,8 @@ class TimerColumns(EntryColumns):
         super().begin(key_groups, keys)
         self._apart = self._deleted = False
         self._indexed = True
+        # Keys and times of the timers that `_set` writes.
+        self._given: tuple[pa.Array, Times] = pa.array([], pa.binary()), np.zeros(0, np.int64)
 
     def register(self, owners: Places, times_ms: Times) -> None:
         """Register timers. A key has at most one timer for a time: registering a timer again changes nothing.
@@ -110,6 +116,7 @@ class TimerColumns(EntryColumns):
             now_ms: The present time, in milliseconds since the epoch.
             most: About how many timers to yield at once. A key's timers always come together, even if they are more.
         """
+        self._fired_ms = now_ms
         waiting: list[DueTimers] = []
         fired: list[Span] = []
         for group in self._shard.key_groups_of(self._name):
@@ -185,18 +192,52 @@ class TimerColumns(EntryColumns):
             owners, times_ms = owners[order], times_ms[order]
             first = np.append(True, (owners[1:] != owners[:-1]) | (times_ms[1:] != times_ms[:-1]))
             owners, times_ms = owners[first], times_ms[first]
-        rests = concatenate(len(owners), [self._keys.take(pa.array(owners)), packed_times(times_ms)])
+        keys = self._keys.take(pa.array(owners))
+        rests = concatenate(len(owners), [keys, packed_times(times_ms)])
+        self._given = keys, times_ms
         located = self._located(owners, rests)
         same = pa.array(np.zeros(len(owners), np.int64))
-        before = self._read(owners, located) if old is None else old.take(same)
+        before = self._stored(owners, times_ms, located) if old is None else old.take(same)
         self._replace(owners, rests, before, new.take(same), located)
+
+    def _stored(self, owners: Places, times_ms: Times, located: list[bytes]) -> pa.Array:
+        """Return the store's entry of each timer: empty bytes, or null for no timer.
+
+        Most new timers are later than all timers of their key group, as watermarks ascend. The store certainly has no
+        such timer, so it is not looked up.
+        """
+        if len(owners) < MIN_LATEST_ROWS or not self._shard.entries(self._name):
+            return self._read(owners, located)
+        groups = self._groups[owners]
+        starts = np.flatnonzero(np.diff(groups, prepend=-1))
+        latest_ms = np.array([self._latest_ms(group) for group in groups[starts].tolist()], np.int64)
+        doubtful = times_ms <= np.repeat(latest_ms, np.diff(np.append(starts, len(groups))))
+        if doubtful.all():
+            return self._read(owners, located)
+        at = np.flatnonzero(doubtful)
+        found = self._read(owners[at], [located[i] for i in at.tolist()])
+        return found.take(pa.array(np.cumsum(doubtful) - 1, mask=~doubtful))
+
+    def _latest_ms(self, group: int) -> int:
+        """Return a time after which the key group has no timer."""
+        start = layout.prefix(group, layout.TIMER_INDEX)
+        end = layout.after(start)
+        assert end is not None
+        last = self._shard.store.last_key(start, end)
+        indexed_ms = layout.MIN_TIME_MS if last is None else layout.unpack_time(last[PREFIX_BYTES : PREFIX_BYTES + 8])
+        # Fired timers are in the store until their handler has run, but no longer in the index.
+        return max(indexed_ms, self._fired_ms)
 
     def _index(self, groups: Groups, rests: pa.Array, old: pa.Array, new: pa.Array) -> None:
         if not self._indexed:
             return
-        keys, times_ms = split_timers(rests)
+        keys, times_ms = self._given
+        if len(keys) != len(rests):
+            # Only some of the given timers changed.
+            keys, times_ms = split_timers(rests)
         indexed = timer_index_keys(groups, times_ms, keys)
-        self._shard.put_many(indexed, new.to_pylist(), (PREFIX_BYTES * len(rests) + bytes_in(rests), bytes_in(new)))
+        sizes = PREFIX_BYTES * len(rests) + bytes_in(rests), bytes_in(new)
+        self._shard.put_many(indexed, entry_list(new), sizes, new.null_count)
 
     def _lay_apart(self) -> None:
         if not self._apart:
