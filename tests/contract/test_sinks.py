@@ -5,8 +5,11 @@ from __future__ import annotations
 import random
 import re
 import threading
+import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -36,14 +39,16 @@ from typer.testing import CliRunner
 
 from cairn import Interval, Pipeline, sinks
 from cairn.command.cli import app
-from cairn.errors import SinkFailed, StaleStateError, UsageError
+from cairn.errors import SinkFailed, StateUnusable, UsageError
+from cairn.operations.coordinator_of import coordinator_of
 from cairn.sinks.plan_publication import plan_publication
 from cairn.sinks.postgres import wider_type
 from cairn.sinks.table_sink import Publication, TableSink, hash_of_rows, published_output
 from cairn.testing import PipelineTester
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.log import read_log
-from state_backend.values.records import Permissions
+from state_backend.checkpoint.rewind import rewind
+from state_backend.values.records import Permissions, RunRef
 from tests.support.postgres_server import postgres_server
 from tests.support.s3_server import BUCKET, SEAWEEDFS, s3_server
 from tests.support.tiers import REPOSITORY, at_tier
@@ -64,7 +69,7 @@ class Killed(Exception):
     """The process that called the sink has ended."""
 
 
-class Counter(StatefulProcessor):  # type: ignore[misc]
+class Clicks(StatefulProcessor):  # type: ignore[misc]
     def init(self, handle: Any) -> None:
         self._count = handle.getValueState("count", "n long")
 
@@ -80,7 +85,7 @@ def pipeline(sink: Any, **changes: Any) -> Pipeline:
         start=START,
         source=lambda spark, interval: None,
         key=["user"],
-        processor=Counter,
+        processor=Clicks,
         output_schema="user string, clicks bigint",
         sink=sink,
     )
@@ -250,40 +255,155 @@ def test_an_old_call_a_repeated_call_and_calls_at_the_same_time_change_nothing(
     assert [user for *_, user, _ in read()] == ["u10"] * 10
 
 
-@pytest.mark.parametrize("seed", range(at_tier(fast=1, ci=4, all=100)))
-def test_any_history_of_runs_and_kills(
-    seed: int, kind: str, sink: TableSink, read: Callable[[], Rows], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The process is killed before or after a call of the other system. The next checkpoint publishes the rest."""
-    pick, tester = random.Random(seed), run_of(sink, tmp_path)
-    ran = 0
-    for _ in range(at_tier(fast=6, ci=12, all=30)):
-        rows = [(pick.choice("abc"),) for _ in range(pick.choice([0, 1, 4]))]
-        what = pick.choice(["next", "next", "again", "hours over day"])
-        if what == "next" or not ran:
-            interval, ran = None, ran + 1
+@dataclass
+class History:
+    """A random history of one pipeline, and the table of its sink.
+
+    Attributes:
+        ran: Hours that have run, or that a restore left.
+        waits: True if the sink has not accepted all output: each interval may have its old rows.
+        calls: All calls of the sink so far that may come again, late.
+        seen: How often each kind of step happened.
+    """
+
+    seed: int
+    kind: str
+    sink: TableSink
+    read: Callable[[], Rows]
+    tester: PipelineTester
+    monkeypatch: pytest.MonkeyPatch
+    ran: int = 0
+    waits: bool = False
+
+    def __post_init__(self) -> None:
+        self.pick, self.calls, self.seen = random.Random(self.seed), list[Publication](), Counter[str]()
+        self.coordinator = coordinator_of(self.tester.pipeline, self.tester.root)
+
+    def step(self) -> None:
+        weights = {
+            "next": 4,
+            "again": 3,
+            "hours over day": 2,
+            "restore": 3,
+            "quarantine": 1,
+            "release": 1,
+            "late call": 2,
+            "publish": 1,
+        }
+        (what,) = self.pick.choices([*weights], [*weights.values()])
+        change = {
+            "restore": self.restore,
+            "quarantine": self.quarantine,
+            "release": self.release,
+            "late call": self.call_late,
+            "publish": lambda: self.changes(self.publish),
+        }.get(what, lambda: self.run(what))
+        change()
+        if self.waits:
+            return
+        assert self.read() == expected(self.tester), (self.seed, what)
+        self.calls += [call for call in current(self.tester) if call not in self.calls]
+
+    def run(self, what: str) -> None:
+        rows = [(self.pick.choice("abc"),) for _ in range(self.pick.choice([0, 1, 4]))]
+        if what == "next" or not self.ran:
+            interval = hour(self.ran)
         elif what == "again":
-            interval = hour(pick.randrange(ran))
+            interval = hour(self.pick.randrange(self.ran))
         else:  # Two hours become one interval, or one again.
-            interval = hour(0, pick.choice([1, 2])) if ran > 1 else hour(0)
-        before = by_interval(read())
-        with monkeypatch.context() as patched:
-            if pick.random() < 0.5:
-                kill(patched, type(sink), pick.choice(CALLS[kind]), pick.random() < 0.5)
+            interval = hour(0, self.pick.choice([1, 2])) if self.ran > 1 else hour(0)
+        try:
+            self.changes(lambda: self.tester.run(rows, interval, permissions=ANYTHING))
+        except StateUnusable:
+            return  # The history has no base for this interval.
+        self.ran = max(self.ran, (interval.end - START) // HOUR)
+        self.seen[what] += 1
+
+    def restore(self) -> None:
+        """Back, or forward again, to any checkpoint. The command may end before anybody calls the sink."""
+        log, before = self.coordinator.log(), self.read()
+        if not log.retained:
+            return
+        target = self.pick.choice([*log.retained])
+        retracts = self.pick.random() < 0.7
+        rewind(
+            self.coordinator,
+            target,
+            run=RunRef(run_id="restore", clear_number=0, try_number=1),
+            attempt=str(uuid.uuid4()),
+            permissions=Permissions(allow_stale_base=True, allow_quarantined=True),
+            retract_output=retracts,
+        )
+        self.coordinator.clean_up()
+        assert self.read() == before, "the command itself does not change the table"
+        if retracts:
+            until = log.whole(target).content.interval.end
+            assert all(interval.end <= until for interval in by_interval(expected(self.tester)))
+            self.waits, self.ran = True, (until - START) // HOUR
+        self.seen["restore that retracts" if retracts else "restore"] += 1
+        if self.pick.random() < 0.7:
+            self.changes(self.publish)
+
+    def publish(self) -> None:
+        self.coordinator.publish(self.tester.pipeline.sink_hook(None, f"{self.tester.root}/clicks"))
+
+    def quarantine(self) -> None:
+        kept = [*self.coordinator.log().retained]
+        if kept:
+            self.coordinator.quarantine(self.pick.choice(kept), "wrong")
+            self.seen["quarantine"] += 1
+
+    def release(self) -> None:
+        refused = [*self.coordinator.log().quarantined]
+        if refused:
+            with suppress(UsageError):  # A checkpoint was computed without this one.
+                self.coordinator.release(self.pick.choice(refused))
+                self.seen["release"] += 1
+
+    def call_late(self) -> None:
+        """A process that hung calls the sink. The table has newer rows, or these rows."""
+        if self.calls and not self.waits:
+            before = self.read()
+            self.sink.publish(self.pick.choice(self.calls))
+            assert self.read() == before, self.seed
+            self.seen["late call"] += 1
+
+    def changes(self, change: Callable[[], object]) -> None:
+        """Call the sink. In half of the calls, the process is killed before or after a request to the table."""
+        before = by_interval(self.read())
+        with self.monkeypatch.context() as patched:
+            if self.pick.random() < 0.5:
+                kill(patched, type(self.sink), self.pick.choice(CALLS[self.kind]), self.pick.random() < 0.5)
             try:
-                tester.run(rows, interval, permissions=ANYTHING)
+                change()
+                self.waits = False
             except SinkFailed as failed:
                 assert "Killed" in str(failed)
-                after, wanted = by_interval(read()), by_interval(expected(tester))
+                self.waits = True
+                self.seen["kill"] += 1
+                after, wanted = by_interval(self.read()), by_interval(expected(self.tester))
                 for near in before.keys() | after.keys() | wanted.keys():
-                    assert after.get(near) in (before.get(near), wanted.get(near)), (seed, near)
-                continue
-            except StaleStateError:
-                continue  # The history has no base for this interval.
-        assert read() == expected(tester), (seed, what)
-    tester.run([], hour(0), permissions=ANYTHING)
-    assert read() == expected(tester)
-    assert sink.check(current(tester)) == []
+                    assert after.get(near) in (before.get(near), wanted.get(near)), (self.seed, near)
+
+
+SEEN = Counter[str]()
+
+
+@pytest.mark.parametrize("seed", range(at_tier(fast=1, ci=4, all=100)))
+def test_any_history_of_runs_restores_quarantines_and_kills(
+    seed: int, kind: str, sink: TableSink, read: Callable[[], Rows], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process is killed before or after a call of the other system. The next call publishes the rest."""
+    history = History(seed, kind, sink, read, run_of(sink, tmp_path), monkeypatch)
+    for _ in range(at_tier(fast=8, ci=16, all=30)):
+        history.step()
+    history.publish()
+    assert read() == expected(history.tester)
+    assert sink.check(current(history.tester)) == []
+    SEEN.update({f"{kind}: {what}": n for what, n in history.seen.items()})
+    if seed == 99:  # Only the tier `all` has enough histories.
+        for what in ("restore", "restore that retracts", "quarantine", "release", "late call", "hours over day", "kill"):
+            assert SEEN[f"{kind}: {what}"] > 20, (kind, what)
 
 
 def by_interval(rows: Rows) -> dict[Interval, Rows]:
