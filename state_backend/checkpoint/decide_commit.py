@@ -162,7 +162,11 @@ def _replaced(log: Log, content: Content) -> tuple[Interval, ...]:
         return ()
     if content.kind == "restore":
         return tuple(interval for interval, _ in log.outputs_after(content.interval.end))
-    return tuple(interval for interval, _ in overlapping_outputs(log, content.interval)) if content.kind == "interval" else ()
+    return (
+        tuple(interval for interval, _ in overlapping_outputs(log, content.interval))
+        if content.kind == "interval"
+        else ()
+    )
 
 
 def _with_schemas(log: Log, record: Record) -> Record:

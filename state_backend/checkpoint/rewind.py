@@ -9,6 +9,18 @@ stops during one of these steps leaves:
     commit      before the record is created: the same files. Afterwards: the finished rewind or fork
 
 A repeated call with the same attempt continues, and changes nothing once the record exists.
+
+A rewind may retract the output of later intervals: its record replaces this output, as a commit replaces the output of
+overlapping intervals. A process that stops leaves:
+
+    before the record         output, files and the sink's rows as before
+    after the record, or      readers see no output of the later intervals; the sink has their rows. The record's summary
+    during the clean-up       lists each of these intervals as unpublished. The next clean-up deletes the rest of the files
+    during the sink's calls   the sink has deleted the rows of some of the intervals. The next publishing calls it for the
+                              others: by the next checkpoint or `cairn publish`
+
+The sink gets each interval without files and with the id of the rewind's record. So it ignores a late call with an older
+id, and accepts the re-run of the interval, which has a newer id.
 """
 
 from __future__ import annotations

@@ -46,6 +46,7 @@ from cairn.sinks.postgres import wider_type
 from cairn.sinks.table_sink import Publication, TableSink, hash_of_rows, published_output
 from cairn.testing import PipelineTester
 from state_backend.adapters.open_storage import open_storage
+from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.rewind import rewind
 from state_backend.values.records import Permissions, RunRef
@@ -210,6 +211,13 @@ def run_of(sink: Any, tmp_path: Path) -> PipelineTester:
         ({hour(0, 24): 1, hour(0): 2}, (hour(0, 24), 2), {hour(0, 24)}),
         ({hour(0): 2}, (hour(0, 24), 1), None),
         ({hour(0): 2, hour(1): 3}, (hour(0, 24), 4), {hour(0), hour(1), hour(0, 24)}),
+        # Restore 5 retracted the hour: its own call, a call from before, and the re-run of the hour.
+        ({hour(0): 1, hour(1): 2}, (hour(1), 5), {hour(1)}),
+        ({hour(0): 1, hour(1): 5}, (hour(1), 2), None),
+        ({hour(0): 1, hour(1): 5}, (hour(1), 6), {hour(1)}),
+        ({hour(0): 1, hour(1): 6}, (hour(1), 5), None),
+        # Restore 5 retracted the day. The hour ran again before the sink heard of the restore.
+        ({hour(0, 24): 2, hour(1): 6}, (hour(0, 24), 5), None),
     ],
 )
 def test_the_rows_that_a_call_replaces(
@@ -236,6 +244,56 @@ def test_an_empty_call_before_there_is_a_table_stops_an_old_call(sink: TableSink
     assert read() == []
     publish(sink, hour(1), 3, users)
     assert [row[2:] for row in read()] == [("ann", 1)]
+
+
+@pytest.mark.parametrize("healed_by", ["the next checkpoint", "publish", "rebuild"])
+def test_a_table_goes_back_with_the_output(
+    healed_by: str, sink: TableSink, read: Callable[[], Rows], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process is killed between the restore and the table's change."""
+    tester = run_of(sink, tmp_path)
+    for name in ("ann", "bob", "cid"):
+        tester.run([(name,)])
+    hung = {call.interval: call for call in current(tester)}
+    coordinator = restored(tester, 1)
+    assert [user for *_, user, _ in read()] == ["ann", "bob", "cid"]
+    assert {user for *_, user, _ in expected(tester)} == {"ann"}
+    assert [str(found) for found in sink.check(current(tester))] == [
+        f"{hour(n)}: the table has 1 rows of an interval without output" for n in (1, 2)
+    ]
+    hook = tester.pipeline.sink_hook(None, f"{tester.root}/clicks")
+    with monkeypatch.context() as patched:
+        kill(patched, type(sink), "publish", after=False)
+        with pytest.raises(SinkFailed):
+            coordinator.publish(hook)
+    if healed_by == "the next checkpoint":
+        tester.run([("dan",)], hour(1))
+    elif healed_by == "publish":
+        assert coordinator.publish(hook) == [4, 4]
+    else:
+        sink.clear("clicks")
+        for call in current(tester):
+            sink.publish(call)
+        coordinator.publish(hook)
+    after = read()
+    assert after == expected(tester)
+    assert [user for *_, user, _ in after] == ["ann", *(["dan"] if healed_by == "the next checkpoint" else [])]
+    for interval in (hour(1), hour(2)):
+        sink.publish(hung[interval])
+        assert read() == after, "a call from before the restore changed the table"
+    tester.run([("eve",)], hour(1), permissions=ANYTHING)
+    tester.run([("eve",)], hour(2), permissions=ANYTHING)
+    assert read() == expected(tester)
+    assert [user for *_, user, _ in read()] == ["ann", "eve", "eve"]
+
+
+def restored(tester: PipelineTester, target: int) -> Coordinator:
+    """The pipeline went back to a checkpoint, and retracted the output of later intervals. Nobody has called the sink."""
+    coordinator = coordinator_of(tester.pipeline, tester.root)
+    run = RunRef(run_id="restore", clear_number=0, try_number=1)
+    rewind(coordinator, target, run=run, attempt=str(uuid.uuid4()), retract_output=True)
+    coordinator.clean_up()
+    return coordinator
 
 
 def test_an_old_call_a_repeated_call_and_calls_at_the_same_time_change_nothing(
@@ -402,7 +460,15 @@ def test_any_history_of_runs_restores_quarantines_and_kills(
     assert sink.check(current(history.tester)) == []
     SEEN.update({f"{kind}: {what}": n for what, n in history.seen.items()})
     if seed == 99:  # Only the tier `all` has enough histories.
-        for what in ("restore", "restore that retracts", "quarantine", "release", "late call", "hours over day", "kill"):
+        for what in (
+            "restore",
+            "restore that retracts",
+            "quarantine",
+            "release",
+            "late call",
+            "hours over day",
+            "kill",
+        ):
             assert SEEN[f"{kind}: {what}"] > 20, (kind, what)
 
 

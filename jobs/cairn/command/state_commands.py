@@ -159,7 +159,8 @@ def restore(
     retract_output: Annotated[
         bool,
         typer.Option(
-            "--retract-output", help="With --checkpoint: also delete the output of later intervals, here and in the sink's system."
+            "--retract-output",
+            help="With --checkpoint: also delete the output of later intervals, here and in the sink's system.",
         ),
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Agree that --checkpoint discards later checkpoints.")] = False,
@@ -245,7 +246,8 @@ def _rewind(
     if plan.retracts:
         publish = shlex.join(["cairn", "publish", "--root", root, "--pipeline", name, "--code", "MODULE:NAME"])
         text += (
-            "\nThe next checkpoint calls the sink, which deletes the retracted rows. To call the sink now, run:\n" + publish
+            "\nThe next checkpoint calls the sink, which deletes the retracted rows. To call the sink now, run:\n"
+            + publish
         )
     return _say({"checkpoint": done.id, **said}, text, as_json)
 
