@@ -8,7 +8,7 @@ import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
@@ -16,6 +16,7 @@ from decimal import Decimal
 from functools import partial
 from importlib import import_module
 from itertools import groupby
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -24,6 +25,7 @@ import deltalake
 import duckdb
 import psycopg
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from psycopg.conninfo import make_conninfo
@@ -50,13 +52,11 @@ from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.rewind import rewind
 from state_backend.values.records import Permissions, RunRef
+from tests.support.clicks_table import HOUR, SCHEMA, START, clicks, hour, iceberg_properties, run_hours, sink_of
 from tests.support.postgres_server import postgres_server
 from tests.support.s3_server import BUCKET, SEAWEEDFS, s3_server
 from tests.support.tiers import REPOSITORY, at_tier
 
-START = datetime(2024, 1, 1, tzinfo=UTC)
-HOUR = timedelta(hours=1)
-SCHEMA = "user string"
 ANYTHING = Permissions(allow_stale_base=True, allow_gap=True, replace_overlapping=True)
 # The methods of each sink that talk to the other system.
 CALLS = {
@@ -109,29 +109,24 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def sink(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> TableSink:
-    if kind == "delta":
-        return sinks.delta(f"file://{tmp_path}/table")
+    address = ""
     if kind == "iceberg":
         return iceberg(tmp_path)
-    address = request.getfixturevalue("server")
-    with psycopg.connect(address, autocommit=True) as connection:
-        connection.execute("DROP TABLE IF EXISTS clicks, cairn_publications")
-    return sinks.postgres("clicks", lambda: address)
+    if kind == "postgres":
+        address = request.getfixturevalue("server")
+        with psycopg.connect(address, autocommit=True) as connection:
+            connection.execute("DROP TABLE IF EXISTS clicks, cairn_publications")
+    return sink_of(kind, tmp_path, address)
 
 
 def iceberg(tmp_path: Path) -> TableSink:
     with catalog(tmp_path) as opened:
         opened.create_namespace_if_not_exists("shop")
-    return sinks.iceberg("shop.clicks", "tests", lambda: properties(tmp_path))
-
-
-def properties(tmp_path: Path) -> dict[str, str]:
-    """A catalog in SQLite, and files on the disk."""
-    return {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/warehouse"}
+    return sink_of("iceberg", tmp_path, "")
 
 
 def catalog(tmp_path: Path) -> Catalog:
-    return load_catalog("tests", **properties(tmp_path))
+    return load_catalog("tests", **iceberg_properties(tmp_path))
 
 
 @pytest.fixture
@@ -187,10 +182,6 @@ def expected(tester: PipelineTester) -> Rows:
             table = pq.read_table(f"{tester.root.removeprefix('file://')}/clicks/{file.handle.path}")
             found += [(interval.start, interval.end, row["user"], row["clicks"]) for row in table.to_pylist()]
     return sorted(found)
-
-
-def hour(n: int, hours: int = 1) -> Interval:
-    return Interval(START + n * HOUR, START + (n + hours) * HOUR)
 
 
 def run_of(sink: Any, tmp_path: Path) -> PipelineTester:
@@ -637,6 +628,74 @@ def test_check_names_planted_differences_and_rebuild_repairs_them(
     tester.run([("ann",)], hour(0), permissions=ANYTHING)
     assert read() == expected(tester)
     assert typed("--check", "--rebuild")[0] == 2
+
+
+@pytest.mark.long("a minute: 60 intervals in four processes")
+def test_four_processes_fill_a_table(
+    kind: str,
+    sink: TableSink,
+    read: Callable[[], Rows],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    """As with four active runs of Airflow: each process waits for the hour before, commits, and publishes all that waits."""
+    address, root = request.getfixturevalue("server") if kind == "postgres" else "", f"file://{tmp_path}/state"
+    with ProcessPoolExecutor(4, mp_context=get_context("spawn")) as pool:
+        shares = [range(first, 60, 4) for first in range(4)]
+        for done in [pool.submit(run_hours, kind, tmp_path, address, root, share) for share in shares]:
+            done.result()
+    tester = PipelineTester(clicks(sink), input_schema=SCHEMA, every=HOUR, root=root)
+    assert read() == expected(tester)
+    assert sorted(by_interval(read())) == [hour(n) for n in range(60) if n % 7 != 3]
+    monkeypatch.setattr("cairn.command.publish.load_code", lambda code: clicks(sink))
+    variables = {"CAIRN_ROOT": root, "CAIRN_PIPELINE": "clicks", "CAIRN_CODE": "clicks:CLICKS"}
+
+    def check() -> list[str]:
+        return CliRunner().invoke(app, ["publish", "--check"], env=variables).output.splitlines()
+
+    assert check() == [f"{sink!r} is equal to the output of 60 interval(s)"]
+    rows = by_interval(read())
+    plant_in_hours(kind, tmp_path, address)
+    less, twice = len(rows[hour(8)]), len(rows[hour(42)])
+    assert check()[1:] == [
+        f"{hour(8)}: {less} rows in the output, {less - 1} in the table",
+        f"{hour(25)}: {len(rows[hour(25)])} rows in both, but with other values",
+        f"{hour(42)}: {twice} rows in the output, {2 * twice} in the table",
+    ]
+
+
+def plant_in_hours(kind: str, tmp_path: Path, address: str) -> None:
+    """Lose a row of hour 8, change a value of hour 25, and add the rows of hour 42 once more."""
+    if kind == "postgres":
+        with psycopg.connect(address, autocommit=True) as connection:
+            connection.execute("DELETE FROM clicks WHERE \"user\" = 'bob' AND interval_start = %s", (hour(8).start,))
+            changed = "UPDATE clicks SET clicks = clicks + 1 WHERE \"user\" = 'bob' AND interval_start = %s"
+            connection.execute(changed, (hour(25).start,))
+            connection.execute("INSERT INTO clicks SELECT * FROM clicks WHERE interval_start = %s", (hour(42).start,))
+        return
+    at = {n: f"interval_start = '{hour(n).start.isoformat()}'" for n in (8, 25, 42)}
+    if kind == "delta":
+        table = deltalake.DeltaTable(f"file://{tmp_path}/table")
+        again = rows_of_hour(table.to_pyarrow_table(), 42)
+        table.delete(f"user = 'bob' AND {at[8]}")
+        table.update({"clicks": "clicks + 1"}, predicate=f"user = 'bob' AND {at[25]}")
+        deltalake.write_deltalake(table, again, mode="append")
+        return
+    with catalog(tmp_path) as opened:
+        of_iceberg = opened.load_table("shop.clicks")
+        again = of_iceberg.scan(at[42]).to_arrow()
+        of_iceberg.delete(f"user = 'bob' AND {at[8]}")
+        values = of_iceberg.scan(at[25]).to_arrow()
+        number = values["clicks"].to_pylist()
+        changed = pa.array([number[0] + 1, *number[1:]], pa.int64())
+        of_iceberg.overwrite(values.set_column(values.schema.get_field_index("clicks"), "clicks", changed), at[25])
+        of_iceberg.append(again)
+
+
+def rows_of_hour(table: pa.Table, n: int) -> pa.Table:
+    """The rows of an hour."""
+    return table.filter(pc.equal(table["interval_start"], pa.scalar(hour(n).start, pa.timestamp("us", "UTC"))))
 
 
 def plant(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
