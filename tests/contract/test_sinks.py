@@ -1176,6 +1176,6 @@ def test_an_iceberg_table_on_s3(catalog_type: str, tmp_path: Path) -> None:
 
 
 def test_a_namespace_that_the_iceberg_catalog_lacks(tmp_path: Path) -> None:
-    sink = sinks.iceberg("nowhere.clicks", "tests", properties(tmp_path))
+    sink = sinks.iceberg("nowhere.clicks", "tests", iceberg_properties(tmp_path))
     with pytest.raises(UsageError, match=r"'tests' has no namespace 'nowhere'(?s:.*)create_namespace\('nowhere'\)"):
         publish(sink, hour(0), 1, pa.table({"user": ["ann"]}))
