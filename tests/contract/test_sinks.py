@@ -51,7 +51,7 @@ from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.rewind import rewind
-from state_backend.values.records import Permissions, RunRef
+from state_backend.values.records import OutputFile, Permissions, RunRef
 from tests.support.clicks_table import HOUR, SCHEMA, START, clicks, hour, iceberg_properties, run_hours, sink_of
 from tests.support.postgres_server import postgres_server
 from tests.support.s3_server import BUCKET, SEAWEEDFS, s3_server
@@ -179,7 +179,9 @@ def expected(tester: PipelineTester) -> Rows:
     found = []
     for interval, (_, files) in read_log(open_storage(f"{tester.root}/clicks")).current_outputs().items():
         for file in files:
-            table = pq.read_table(f"{tester.root.removeprefix('file://')}/clicks/{file.handle.path}")
+            if file.late:
+                continue
+            table = pq.read_table(output_path(tester, file))
             found += [(interval.start, interval.end, row["user"], row["clicks"]) for row in table.to_pylist()]
     return sorted(found)
 
@@ -585,10 +587,146 @@ def publish(sink: TableSink, interval: Interval, checkpoint_id: int, rows: pa.Ta
     sink.publish(Made("clicks", interval, checkpoint_id, made=rows))
 
 
-def current(tester: PipelineTester) -> list[Publication]:
+def current(tester: PipelineTester, *, late: bool = False) -> list[Publication]:
     root = f"{tester.root}/clicks"
     outputs = read_log(open_storage(root)).current_outputs()
-    return [published_output("clicks", root, interval, n, files) for interval, (n, files) in outputs.items()]
+    return [published_output("clicks", root, interval, n, files, late=late) for interval, (n, files) in outputs.items()]
+
+
+LATE_SCHEMA = pa.schema([("user", pa.string()), ("at", pa.timestamp("us", "UTC")), ("checkpoint_id", pa.int64())])
+
+
+def late_sink(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> TableSink:
+    if kind == "delta":
+        return sinks.delta(f"file://{tmp_path}/late")
+    if kind == "iceberg":
+        return sinks.iceberg("shop.late_clicks", "tests", lambda: iceberg_properties(tmp_path))
+    address = request.getfixturevalue("server")
+    with psycopg.connect(address, autocommit=True) as connection:
+        connection.execute("DROP TABLE IF EXISTS late_clicks")
+    return sinks.postgres("late_clicks", lambda: address)
+
+
+def late_rows(tester: PipelineTester) -> dict[Interval, list[dict[str, Any]]]:
+    """The late rows of the current output, each with the checkpoint that found it."""
+    found = {}
+    for interval, (n, files) in read_log(open_storage(f"{tester.root}/clicks")).current_outputs().items():
+        of_files = [pq.read_table(output_path(tester, file)).to_pylist() for file in files if file.late]
+        rows = [{**row, "checkpoint_id": n} for rows in of_files for row in rows]
+        if rows:
+            found[interval] = sorted(rows, key=repr)
+    return found
+
+
+def output_path(tester: PipelineTester, file: OutputFile) -> str:
+    return f"{tester.root.removeprefix('file://')}/clicks/{file.handle.path}"
+
+
+def test_late_rows_get_a_table_of_their_own(
+    kind: str,
+    sink: TableSink,
+    read: Callable[[], Rows],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    late = late_sink(kind, tmp_path, request)
+    both = sink.with_late_rows(late)
+    event_time = {"time_mode": "event", "event_time": "at", "watermark_delay": timedelta(0), "watermark": "interval"}
+    tester = PipelineTester(
+        pipeline(both, **event_time),
+        input_schema="user string, at timestamp",
+        every=HOUR,
+        root=f"file://{tmp_path}/state",
+        call_sink=True,
+    )
+    at = [START + n * HOUR + timedelta(minutes=5) for n in range(3)]
+
+    def same() -> int:
+        """Both tables are equal to output and late rows; returns the number of late rows."""
+        wanted = late_rows(tester)
+        assert late.row_counts() == {interval: len(rows) for interval, rows in wanted.items()}
+        for interval, rows in wanted.items():
+            assert sorted(late.rows(interval, LATE_SCHEMA).to_pylist(), key=repr) == rows
+        assert read() == expected(tester)
+        return sum(map(len, wanted.values()))
+
+    tester.run([("ann", at[0])])
+    assert same() == 0
+    tester.run([("ann", at[1]), ("bob", at[0]), ("cid", at[0])])
+    assert same() == 2
+    # A run again: the process is killed before or after one of the two transactions.
+    for table, after in ((sink, True), (late, False), (late, True)):
+        with monkeypatch.context() as patched:
+            called, kills = type(late).publish, [table]
+
+            def publish(self: Any, publication: Publication, _called: Any = called, _after: bool = after) -> None:
+                dies = publication.late == (kills[0] is late)
+                if not dies or _after:
+                    _called(self, publication)
+                if dies:
+                    raise Killed
+
+            patched.setattr(type(late), "publish", publish)
+            with pytest.raises(SinkFailed):
+                tester.run([("ann", at[1]), ("dan", at[0])], hour(1))
+        coordinator_of(tester.pipeline, tester.root).publish(tester.pipeline.sink_hook(None, f"{tester.root}/clicks"))
+        assert same() == 1
+    tester.run([("ann", at[1])], hour(1))
+    assert same() == 0
+    tester.run([("ann", at[2]), ("eve", at[0])])
+    assert same() == 1
+    (call,) = [p for p in current(tester, late=True) if p.interval == hour(2)]
+    # Two hours replace what the hours had; then a call of before comes late.
+    tester.run([("fay", at[2])], hour(1, 2), permissions=ANYTHING)
+    assert same() == 0
+    late.publish(call)
+    assert same() == 0
+    tester.run([("gus", at[0])], hour(3))
+    assert same() == 1
+    restored(tester, 1).publish(tester.pipeline.sink_hook(None, f"{tester.root}/clicks"))
+    assert same() == 0
+    tester.run([("ann", at[1]), ("bob", at[0])], hour(1))
+    assert same() == 1
+
+    monkeypatch.setattr("cairn.command.publish.load_code", lambda code: tester.pipeline)
+    variables = {"CAIRN_ROOT": tester.root, "CAIRN_PIPELINE": "clicks", "CAIRN_CODE": "clicks:CLICKS"}
+
+    def typed(*words: str) -> list[str]:
+        return CliRunner().invoke(app, ["publish", *words], env=variables).output.splitlines()
+
+    equal = [
+        f"{sink!r} is equal to the output of 2 interval(s)",
+        f"{late!r} is equal to the late rows of 2 interval(s)",
+    ]
+    assert typed("--check") == equal
+    late.clear("clicks/late")
+    assert typed("--check") == [
+        equal[0],
+        f"{late!r} differs from the late rows of 1 interval(s):",
+        f"{hour(1)}: 1 rows in the output, 0 in the table",
+    ]
+    assert typed("--rebuild") == [
+        f"{sink!r} has the output of 2 interval(s)",
+        f"{late!r} has the late rows of 2 interval(s)",
+    ]
+    assert typed("--check") == equal and same() == 1
+
+
+def test_mistakes_with_a_table_of_late_rows(sink: TableSink) -> None:
+    with pytest.raises(UsageError, match="has a table for late rows already"):
+        sink.with_late_rows(sinks.delta("file:///late")).with_late_rows(sinks.delta("file:///late"))
+    with pytest.raises(UsageError, match="has a table for late rows already"):
+        sink.with_late_rows(sink.with_late_rows(sink))
+    rows = pa.table({"user": ["ann"], "clicks": [1]})
+    publish(sink, hour(0), 1, rows)
+    with pytest.raises(UsageError, match="Give each pipeline a table of its own"):
+        sink.publish(Publication("clicks/late", hour(0), 1, late=True))
+    for name, what in (("interval_end", "interval"), ("checkpoint_id", "checkpoint's id")):
+        with pytest.raises(
+            UsageError, match=rf"a late row of .* has a column '{name}', but the sink writes the {what}"
+        ):
+            Publication("clicks/late", hour(0), 1, late=True)._check_free({name}, pa.table({name: [1]}))
 
 
 @pytest.mark.long("half a second", runs_in="ci")
