@@ -618,6 +618,19 @@ def late_rows(tester: PipelineTester) -> dict[Interval, list[dict[str, Any]]]:
     return found
 
 
+def kill_in(patched: pytest.MonkeyPatch, owner: type, late: bool, after: bool) -> None:
+    """The process is killed before or after the transaction of the late rows' table, or of the other table."""
+    called = owner.publish  # type: ignore[attr-defined]
+
+    def publish(self: Any, publication: Publication) -> None:
+        if publication.late != late or after:
+            called(self, publication)
+        if publication.late == late:
+            raise Killed
+
+    patched.setattr(owner, "publish", publish)
+
+
 def output_path(tester: PipelineTester, file: OutputFile) -> str:
     return f"{tester.root.removeprefix('file://')}/clicks/{file.handle.path}"
 
@@ -656,18 +669,9 @@ def test_late_rows_get_a_table_of_their_own(
     tester.run([("ann", at[1]), ("bob", at[0]), ("cid", at[0])])
     assert same() == 2
     # A run again: the process is killed before or after one of the two transactions.
-    for table, after in ((sink, True), (late, False), (late, True)):
+    for late_dies, after in ((False, True), (True, False), (True, True)):
         with monkeypatch.context() as patched:
-            called, kills = type(late).publish, [table]
-
-            def publish(self: Any, publication: Publication, _called: Any = called, _after: bool = after) -> None:
-                dies = publication.late == (kills[0] is late)
-                if not dies or _after:
-                    _called(self, publication)
-                if dies:
-                    raise Killed
-
-            patched.setattr(type(late), "publish", publish)
+            kill_in(patched, type(late), late_dies, after)
             with pytest.raises(SinkFailed):
                 tester.run([("ann", at[1]), ("dan", at[0])], hour(1))
         coordinator_of(tester.pipeline, tester.root).publish(tester.pipeline.sink_hook(None, f"{tester.root}/clicks"))
