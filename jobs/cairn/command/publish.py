@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -93,7 +93,9 @@ def _current(pipeline: str, url: str, *, late: bool = False) -> list[Publication
 
 
 def _check(sink: TableSink, pipeline: str, url: str, as_json: bool) -> int:
-    told, lines, intervals = [], [], 0
+    told: list[dict[str, Any]] = []
+    lines: list[str] = []
+    intervals = 0
     for table, late in sink.each_table():
         current, what = _current(pipeline, url, late=late), "late rows" if late else "output"
         found, intervals = table.check(current), len(current)
@@ -119,7 +121,8 @@ def _check(sink: TableSink, pipeline: str, url: str, as_json: bool) -> int:
 
 
 def _rebuild(sink: TableSink, declared: Declaration, coordinator: Coordinator, url: str, as_json: bool) -> int:
-    published, lines = set[int](), []
+    published: set[int] = set()
+    lines: list[str] = []
     for table, late in sink.each_table():
         table.clear(owner_of(declared.name, late=late))
         current = _current(declared.name, url, late=late)
