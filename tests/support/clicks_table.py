@@ -1,36 +1,22 @@
-"""The pipeline of docs/tables.md without Spark: a process that runs its hours, and a driver for Airflow.
-
-Airflow's workers and the processes find the table by `CAIRN_CLICKS_TABLE`, the URL of a Delta table.
-"""
+"""The pipeline of docs/tables.md without Spark, and a process that runs some of its hours."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import random
-import sys
 import time
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cairn import Interval, Pipeline, sinks, testing
+from cairn import Interval, Pipeline, sinks
 from cairn.aggregates import Count, RunningAggregate
-from cairn.operations.coordinator_of import coordinator_of
-from cairn.operations.plan_interval import Attempt
-from cairn.operations.process_interval import process_interval
-from cairn.rows.local_rows import LocalRows
 from cairn.sinks.table_sink import TableSink
 from cairn.testing import PipelineTester
-from state_backend.values.errors import CairnError, StateUnusable
-from state_backend.values.records import Permissions, RunRef
+from state_backend.values.errors import StateUnusable
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 SCHEMA = "user string"
-CODE = "tests.support.clicks_table:CLICKS"
 _PATIENCE_S = 300
 
 
@@ -47,9 +33,6 @@ def clicks(sink: Any) -> Pipeline:
         processor=Clicks,
         sink=sink,
     )
-
-
-CLICKS = clicks(sinks.delta(os.environ.get("CAIRN_CLICKS_TABLE", "file:///nowhere")))
 
 
 def sink_of(kind: str, folder: Path, address: str) -> TableSink:
@@ -91,42 +74,3 @@ def run_hours(kind: str, folder: Path, address: str, root: str, hours: range) ->
                 if time.monotonic() > deadline_s:
                     raise
                 time.sleep(0.02)
-
-
-def main() -> int:
-    """Process an hour, as `cairn.driver.driver` does with Spark."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("command")
-    for name in ("root", "start", "end", "run-id", "attempt", "result"):
-        parser.add_argument(f"--{name}", required=True)
-    for name in ("clear-number", "try-number"):
-        parser.add_argument(f"--{name}", required=True, type=int)
-    parser.add_argument("--permissions", type=json.loads, default={})
-    options, _ = parser.parse_known_args()
-    interval = Interval(datetime.fromisoformat(options.start), datetime.fromisoformat(options.end))
-    tester = PipelineTester(CLICKS, input_schema=SCHEMA, every=HOUR, root=options.root)
-    rows = LocalRows(rows_of((interval.start - START) // HOUR), tester._schema, tester._zone, "clicks")
-    pipeline = tester._as_run(rows, None)
-    run = RunRef(run_id=options.run_id, clear_number=options.clear_number, try_number=options.try_number)
-    session: Any = testing.PlanningSession("UTC")
-    try:
-        made = process_interval(
-            session,
-            pipeline,
-            options.root,
-            Attempt(id=options.attempt, interval=interval, run=run, permissions=Permissions(**options.permissions)),
-            coordinator=coordinator_of(pipeline, options.root),
-            on_shards=partial(testing._on_shards, pipeline.processor),
-        )
-        result: dict[str, Any] = {
-            "ok": {"attempt": options.attempt, "sink": CODE, "output_rows": made.content.totals.output_rows}
-        }
-    except CairnError as error:
-        again = error.rerun and error.rerun.as_json()
-        result = {"error": {"type": type(error).__name__, "message": str(error), "rerun": again}}
-    Path(options.result).write_text(json.dumps(result))
-    return 0 if "ok" in result else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
