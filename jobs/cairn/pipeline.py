@@ -275,7 +275,10 @@ class Pipeline:
 
             def publish(record: Record) -> None:
                 content = record.content
-                sink.publish(published_output(name, root_url, content.interval, record.id, content.outputs))
+                for table, late in sink.each_table():
+                    table.publish(
+                        published_output(name, root_url, content.interval, record.id, content.outputs, late=late)
+                    )
 
             return publish
 

@@ -26,7 +26,8 @@ _AGREED_KEY = "cairn_agreed"
 _DOC = """Makes an earlier state the pipeline's state: a checkpoint (by id, or by the end of its interval) or a savepoint. Or starts
 another pipeline with this state.
 
-1. The task logs which newer checkpoints it would discard. If there are any, it **waits for a person** (Required Actions in the UI).
+1. The task logs which newer checkpoints it would discard, and which output it would delete (`retract_output`). If there are any, it
+   **waits for a person** (Required Actions in the UI).
 2. The task **validates** the state. If validation refuses the state, nothing is restored.
 3. The task commits. Its log has the command that runs the discarded intervals again.
 """
@@ -42,12 +43,14 @@ class Restoration:
         checkpoint: Id of the checkpoint to restore; None for a savepoint.
         discards: Ids of the newer checkpoints that the restore would discard: no interval would start from them.
         text: Description of the restore for the task log, and for the person who has to agree.
+        retracts: The later intervals, as text, whose output the restore would delete.
     """
 
     kind: Literal["rewind", "fork", "savepoint"]
     checkpoint: int | None
     discards: frozenset[int]
     text: str
+    retracts: frozenset[str] = frozenset()
 
 
 class RestoreStateOperator(DriverOperator):
@@ -71,6 +74,8 @@ class RestoreStateOperator(DriverOperator):
         claim: NO_CLAIM leaves a savepoint to its owner. CLAIM deletes the savepoint after the restore.
         allow_stale_base: Allow a target that a re-run made stale.
         allow_quarantined: Allow a target that validation refused.
+        retract_output: Also delete the output of later intervals, here and in the sink's system. Only for a checkpoint of
+            this pipeline.
         **kwargs: More arguments of `DriverOperator` and Airflow's `BaseOperator`.
     """
 
@@ -98,6 +103,7 @@ class RestoreStateOperator(DriverOperator):
         claim: Literal["NO_CLAIM", "CLAIM"] = "NO_CLAIM",
         allow_stale_base: bool = False,
         allow_quarantined: bool = False,
+        retract_output: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**{"doc_md": _DOC, **kwargs})
@@ -112,6 +118,7 @@ class RestoreStateOperator(DriverOperator):
         self.claim = claim
         self.allow_stale_base = allow_stale_base
         self.allow_quarantined = allow_quarantined
+        self.retract_output = retract_output
 
     @property
     def dag_of_pipeline(self) -> str:
@@ -139,7 +146,7 @@ class RestoreStateOperator(DriverOperator):
         self.log.info("%s", plan.text)
         store = context.get("task_state_store")
         agreed = store.get(self._agreed_key(context)) if store is not None else None
-        if self.ask and plan.discards and not plan.discards <= set(agreed or ()):
+        if self.ask and (plan.discards or plan.retracts) and (agreed is None or not plan.discards <= set(agreed)):
             self._ask(context, plan)
         return self._restore(context, plan)
 
@@ -218,13 +225,14 @@ class RestoreStateOperator(DriverOperator):
                 record = restorable(log, checkpoint_id, permissions)
                 text = f"{self.pipeline_name}: pipeline {self.fork_as!r} begins with checkpoint {record.id} of {record.content.interval}"
                 return Restoration(kind="fork", checkpoint=record.id, discards=frozenset(), text=text)
-            plan = plan_rewind(log, checkpoint_id, permissions)
+            plan = plan_rewind(log, checkpoint_id, permissions, retract_output=self.retract_output)
         except CairnError as error:
             raise failure_of(error, self.pipeline_dag_id) from error
         return Restoration(
             kind="rewind",
             checkpoint=checkpoint_id,
             discards=frozenset(d.id for d in plan.discards),
+            retracts=frozenset(map(str, plan.retracts)),
             text=with_command(str(plan), self.pipeline_dag_id, plan.rerun),
         )
 
@@ -247,7 +255,10 @@ class RestoreStateOperator(DriverOperator):
         return Restoration(kind="savepoint", checkpoint=None, discards=discards, text=text)
 
     def _ask(self, context: Any, plan: Restoration) -> None:
-        ask_person(context, f"{self.pipeline_name}: discard {len(plan.discards)} newer checkpoint(s)?", plan.text)
+        question = f"{self.pipeline_name}: discard {len(plan.discards)} newer checkpoint(s)"
+        if plan.retracts:
+            question += f", and delete the output of {len(plan.retracts)} interval(s)"
+        ask_person(context, f"{question}?", plan.text)
         self.log.info("waiting, without a worker slot, for a person to answer under Required Actions in the UI")
         raise TaskAwaitingInput(
             method_name="after_answer", kwargs={"agreed": sorted(plan.discards)}, timeout=self.response_timeout
@@ -290,7 +301,9 @@ class RestoreStateOperator(DriverOperator):
         try:
             if plan.kind == "fork":
                 return fork(self._coordinator().storage, plan.checkpoint, self._into(), **call).id
-            made = rewind(self._coordinator(), plan.checkpoint, agreed=plan.discards, **call)
+            made = rewind(
+                self._coordinator(), plan.checkpoint, agreed=plan.discards, retract_output=self.retract_output, **call
+            )
             self._coordinator().clean_up()
             return made.id
         except CairnError as error:

@@ -157,10 +157,16 @@ def _check_no_release(log: Log, who: str) -> None:
 
 
 def _replaced(log: Log, content: Content) -> tuple[Interval, ...]:
-    """Return the intervals with other boundaries whose output this commit replaces."""
-    if content.kind != "interval" or not content.permissions.replace_overlapping:
+    """Return the other intervals whose output is no longer current after this commit."""
+    if not content.permissions.replace_overlapping:
         return ()
-    return tuple(interval for interval, _ in overlapping_outputs(log, content.interval))
+    if content.kind == "restore":
+        return tuple(interval for interval, _ in log.outputs_after(content.interval.end))
+    return (
+        tuple(interval for interval, _ in overlapping_outputs(log, content.interval))
+        if content.kind == "interval"
+        else ()
+    )
 
 
 def _with_schemas(log: Log, record: Record) -> Record:

@@ -12,7 +12,7 @@ import json
 from bisect import bisect_right, insort
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
 
@@ -24,7 +24,7 @@ from state_backend.formats import paths, record_codec
 from state_backend.formats.types import names_and_types, parse_struct
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import CorruptRecord, NotFound, UnsupportedFormat
-from state_backend.values.intervals import Interval
+from state_backend.values.intervals import Interval, from_ms, to_ms
 from state_backend.values.records import (
     Content,
     Head,
@@ -212,6 +212,13 @@ class Log:
         last = last_facts(self._facts(interval))
         return sorted((fact.interval, fact.id) for fact in last if fact.kind == "interval")
 
+    def outputs_after(self, instant: datetime) -> list[tuple[Interval, int]]:
+        """Return the intervals with current output that end after this instant, as `outputs_near` returns them."""
+        latest_ms = self.summary.latest_end_ms
+        if not self.head_id or latest_ms <= to_ms(instant):
+            return []
+        return self.outputs_near(Interval(instant, from_ms(latest_ms)))
+
     def publication_of(self, interval: Interval) -> int | None:
         """Return the id of the last commit that made or replaced the output of exactly this interval."""
         return next((f.id for f in last_facts(self._facts(interval)) if f.interval == interval), None)
@@ -240,8 +247,8 @@ class Log:
         """Return the current output of each interval: the id of its commit, and the files.
 
         Only commits of kind `interval` make output; the newest one of an interval counts, also if it is dropped. Output
-        that a commit with `replace_overlapping` replaced is not current. The method reads one file for each interval
-        whose commit is dropped.
+        that a commit with `replace_overlapping` replaced, or that a rewind retracted, is not current. The method reads one
+        file for each interval whose commit is dropped.
         """
         return self._with_files([f for f in last_facts(self._facts(None)) if f.kind == "interval"])
 
@@ -263,7 +270,8 @@ class Log:
         """Return every change of an interval's output, in the order of commits, from a listing of all settled files.
 
         A commit makes the output of its own interval. With `replace_overlapping`, it also replaces the output of the
-        overlapping intervals with other boundaries, which then have no output.
+        overlapping intervals with other boundaries, which then have no output. A rewind may retract the output of later
+        intervals.
 
         Returns:
             A pair for each change: the interval, and the id of the commit that made or replaced its output. The pairs
@@ -391,7 +399,8 @@ def facts_of_entries(entries: Mapping[int, Entry]) -> list[Fact]:
 
     There is one `Fact` for each commit and its own interval. There is one more for each other interval whose output the
     commit replaced: with `replace_overlapping`, a commit replaces the output of overlapping intervals with other
-    boundaries. The function reads the whole log, and no file in `settled/`.
+    boundaries, and a rewind retracts the output of later intervals. The function reads the whole log, and no file in
+    `settled/`.
 
     Args:
         entries: All records and tombstones of the log, by id.
@@ -404,17 +413,21 @@ def facts_of_entries(entries: Mapping[int, Entry]) -> list[Fact]:
             continue
         interval = interval_of(entry)
         facts.append(Fact(interval, entry.id, kind_of(entry)))
-        if kind_of(entry) != "interval":
+        if kind_of(entry) not in ("interval", "restore"):
             continue
         if replaces_overlapping(entry):
+            retracts = kind_of(entry) == "restore"
             # An interval that starts `longest` or more before `interval` can't overlap it: the search skips these.
+            # A restore retracts the output of all later intervals.
             first = bisect_right(in_order, interval.start - longest, key=lambda i: i.start)
-            behind = bisect_right(in_order, interval.end, key=lambda i: i.start)
+            behind = len(in_order) if retracts else bisect_right(in_order, interval.end, key=lambda i: i.start)
             for other in in_order[first:behind]:
-                if other != interval and other.overlaps(interval):
+                if (other.end > interval.end) if retracts else (other != interval and other.overlaps(interval)):
                     del current[other]
                     facts.append(Fact(other, entry.id, "replaced"))
             in_order[first:behind] = [i for i in in_order[first:behind] if i in current]
+        if kind_of(entry) == "restore":
+            continue
         if interval not in current:
             insort(in_order, interval)
             longest = max(longest, interval.end - interval.start)
@@ -426,8 +439,8 @@ def last_facts(facts: Iterable[Fact]) -> list[Fact]:
     """Return the last change of the output of each interval that ever had output.
 
     The last change is the `Fact` with the highest commit id. Its kind is `interval` if that commit made the output,
-    which is then current. Its kind is `replaced` if that commit is of an overlapping interval and replaced the output;
-    the interval has no output then.
+    which is then current. Its kind is `replaced` if that commit replaced the output by output of an overlapping interval,
+    or is a rewind that retracted the output; the interval has no output then.
 
     Args:
         facts: Facts in any order: each names an interval, and a commit of it or a commit that replaced its output.
@@ -507,7 +520,10 @@ def outputs_of(entry: Record | Tombstone) -> tuple[OutputFile, ...]:
 
 
 def replaces_overlapping(entry: Record | Tombstone) -> bool:
-    """Return True if the commit replaces the output of overlapping intervals with other boundaries."""
+    """Return True if the commit replaces the output of overlapping intervals with other boundaries.
+
+    For a rewind, True means that the rewind retracts the output of all later intervals.
+    """
     return entry.replace_overlapping if isinstance(entry, Tombstone) else entry.content.permissions.replace_overlapping
 
 

@@ -9,6 +9,18 @@ stops during one of these steps leaves:
     commit      before the record is created: the same files. Afterwards: the finished rewind or fork
 
 A repeated call with the same attempt continues, and changes nothing once the record exists.
+
+A rewind may retract the output of later intervals: its record replaces this output, as a commit replaces the output of
+overlapping intervals. A process that stops leaves:
+
+    before the record         output, files and the sink's rows as before
+    after the record, or      readers see no output of the later intervals; the sink has their rows. The record's summary
+    during the clean-up       lists each of these intervals as unpublished. The next clean-up deletes the rest of the files
+    during the sink's calls   the sink has deleted the rows of some of the intervals. The next publishing calls it for the
+                              others: by the next checkpoint or `cairn publish`
+
+The sink gets each interval without files and with the id of the rewind's record. So it ignores a late call with an older
+id, and accepts the re-run of the interval, which has a newer id.
 """
 
 from __future__ import annotations
@@ -29,7 +41,7 @@ from state_backend.ports.storage import Storage
 from state_backend.shard.manifest import manifest_of, write_manifests
 from state_backend.shard.transfer import copy_all
 from state_backend.values.errors import CorruptFile, NotFound, Rerun, StaleStateError, StateUnusable, Swept, UsageError
-from state_backend.values.intervals import format_instant
+from state_backend.values.intervals import Interval, format_instant
 from state_backend.values.records import (
     Content,
     Permissions,
@@ -53,12 +65,15 @@ class RewindPlan:
         target: Record of the checkpoint.
         discards: The checkpoints that no interval would start from after the rewind, by id.
         rerun: All intervals that were ever committed after the target's end, also those that retention has dropped
-            since; None if there are no such intervals. Their output stays current until they are run again.
+            since; None if there are no such intervals. Their output stays current until they are run again, except for
+            that in `retracts`.
+        retracts: The later intervals whose output the rewind retracts.
     """
 
     target: Record
     discards: tuple[Discarded, ...]
     rerun: Rerun | None
+    retracts: tuple[Interval, ...] = ()
 
     def __str__(self) -> str:
         """Return the plan as text. `cairn restore` shows it to the user, who must agree before the rewind."""
@@ -69,11 +84,25 @@ class RewindPlan:
             text += lines_of(f"{d.id} of {d.interval}" for d in self.discards)
         else:
             text += "\nNothing is discarded."
+        if self.retracts:
+            text += f"\nIt retracts the output of {len(self.retracts)} interval(s):{lines_of(self.retracts)}"
         return text if self.rerun is None else f"{text}\nThen run again {intervals_of(self.rerun)}."
 
 
-def plan_rewind(log: Log, target: int, permissions: Permissions = Permissions()) -> RewindPlan:  # noqa: B008
+def plan_rewind(
+    log: Log,
+    target: int,
+    permissions: Permissions = Permissions(),  # noqa: B008
+    *,
+    retract_output: bool = False,
+) -> RewindPlan:
     """Plan a rewind of the pipeline's state to checkpoint `target`.
+
+    Args:
+        log: The log of the pipeline.
+        target: Id of the earlier checkpoint.
+        permissions: Permissions of the rewind.
+        retract_output: Also retract the output of the intervals that end after the target's interval.
 
     Raises:
         UsageError: The log has no such checkpoint.
@@ -83,8 +112,12 @@ def plan_rewind(log: Log, target: int, permissions: Permissions = Permissions())
     """
     record = restorable(log, target, permissions)
     content = record.content
+    later = log.outputs_after(content.interval.end) if retract_output else []
     return RewindPlan(
-        target=record, discards=discarded_by(log, content), rerun=_committed_after(log, content.interval.end)
+        target=record,
+        discards=discarded_by(log, content),
+        rerun=_committed_after(log, content.interval.end),
+        retracts=tuple(interval for interval, _ in later),
     )
 
 
@@ -147,6 +180,7 @@ def rewind(
     attempt: str,
     permissions: Permissions = Permissions(),  # noqa: B008
     agreed: frozenset[int] | None = None,
+    retract_output: bool = False,
 ) -> CommitResult:
     """Commit a new checkpoint with the state and interval of checkpoint `target`, which becomes the newest state.
 
@@ -163,6 +197,9 @@ def rewind(
         permissions: Permissions of the rewind. With `allow_quarantined` the new checkpoint is usable even if its target
             is quarantined.
         agreed: The ids of the checkpoints that the user agreed to lose; None if the user agreed to all.
+        retract_output: Also retract the output of the intervals that end after the target's interval: their output is no
+            longer current, a clean-up deletes the files, and the sink gets these intervals without files. Going forward
+            again does not bring the output back; a re-run makes it anew.
 
     Raises:
         UsageError: The rewind would discard more checkpoints than agreed, the attempt began for another target, or the
@@ -189,7 +226,8 @@ def rewind(
             run=run,
             attempt=attempt,
             base_id=target,
-            permissions=permissions,
+            # This permission of a rewind says that it retracts the output of later intervals.
+            permissions=replace(permissions, replace_overlapping=retract_output),
             shards=plan.target.content.shards,
         )
         coordinator.prepare(Prepared(h0=log.head_id, content=content))

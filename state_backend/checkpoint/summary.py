@@ -51,11 +51,11 @@ def next_summary(
         interval = new.content.interval
         settled += len(facts_of(new))
         levels.add(paths.settled_level(interval))
+        gone = _replaced_outputs(log, new)
+        dropping |= gone - kept
+        replaced |= gone
+        waiting |= dict.fromkeys(new.replaced, new.id)
         if new.content.kind == "interval":
-            gone = _replaced_outputs(log, new)
-            dropping |= gone - kept
-            replaced |= gone
-            waiting |= dict.fromkeys(new.replaced, new.id)
             waiting[interval] = new.id
         if new.content.kind in ("interval", "restore", "forget"):
             for old in log.kept:
@@ -77,7 +77,7 @@ def next_summary(
 
 
 def is_replaced(log: Log, entry: Record | SweepRecord | Tombstone) -> bool:
-    """Return True if a later commit, of the same or an overlapping interval, has replaced the commit's output.
+    """Return True if a later commit has replaced or retracted the commit's output.
 
     The summary tells this only of retained commits and of commits in `Summary.dropping`, whose files a clean-up still
     has to delete. So the commit must be one of these. A sweep's record has no output: the function returns False.
@@ -92,7 +92,9 @@ def is_replaced(log: Log, entry: Record | SweepRecord | Tombstone) -> bool:
 def _replaced_outputs(log: Log, new: Record) -> set[int]:
     """Return the ids of commits whose output is current in `log` but not after `new` is committed."""
     interval = new.content.interval
-    return {n for i, n in log.outputs_near(interval) if i == interval or i in new.replaced}
+    if new.content.kind == "interval":
+        return {n for i, n in log.outputs_near(interval) if i == interval or i in new.replaced}
+    return {n for i, n in log.outputs_after(interval.end) if i in new.replaced} if new.replaced else set()
 
 
 def _refused(log: Log, new: Record | SweepRecord, asked_of: set[int]) -> tuple[Judged, ...]:

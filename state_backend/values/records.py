@@ -288,7 +288,8 @@ class Permissions:
         allow_quarantined: For rewinds and forks: use a quarantined checkpoint. Quarantine marks on the used checkpoint
             and its bases do not apply to the new checkpoint.
         replace_overlapping: Replace the output of overlapping intervals that have other boundaries. Their output is no
-            longer current after the commit.
+            longer current after the commit. In the record of a rewind: the output of later intervals is no longer current
+            either (`retract_output`).
     """
 
     allow_gap: bool = False
@@ -687,7 +688,8 @@ class Record:
         content: The result of the attempt.
         output_schemas: All schemas that the pipeline's output has had so far, oldest first. Readers use the list of the
             newest commit for all files.
-        replaced: Intervals with other boundaries whose output is no longer current after this commit.
+        replaced: Other intervals whose output is no longer current after this commit: intervals with other boundaries that
+            overlap, or the later intervals whose output a rewind retracts.
         summary: The facts about earlier records.
     """
 

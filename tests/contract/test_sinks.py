@@ -5,14 +5,18 @@ from __future__ import annotations
 import random
 import re
 import threading
+import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from functools import partial
 from importlib import import_module
 from itertools import groupby
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -21,6 +25,7 @@ import deltalake
 import duckdb
 import psycopg
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from psycopg.conninfo import make_conninfo
@@ -36,21 +41,22 @@ from typer.testing import CliRunner
 
 from cairn import Interval, Pipeline, sinks
 from cairn.command.cli import app
-from cairn.errors import SinkFailed, StaleStateError, UsageError
+from cairn.errors import SinkFailed, StateUnusable, UsageError
+from cairn.operations.coordinator_of import coordinator_of
 from cairn.sinks.plan_publication import plan_publication
 from cairn.sinks.postgres import wider_type
 from cairn.sinks.table_sink import Publication, TableSink, hash_of_rows, published_output
 from cairn.testing import PipelineTester
 from state_backend.adapters.open_storage import open_storage
+from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.log import read_log
-from state_backend.values.records import Permissions
+from state_backend.checkpoint.rewind import rewind
+from state_backend.values.records import OutputFile, Permissions, RunRef
+from tests.support.clicks_table import HOUR, SCHEMA, START, clicks, hour, iceberg_properties, run_hours, sink_of
 from tests.support.postgres_server import postgres_server
 from tests.support.s3_server import BUCKET, SEAWEEDFS, s3_server
 from tests.support.tiers import REPOSITORY, at_tier
 
-START = datetime(2024, 1, 1, tzinfo=UTC)
-HOUR = timedelta(hours=1)
-SCHEMA = "user string"
 ANYTHING = Permissions(allow_stale_base=True, allow_gap=True, replace_overlapping=True)
 # The methods of each sink that talk to the other system.
 CALLS = {
@@ -64,7 +70,7 @@ class Killed(Exception):
     """The process that called the sink has ended."""
 
 
-class Counter(StatefulProcessor):  # type: ignore[misc]
+class Clicks(StatefulProcessor):  # type: ignore[misc]
     def init(self, handle: Any) -> None:
         self._count = handle.getValueState("count", "n long")
 
@@ -80,7 +86,7 @@ def pipeline(sink: Any, **changes: Any) -> Pipeline:
         start=START,
         source=lambda spark, interval: None,
         key=["user"],
-        processor=Counter,
+        processor=Clicks,
         output_schema="user string, clicks bigint",
         sink=sink,
     )
@@ -103,29 +109,24 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def sink(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> TableSink:
-    if kind == "delta":
-        return sinks.delta(f"file://{tmp_path}/table")
+    address = ""
     if kind == "iceberg":
         return iceberg(tmp_path)
-    address = request.getfixturevalue("server")
-    with psycopg.connect(address, autocommit=True) as connection:
-        connection.execute("DROP TABLE IF EXISTS clicks, cairn_publications")
-    return sinks.postgres("clicks", lambda: address)
+    if kind == "postgres":
+        address = request.getfixturevalue("server")
+        with psycopg.connect(address, autocommit=True) as connection:
+            connection.execute("DROP TABLE IF EXISTS clicks, cairn_publications")
+    return sink_of(kind, tmp_path, address)
 
 
 def iceberg(tmp_path: Path) -> TableSink:
     with catalog(tmp_path) as opened:
         opened.create_namespace_if_not_exists("shop")
-    return sinks.iceberg("shop.clicks", "tests", lambda: properties(tmp_path))
-
-
-def properties(tmp_path: Path) -> dict[str, str]:
-    """A catalog in SQLite, and files on the disk."""
-    return {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/warehouse"}
+    return sink_of("iceberg", tmp_path, "")
 
 
 def catalog(tmp_path: Path) -> Catalog:
-    return load_catalog("tests", **properties(tmp_path))
+    return load_catalog("tests", **iceberg_properties(tmp_path))
 
 
 @pytest.fixture
@@ -178,13 +179,11 @@ def expected(tester: PipelineTester) -> Rows:
     found = []
     for interval, (_, files) in read_log(open_storage(f"{tester.root}/clicks")).current_outputs().items():
         for file in files:
-            table = pq.read_table(f"{tester.root.removeprefix('file://')}/clicks/{file.handle.path}")
+            if file.late:
+                continue
+            table = pq.read_table(output_path(tester, file))
             found += [(interval.start, interval.end, row["user"], row["clicks"]) for row in table.to_pylist()]
     return sorted(found)
-
-
-def hour(n: int, hours: int = 1) -> Interval:
-    return Interval(START + n * HOUR, START + (n + hours) * HOUR)
 
 
 def run_of(sink: Any, tmp_path: Path) -> PipelineTester:
@@ -205,6 +204,13 @@ def run_of(sink: Any, tmp_path: Path) -> PipelineTester:
         ({hour(0, 24): 1, hour(0): 2}, (hour(0, 24), 2), {hour(0, 24)}),
         ({hour(0): 2}, (hour(0, 24), 1), None),
         ({hour(0): 2, hour(1): 3}, (hour(0, 24), 4), {hour(0), hour(1), hour(0, 24)}),
+        # Restore 5 retracted the hour: its own call, a call from before, and the re-run of the hour.
+        ({hour(0): 1, hour(1): 2}, (hour(1), 5), {hour(1)}),
+        ({hour(0): 1, hour(1): 5}, (hour(1), 2), None),
+        ({hour(0): 1, hour(1): 5}, (hour(1), 6), {hour(1)}),
+        ({hour(0): 1, hour(1): 6}, (hour(1), 5), None),
+        # Restore 5 retracted the day. The hour ran again before the sink heard of the restore.
+        ({hour(0, 24): 2, hour(1): 6}, (hour(0, 24), 5), None),
     ],
 )
 def test_the_rows_that_a_call_replaces(
@@ -233,6 +239,56 @@ def test_an_empty_call_before_there_is_a_table_stops_an_old_call(sink: TableSink
     assert [row[2:] for row in read()] == [("ann", 1)]
 
 
+@pytest.mark.parametrize("healed_by", ["the next checkpoint", "publish", "rebuild"])
+def test_a_table_goes_back_with_the_output(
+    healed_by: str, sink: TableSink, read: Callable[[], Rows], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process is killed between the restore and the table's change."""
+    tester = run_of(sink, tmp_path)
+    for name in ("ann", "bob", "cid"):
+        tester.run([(name,)])
+    hung = {call.interval: call for call in current(tester)}
+    coordinator = restored(tester, 1)
+    assert [user for *_, user, _ in read()] == ["ann", "bob", "cid"]
+    assert {user for *_, user, _ in expected(tester)} == {"ann"}
+    assert [str(found) for found in sink.check(current(tester))] == [
+        f"{hour(n)}: the table has 1 rows of an interval without output" for n in (1, 2)
+    ]
+    hook = tester.pipeline.sink_hook(None, f"{tester.root}/clicks")
+    with monkeypatch.context() as patched:
+        kill(patched, type(sink), "publish", after=False)
+        with pytest.raises(SinkFailed):
+            coordinator.publish(hook)
+    if healed_by == "the next checkpoint":
+        tester.run([("dan",)], hour(1))
+    elif healed_by == "publish":
+        assert coordinator.publish(hook) == [4, 4]
+    else:
+        sink.clear("clicks")
+        for call in current(tester):
+            sink.publish(call)
+        coordinator.publish(hook)
+    after = read()
+    assert after == expected(tester)
+    assert [user for *_, user, _ in after] == ["ann", *(["dan"] if healed_by == "the next checkpoint" else [])]
+    for interval in (hour(1), hour(2)):
+        sink.publish(hung[interval])
+        assert read() == after, "a call from before the restore changed the table"
+    tester.run([("eve",)], hour(1), permissions=ANYTHING)
+    tester.run([("eve",)], hour(2), permissions=ANYTHING)
+    assert read() == expected(tester)
+    assert [user for *_, user, _ in read()] == ["ann", "eve", "eve"]
+
+
+def restored(tester: PipelineTester, target: int) -> Coordinator:
+    """The pipeline went back to a checkpoint, and retracted the output of later intervals. Nobody has called the sink."""
+    coordinator = coordinator_of(tester.pipeline, tester.root)
+    run = RunRef(run_id="restore", clear_number=0, try_number=1)
+    rewind(coordinator, target, run=run, attempt=str(uuid.uuid4()), retract_output=True)
+    coordinator.clean_up()
+    return coordinator
+
+
 def test_an_old_call_a_repeated_call_and_calls_at_the_same_time_change_nothing(
     sink: TableSink, read: Callable[[], Rows], tmp_path: Path
 ) -> None:
@@ -250,40 +306,163 @@ def test_an_old_call_a_repeated_call_and_calls_at_the_same_time_change_nothing(
     assert [user for *_, user, _ in read()] == ["u10"] * 10
 
 
-@pytest.mark.parametrize("seed", range(at_tier(fast=1, ci=4, all=100)))
-def test_any_history_of_runs_and_kills(
-    seed: int, kind: str, sink: TableSink, read: Callable[[], Rows], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The process is killed before or after a call of the other system. The next checkpoint publishes the rest."""
-    pick, tester = random.Random(seed), run_of(sink, tmp_path)
-    ran = 0
-    for _ in range(at_tier(fast=6, ci=12, all=30)):
-        rows = [(pick.choice("abc"),) for _ in range(pick.choice([0, 1, 4]))]
-        what = pick.choice(["next", "next", "again", "hours over day"])
-        if what == "next" or not ran:
-            interval, ran = None, ran + 1
+@dataclass
+class History:
+    """A random history of one pipeline, and the table of its sink.
+
+    Attributes:
+        ran: Hours that have run, or that a restore left.
+        waits: True if the sink has not accepted all output: each interval may have its old rows.
+        calls: All calls of the sink so far that may come again, late.
+        seen: How often each kind of step happened.
+    """
+
+    seed: int
+    kind: str
+    sink: TableSink
+    read: Callable[[], Rows]
+    tester: PipelineTester
+    monkeypatch: pytest.MonkeyPatch
+    ran: int = 0
+    waits: bool = False
+
+    def __post_init__(self) -> None:
+        self.pick, self.calls, self.seen = random.Random(self.seed), list[Publication](), Counter[str]()
+        self.coordinator = coordinator_of(self.tester.pipeline, self.tester.root)
+
+    def step(self) -> None:
+        weights = {
+            "next": 4,
+            "again": 3,
+            "hours over day": 2,
+            "restore": 3,
+            "quarantine": 1,
+            "release": 1,
+            "late call": 2,
+            "publish": 1,
+        }
+        (what,) = self.pick.choices([*weights], [*weights.values()])
+        change = {
+            "restore": self.restore,
+            "quarantine": self.quarantine,
+            "release": self.release,
+            "late call": self.call_late,
+            "publish": lambda: self.changes(self.publish),
+        }.get(what, lambda: self.run(what))
+        change()
+        if self.waits:
+            return
+        assert self.read() == expected(self.tester), (self.seed, what)
+        self.calls += [call for call in current(self.tester) if call not in self.calls]
+
+    def run(self, what: str) -> None:
+        rows = [(self.pick.choice("abc"),) for _ in range(self.pick.choice([0, 1, 4]))]
+        if what == "next" or not self.ran:
+            interval = hour(self.ran)
         elif what == "again":
-            interval = hour(pick.randrange(ran))
+            interval = hour(self.pick.randrange(self.ran))
         else:  # Two hours become one interval, or one again.
-            interval = hour(0, pick.choice([1, 2])) if ran > 1 else hour(0)
-        before = by_interval(read())
-        with monkeypatch.context() as patched:
-            if pick.random() < 0.5:
-                kill(patched, type(sink), pick.choice(CALLS[kind]), pick.random() < 0.5)
+            interval = hour(0, self.pick.choice([1, 2])) if self.ran > 1 else hour(0)
+        try:
+            self.changes(lambda: self.tester.run(rows, interval, permissions=ANYTHING))
+        except StateUnusable:
+            return  # The history has no base for this interval.
+        self.ran = max(self.ran, (interval.end - START) // HOUR)
+        self.seen[what] += 1
+
+    def restore(self) -> None:
+        """Back, or forward again, to any checkpoint. The command may end before anybody calls the sink."""
+        log, before = self.coordinator.log(), self.read()
+        if not log.retained:
+            return
+        target = self.pick.choice([*log.retained])
+        retracts = self.pick.random() < 0.7
+        rewind(
+            self.coordinator,
+            target,
+            run=RunRef(run_id="restore", clear_number=0, try_number=1),
+            attempt=str(uuid.uuid4()),
+            permissions=Permissions(allow_stale_base=True, allow_quarantined=True),
+            retract_output=retracts,
+        )
+        self.coordinator.clean_up()
+        assert self.read() == before, "the command itself does not change the table"
+        if retracts:
+            until = log.whole(target).content.interval.end
+            assert all(interval.end <= until for interval in by_interval(expected(self.tester)))
+            self.waits, self.ran = True, (until - START) // HOUR
+        self.seen["restore that retracts" if retracts else "restore"] += 1
+        if self.pick.random() < 0.7:
+            self.changes(self.publish)
+
+    def publish(self) -> None:
+        self.coordinator.publish(self.tester.pipeline.sink_hook(None, f"{self.tester.root}/clicks"))
+
+    def quarantine(self) -> None:
+        kept = [*self.coordinator.log().retained]
+        if kept:
+            self.coordinator.quarantine(self.pick.choice(kept), "wrong")
+            self.seen["quarantine"] += 1
+
+    def release(self) -> None:
+        refused = [*self.coordinator.log().quarantined]
+        if refused:
+            with suppress(UsageError):  # A checkpoint was computed without this one.
+                self.coordinator.release(self.pick.choice(refused))
+                self.seen["release"] += 1
+
+    def call_late(self) -> None:
+        """A process that hung calls the sink. The table has newer rows, or these rows."""
+        if self.calls and not self.waits:
+            before = self.read()
+            self.sink.publish(self.pick.choice(self.calls))
+            assert self.read() == before, self.seed
+            self.seen["late call"] += 1
+
+    def changes(self, change: Callable[[], object]) -> None:
+        """Call the sink. In half of the calls, the process is killed before or after a request to the table."""
+        before = by_interval(self.read())
+        with self.monkeypatch.context() as patched:
+            if self.pick.random() < 0.5:
+                kill(patched, type(self.sink), self.pick.choice(CALLS[self.kind]), self.pick.random() < 0.5)
             try:
-                tester.run(rows, interval, permissions=ANYTHING)
+                change()
+                self.waits = False
             except SinkFailed as failed:
                 assert "Killed" in str(failed)
-                after, wanted = by_interval(read()), by_interval(expected(tester))
+                self.waits = True
+                self.seen["kill"] += 1
+                after, wanted = by_interval(self.read()), by_interval(expected(self.tester))
                 for near in before.keys() | after.keys() | wanted.keys():
-                    assert after.get(near) in (before.get(near), wanted.get(near)), (seed, near)
-                continue
-            except StaleStateError:
-                continue  # The history has no base for this interval.
-        assert read() == expected(tester), (seed, what)
-    tester.run([], hour(0), permissions=ANYTHING)
-    assert read() == expected(tester)
-    assert sink.check(current(tester)) == []
+                    assert after.get(near) in (before.get(near), wanted.get(near)), (self.seed, near)
+
+
+SEEN = Counter[str]()
+
+
+@pytest.mark.parametrize("seed", range(at_tier(fast=1, ci=4, all=100)))
+def test_any_history_of_runs_restores_quarantines_and_kills(
+    seed: int, kind: str, sink: TableSink, read: Callable[[], Rows], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process is killed before or after a call of the other system. The next call publishes the rest."""
+    history = History(seed, kind, sink, read, run_of(sink, tmp_path), monkeypatch)
+    for _ in range(at_tier(fast=8, ci=16, all=30)):
+        history.step()
+    history.publish()
+    assert read() == expected(history.tester)
+    assert sink.check(current(history.tester)) == []
+    SEEN.update({f"{kind}: {what}": n for what, n in history.seen.items()})
+    if seed == 99:  # Only the tier `all` has enough histories.
+        for what in (
+            "restore",
+            "restore that retracts",
+            "quarantine",
+            "release",
+            "late call",
+            "hours over day",
+            "kill",
+        ):
+            assert SEEN[f"{kind}: {what}"] > 20, (kind, what)
 
 
 def by_interval(rows: Rows) -> dict[Interval, Rows]:
@@ -408,10 +587,150 @@ def publish(sink: TableSink, interval: Interval, checkpoint_id: int, rows: pa.Ta
     sink.publish(Made("clicks", interval, checkpoint_id, made=rows))
 
 
-def current(tester: PipelineTester) -> list[Publication]:
+def current(tester: PipelineTester, *, late: bool = False) -> list[Publication]:
     root = f"{tester.root}/clicks"
     outputs = read_log(open_storage(root)).current_outputs()
-    return [published_output("clicks", root, interval, n, files) for interval, (n, files) in outputs.items()]
+    return [published_output("clicks", root, interval, n, files, late=late) for interval, (n, files) in outputs.items()]
+
+
+LATE_SCHEMA = pa.schema([("user", pa.string()), ("at", pa.timestamp("us", "UTC")), ("checkpoint_id", pa.int64())])
+
+
+def late_sink(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> TableSink:
+    if kind == "delta":
+        return sinks.delta(f"file://{tmp_path}/late")
+    if kind == "iceberg":
+        return sinks.iceberg("shop.late_clicks", "tests", lambda: iceberg_properties(tmp_path))
+    address = request.getfixturevalue("server")
+    with psycopg.connect(address, autocommit=True) as connection:
+        connection.execute("DROP TABLE IF EXISTS late_clicks")
+    return sinks.postgres("late_clicks", lambda: address)
+
+
+def late_rows(tester: PipelineTester) -> dict[Interval, list[dict[str, Any]]]:
+    """The late rows of the current output, each with the checkpoint that found it."""
+    found = {}
+    for interval, (n, files) in read_log(open_storage(f"{tester.root}/clicks")).current_outputs().items():
+        of_files = [pq.read_table(output_path(tester, file)).to_pylist() for file in files if file.late]
+        rows = [{**row, "checkpoint_id": n} for rows in of_files for row in rows]
+        if rows:
+            found[interval] = sorted(rows, key=repr)
+    return found
+
+
+def kill_in(patched: pytest.MonkeyPatch, owner: type, late: bool, after: bool) -> None:
+    """The process is killed before or after the transaction of the late rows' table, or of the other table."""
+    called = owner.publish  # type: ignore[attr-defined]
+
+    def publish(self: Any, publication: Publication) -> None:
+        if publication.late != late or after:
+            called(self, publication)
+        if publication.late == late:
+            raise Killed
+
+    patched.setattr(owner, "publish", publish)
+
+
+def output_path(tester: PipelineTester, file: OutputFile) -> str:
+    return f"{tester.root.removeprefix('file://')}/clicks/{file.handle.path}"
+
+
+def test_late_rows_get_a_table_of_their_own(
+    kind: str,
+    sink: TableSink,
+    read: Callable[[], Rows],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    late = late_sink(kind, tmp_path, request)
+    both = sink.with_late_rows(late)
+    event_time = {"time_mode": "event", "event_time": "at", "watermark_delay": timedelta(0), "watermark": "interval"}
+    tester = PipelineTester(
+        pipeline(both, **event_time),
+        input_schema="user string, at timestamp",
+        every=HOUR,
+        root=f"file://{tmp_path}/state",
+        call_sink=True,
+    )
+    at = [START + n * HOUR + timedelta(minutes=5) for n in range(3)]
+
+    def same() -> int:
+        """Both tables are equal to output and late rows; returns the number of late rows."""
+        wanted = late_rows(tester)
+        assert late.row_counts() == {interval: len(rows) for interval, rows in wanted.items()}
+        for interval, rows in wanted.items():
+            assert sorted(late.rows(interval, LATE_SCHEMA).to_pylist(), key=repr) == rows
+        assert read() == expected(tester)
+        return sum(map(len, wanted.values()))
+
+    tester.run([("ann", at[0])])
+    assert same() == 0
+    tester.run([("ann", at[1]), ("bob", at[0]), ("cid", at[0])])
+    assert same() == 2
+    # A run again: the process is killed before or after one of the two transactions.
+    for late_dies, after in ((False, True), (True, False), (True, True)):
+        with monkeypatch.context() as patched:
+            kill_in(patched, type(late), late_dies, after)
+            with pytest.raises(SinkFailed):
+                tester.run([("ann", at[1]), ("dan", at[0])], hour(1))
+        coordinator_of(tester.pipeline, tester.root).publish(tester.pipeline.sink_hook(None, f"{tester.root}/clicks"))
+        assert same() == 1
+    tester.run([("ann", at[1])], hour(1))
+    assert same() == 0
+    tester.run([("ann", at[2]), ("eve", at[0])])
+    assert same() == 1
+    (call,) = [p for p in current(tester, late=True) if p.interval == hour(2)]
+    # Two hours replace what the hours had; then a call of before comes late.
+    tester.run([("fay", at[2])], hour(1, 2), permissions=ANYTHING)
+    assert same() == 0
+    late.publish(call)
+    assert same() == 0
+    tester.run([("gus", at[0])], hour(3))
+    assert same() == 1
+    restored(tester, 1).publish(tester.pipeline.sink_hook(None, f"{tester.root}/clicks"))
+    assert same() == 0
+    tester.run([("ann", at[1]), ("bob", at[0])], hour(1))
+    assert same() == 1
+
+    monkeypatch.setattr("cairn.command.publish.load_code", lambda code: tester.pipeline)
+    variables = {"CAIRN_ROOT": tester.root, "CAIRN_PIPELINE": "clicks", "CAIRN_CODE": "clicks:CLICKS"}
+
+    def typed(*words: str) -> list[str]:
+        return CliRunner().invoke(app, ["publish", *words], env=variables).output.splitlines()
+
+    equal = [
+        f"{sink!r} is equal to the output of 2 interval(s)",
+        f"{late!r} is equal to the late rows of 2 interval(s)",
+    ]
+    assert typed("--check") == equal
+    late.clear("clicks/late")
+    assert typed("--check") == [
+        equal[0],
+        f"{late!r} differs from the late rows of 1 interval(s):",
+        f"{hour(1)}: 1 rows in the output, 0 in the table",
+    ]
+    assert typed("--rebuild") == [
+        f"{sink!r} has the output of 2 interval(s)",
+        f"{late!r} has the late rows of 2 interval(s)",
+    ]
+    assert typed("--check") == equal and same() == 1
+
+
+def test_mistakes_with_a_table_of_late_rows(sink: TableSink) -> None:
+    with pytest.raises(UsageError, match="has a table for late rows already"):
+        sink.with_late_rows(sinks.delta("file:///late")).with_late_rows(sinks.delta("file:///late"))
+    with pytest.raises(UsageError, match="has a table for late rows already"):
+        sink.with_late_rows(sink.with_late_rows(sink))
+    rows = pa.table({"user": ["ann"], "clicks": [1]})
+    publish(sink, hour(0), 1, rows)
+    with pytest.raises(UsageError, match="Give each pipeline a table of its own"):
+        sink.publish(Publication("clicks/late", hour(0), 1, late=True))
+    for name, what in (("interval_end", "interval"), ("checkpoint_id", "checkpoint's id")):
+        with pytest.raises(
+            UsageError, match=rf"a late row of .* has a column '{name}', but the sink writes the {what}"
+        ):
+            Publication("clicks/late", hour(0), 1, late=True)._check_free({name}, pa.table({name: [1]}))
 
 
 @pytest.mark.long("half a second", runs_in="ci")
@@ -451,6 +770,74 @@ def test_check_names_planted_differences_and_rebuild_repairs_them(
     tester.run([("ann",)], hour(0), permissions=ANYTHING)
     assert read() == expected(tester)
     assert typed("--check", "--rebuild")[0] == 2
+
+
+@pytest.mark.long("a minute: 60 intervals in four processes")
+def test_four_processes_fill_a_table(
+    kind: str,
+    sink: TableSink,
+    read: Callable[[], Rows],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    """As with four active runs of Airflow: each process waits for the hour before, commits, and publishes all that waits."""
+    address, root = request.getfixturevalue("server") if kind == "postgres" else "", f"file://{tmp_path}/state"
+    with ProcessPoolExecutor(4, mp_context=get_context("spawn")) as pool:
+        shares = [range(first, 60, 4) for first in range(4)]
+        for done in [pool.submit(run_hours, kind, tmp_path, address, root, share) for share in shares]:
+            done.result()
+    tester = PipelineTester(clicks(sink), input_schema=SCHEMA, every=HOUR, root=root)
+    assert read() == expected(tester)
+    assert sorted(by_interval(read())) == [hour(n) for n in range(60) if n % 7 != 3]
+    monkeypatch.setattr("cairn.command.publish.load_code", lambda code: clicks(sink))
+    variables = {"CAIRN_ROOT": root, "CAIRN_PIPELINE": "clicks", "CAIRN_CODE": "clicks:CLICKS"}
+
+    def check() -> list[str]:
+        return CliRunner().invoke(app, ["publish", "--check"], env=variables).output.splitlines()
+
+    assert check() == [f"{sink!r} is equal to the output of 60 interval(s)"]
+    rows = by_interval(read())
+    plant_in_hours(kind, tmp_path, address)
+    less, twice = len(rows[hour(8)]), len(rows[hour(42)])
+    assert check()[1:] == [
+        f"{hour(8)}: {less} rows in the output, {less - 1} in the table",
+        f"{hour(25)}: {len(rows[hour(25)])} rows in both, but with other values",
+        f"{hour(42)}: {twice} rows in the output, {2 * twice} in the table",
+    ]
+
+
+def plant_in_hours(kind: str, tmp_path: Path, address: str) -> None:
+    """Lose a row of hour 8, change a value of hour 25, and add the rows of hour 42 once more."""
+    if kind == "postgres":
+        with psycopg.connect(address, autocommit=True) as connection:
+            connection.execute("DELETE FROM clicks WHERE \"user\" = 'bob' AND interval_start = %s", (hour(8).start,))
+            changed = "UPDATE clicks SET clicks = clicks + 1 WHERE \"user\" = 'bob' AND interval_start = %s"
+            connection.execute(changed, (hour(25).start,))
+            connection.execute("INSERT INTO clicks SELECT * FROM clicks WHERE interval_start = %s", (hour(42).start,))
+        return
+    at = {n: f"interval_start = '{hour(n).start.isoformat()}'" for n in (8, 25, 42)}
+    if kind == "delta":
+        table = deltalake.DeltaTable(f"file://{tmp_path}/table")
+        again = rows_of_hour(table.to_pyarrow_table(), 42)
+        table.delete(f"user = 'bob' AND {at[8]}")
+        table.update({"clicks": "clicks + 1"}, predicate=f"user = 'bob' AND {at[25]}")
+        deltalake.write_deltalake(table, again, mode="append")
+        return
+    with catalog(tmp_path) as opened:
+        of_iceberg = opened.load_table("shop.clicks")
+        again = of_iceberg.scan(at[42]).to_arrow()
+        of_iceberg.delete(f"user = 'bob' AND {at[8]}")
+        values = of_iceberg.scan(at[25]).to_arrow()
+        number = values["clicks"].to_pylist()
+        changed = pa.array([number[0] + 1, *number[1:]], pa.int64())
+        of_iceberg.overwrite(values.set_column(values.schema.get_field_index("clicks"), "clicks", changed), at[25])
+        of_iceberg.append(again)
+
+
+def rows_of_hour(table: pa.Table, n: int) -> pa.Table:
+    """The rows of an hour."""
+    return table.filter(pc.equal(table["interval_start"], pa.scalar(hour(n).start, pa.timestamp("us", "UTC"))))
 
 
 def plant(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
@@ -931,6 +1318,6 @@ def test_an_iceberg_table_on_s3(catalog_type: str, tmp_path: Path) -> None:
 
 
 def test_a_namespace_that_the_iceberg_catalog_lacks(tmp_path: Path) -> None:
-    sink = sinks.iceberg("nowhere.clicks", "tests", properties(tmp_path))
+    sink = sinks.iceberg("nowhere.clicks", "tests", iceberg_properties(tmp_path))
     with pytest.raises(UsageError, match=r"'tests' has no namespace 'nowhere'(?s:.*)create_namespace\('nowhere'\)"):
         publish(sink, hour(0), 1, pa.table({"user": ["ann"]}))

@@ -301,6 +301,9 @@ class Model:
         heard: dict[Interval, Entry] = {}
         for entry in self.entries():
             mine = entry.made.interval
+            if entry.made.kind == "restore" and entry.made.replace:
+                for other in [i for i, e in heard.items() if e.made.interval == i and i.end > mine.end]:
+                    heard[other] = entry
             if entry.made.kind == "interval":
                 for other in [i for i, e in heard.items() if e.made.interval == i and i.overlaps(mine)]:
                     if entry.made.replace:
@@ -731,14 +734,23 @@ class Pipelines(RuleBasedStateMachine):
         goal=st.integers(1, 12),
         stale=st.booleans(),
         quarantine_allowed=st.booleans(),
+        retracts=st.booleans(),
         last=LAST,
         at=st.none() | st.integers(0, 12),
         when=st.sampled_from(["before", "after"]),
     )
     def go_back(
-        self, which: int, goal: int, stale: bool, quarantine_allowed: bool, last: int, at: int | None, when: Any
+        self,
+        which: int,
+        goal: int,
+        stale: bool,
+        quarantine_allowed: bool,
+        retracts: bool,
+        last: int,
+        at: int | None,
+        when: Any,
     ) -> None:
-        """A rewind, which may die; then the same call again."""
+        """A rewind, which may die; then the same call again. It may retract the output of later intervals."""
         house = self.house(which)
         model, name = house.model, self.name()
         target = self.goal(model, goal)
@@ -747,7 +759,14 @@ class Pipelines(RuleBasedStateMachine):
         run = (name, 0, 1)
 
         def go(over: Storage | None = None) -> Any:
-            return rewind(house.coordinator(last, over), target, run=_run(run), attempt=name, permissions=permissions)
+            return rewind(
+                house.coordinator(last, over),
+                target,
+                run=_run(run),
+                attempt=name,
+                permissions=permissions,
+                retract_output=retracts,
+            )
 
         if refused:
             self.happens(refused, go)
@@ -762,6 +781,7 @@ class Pipelines(RuleBasedStateMachine):
             base=target,
             gap=False,
             stale=stale,
+            replace=retracts,
             quarantine_allowed=quarantine_allowed,
             written_ms=self.now_ms,
             prepared=True,
@@ -772,7 +792,11 @@ class Pipelines(RuleBasedStateMachine):
             drops=frozenset(),
         )
         entry, kept = model.planned(made, last)
-        discards = plan_rewind(house.coordinator().log(), target, permissions).discards
+        plan = plan_rewind(house.coordinator().log(), target, permissions, retract_output=retracts)
+        later = sorted(i for i in model.outputs() if i.end > made.interval.end)
+        assert [*plan.retracts] == (later if retracts else [])
+        SEEN["retracted"] += bool(plan.retracts)
+        discards = plan.discards
         newly = {n for n, by in model.planned(made, 1000)[1].items() if by == entry.id}
         fresh = {n for n in model.kept if model.kept[n] is None and not model.replaced(n)}
         others = {n for n in fresh if model.entry(n).made.interval == made.interval}
@@ -856,6 +880,7 @@ class Pipelines(RuleBasedStateMachine):
             base=None,
             gap=False,
             stale=permissions.allow_stale_base,
+            replace=False,
             quarantine_allowed=permissions.allow_quarantined,
             written_ms=self.now_ms,
             prepared=True,
@@ -1136,6 +1161,7 @@ def test_histories_of_pipelines_are_what_the_model_says() -> None:
         "released",
         "held in quarantine",
         "given up",
+        "retracted",
     ):
         assert SEEN[happening], happening
 
@@ -1168,6 +1194,7 @@ MISTAKES: dict[str, tuple[Any, str, Any]] = {
     ),
     "a host dates the files that it writes": (Pipelines, "storage_ms", lambda self: self.now_ms + HOST.ahead_ms),
     "what was replaced counts again": (Log, "superseding", lambda log, candidate: []),
+    "no output is retracted": (committing, "_replaced", lambda log, content: ()),
 }
 
 

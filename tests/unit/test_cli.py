@@ -552,6 +552,22 @@ def test_going_back_says_what_it_discards_and_waits_for_a_yes(root: Path) -> Non
     assert answer(root, "verify", "8")["success"]
 
 
+def test_going_back_can_retract_the_output_of_later_intervals(root: Path) -> None:
+    before = {i: n for i, (n, _) in RealPipeline(root).coordinator.log().current_outputs().items()}
+    later = [str(i) for i in sorted(before) if i.end > RealPipeline(root).coordinator.record(3).content.interval.end]
+    asked = answer(root, "restore", "--checkpoint", "3", "--retract-output", "--dry-run")
+    assert asked["retracts"] == later != []
+    assert answer(root, "restore", "--checkpoint", "3", "--dry-run")["retracts"] == []
+    done = cairn(root, "restore", "--checkpoint", "3", "--retract-output", "--yes")
+    assert f"It retracts the output of {len(later)} interval(s):" in done.output
+    assert "To call the sink now, run:\ncairn publish --root" in done.output
+    after = RealPipeline(root).coordinator.log().current_outputs()
+    assert [*after] == [i for i in before if str(i) not in later]
+    assert answer(root, "verify")["success"]
+    misplaced = cairn(root, "restore", "--savepoint", "file:///nowhere", "--retract-output")
+    assert misplaced.exit_code == 2 and "--retract-output works only with --checkpoint" in misplaced.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [

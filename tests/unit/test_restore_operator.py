@@ -170,6 +170,19 @@ def test_nobody_is_asked_if_nothing_is_discarded(folder: Folder, driver: list[An
     assert newest(folder).content.base_id == 4
 
 
+def test_a_person_agrees_that_output_is_retracted(folder: Folder, driver: list[Any], asked: list[Any]) -> None:
+    """Also if no checkpoint is discarded: an earlier restore discarded them and left the output."""
+    run(operator("2", ask=False), context())
+    made, where = operator("2", retract_output=True), context()
+    where["dag_run"].clear_number += 1
+    parked = park(made, where)
+    assert parked.kwargs == {"agreed": []} and "It retracts the output of 2 interval(s):" in asked[0]["body"]
+    assert asked[0]["subject"] == f"{PIPELINE}: discard 0 newer checkpoint(s), and delete the output of 2 interval(s)?"
+    assert made.after_answer(where, answer("Approve"), **parked.kwargs)["checkpoint"] == 6
+    assert {*folder.coordinator.log().current_outputs()} == {day(1), day(2)}
+    assert {*folder.coordinator.unpublished()} >= {(day(3), 6), (day(4), 6)}
+
+
 def test_a_refused_state_is_not_restored(folder: Folder, driver: Any) -> None:
     driver.findings = ("value: 3 entries, 4 are recorded",)
     with pytest.raises(AirflowFailException, match=r"(?s)validation refused checkpoint 2.*- value: 3 entries"):

@@ -12,6 +12,7 @@ from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint.coordinator import CommitResult, Coordinator
 from state_backend.checkpoint.leases import take_lease
+from state_backend.checkpoint.log import facts_of_entries, read_whole_log
 from state_backend.checkpoint.rewind import Discarded, fork, plan_rewind, rewind
 from state_backend.checkpoint.sweep import sweep
 from state_backend.formats import paths
@@ -30,6 +31,7 @@ from state_backend.values.errors import (
     UsageError,
 )
 from state_backend.values.handles import handles_in
+from state_backend.values.intervals import Interval
 from state_backend.values.records import FiledShard, InlineShard, Permissions, Record, Segment, ShardChanges, Tombstone
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import Folder, day, files_in, run, sst, start_ms
@@ -249,6 +251,83 @@ def test_a_rewind_that_dies_at_any_call_is_completed_by_the_same_call(when: When
         assert log.head_id in (4, 5) and {r.id for r in log.completed()} == {*range(1, log.head_id + 1)}
         assert back(folder, 2).id == 5
         assert base_of(folder, 3) == 5 and folder.coordinator.log().head_id == 5
+
+
+def outputs(folder: Folder) -> dict[Interval, int]:
+    return {i: n for i, (n, _) in folder.coordinator.log().current_outputs().items()}
+
+
+def told_to_the_sink(folder: Folder) -> list[tuple[Interval, int, int]]:
+    """The calls of the sink: interval, checkpoint and number of files."""
+    calls: list[tuple[Interval, int, int]] = []
+
+    def hook(record: Record) -> None:
+        calls.append((record.content.interval, record.id, len(record.content.outputs)))
+
+    folder.coordinator.publish(hook)
+    return calls
+
+
+def test_a_rewind_retracts_the_output_of_later_intervals() -> None:
+    folder = history(policy=KeepLast(2))
+    plan = plan_rewind(folder.coordinator.log(), 3, retract_output=True)
+    assert plan.retracts == (day(4),)
+    assert f"It retracts the output of 1 interval(s):\n  {day(4)}" in str(plan)
+    made = back(folder, 3, retract_output=True)
+    assert made.record is not None and made.record.replaced == (day(4),)
+    assert outputs(folder) == {day(n): n for n in (1, 2, 3)}
+    assert folder.coordinator.unpublished() == [(day(4), 5)]
+    folder.coordinator.clean_up()
+    assert told_to_the_sink(folder) == [(day(4), 5, 0)]
+    assert told_to_the_sink(folder) == []
+    # The run of the interval makes new output.
+    folder.run(day(4), "b4", keep=(sst("a3"),))
+    assert told_to_the_sink(folder) == [(day(4), 6, 1)]
+    folder.coordinator.clean_up()
+    assert outputs(folder) == {**{day(n): n for n in (1, 2, 3)}, day(4): 6}
+    there = folder.paths(paths.OUTPUT)
+    assert paths.output(day(4), "a4", 0, 0) not in there and paths.output(day(4), "b4", 0, 0) in there
+    whole = read_whole_log(folder.storage)
+    assert isinstance(whole.entries[4], Tombstone)
+    assert sorted(facts_of_entries(whole.entries)) == sorted(whole.all_facts())
+
+
+def test_retracted_output_stays_retracted() -> None:
+    """Also after the way forward, to a checkpoint of a retracted interval. A second rewind finds nothing to retract."""
+    folder = history()
+    back(folder, 1, retract_output=True)
+    assert outputs(folder) == {day(1): 1}
+    back(folder, 4, "forward", permissions=STALE)
+    assert outputs(folder) == {day(1): 1}
+    assert plan_rewind(folder.coordinator.log(), 1, STALE, retract_output=True).retracts == ()
+    assert {i: n for i, n, _ in told_to_the_sink(folder)} == {day(n): 5 for n in (2, 3, 4)}
+
+
+def test_a_rewind_retracts_output_of_other_boundaries_too() -> None:
+    folder = history()
+    both = Interval(day(3).start, day(4).end)
+    folder.run(both, "b", permissions=Permissions(replace_overlapping=True))
+    back(folder, 2, retract_output=True)
+    assert outputs(folder) == {day(1): 1, day(2): 2}
+    # The sink has not heard of the commit of both days yet. It hears of the retraction only.
+    assert {i: n for i, n, _ in told_to_the_sink(folder)} == {day(3): 5, day(4): 5, both: 6}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.long("seconds", runs_in="ci")
+def test_a_retraction_that_dies_at_any_call_is_completed_by_the_same_call(when: When) -> None:
+    """The output is that of before, or that of the restored checkpoint; and then the sink hears of each retracted interval."""
+    whole = FaultyStorage(history().storage, {})
+    back(history(), 2, over=whole, retract_output=True)
+    for at in range(len(whole.calls)):
+        folder = history()
+        with pytest.raises(StopHere):
+            back(folder, 2, over=FaultyStorage(folder.storage, stop_at(at, when)), retract_output=True)
+        committed = folder.coordinator.log().head_id == 5
+        assert outputs(folder) == {day(n): n for n in range(1, 3 if committed else 5)}
+        assert back(folder, 2, retract_output=True).id == 5
+        assert outputs(folder) == {day(1): 1, day(2): 2}
+        assert sorted(told_to_the_sink(folder)) == [(day(3), 5, 0), (day(4), 5, 0)]
 
 
 def test_an_interval_in_flight_does_not_survive_a_rewind() -> None:

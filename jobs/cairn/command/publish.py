@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -10,7 +10,7 @@ from cairn.command.options import Json, Pipeline, Root, open_log
 from cairn.command.printing import print_json, print_text
 from cairn.command.state_commands import load_code, start_of
 from cairn.pipeline import Pipeline as Declaration
-from cairn.sinks.table_sink import Publication, TableSink, published_output
+from cairn.sinks.table_sink import Publication, TableSink, owner_of, published_output
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.log import read_log
@@ -86,45 +86,53 @@ def _declared(code: str) -> Declaration:
     return load_code(code)
 
 
-def _current(pipeline: str, url: str) -> list[Publication]:
-    """Return the current output of each interval, in the order of intervals."""
+def _current(pipeline: str, url: str, *, late: bool = False) -> list[Publication]:
+    """Return the current output or late rows of each interval, in the order of intervals."""
     outputs = read_log(open_storage(url)).current_outputs()
-    return [published_output(pipeline, url, i, n, files) for i, (n, files) in sorted(outputs.items())]
+    return [published_output(pipeline, url, i, n, files, late=late) for i, (n, files) in sorted(outputs.items())]
 
 
-def _check(table: TableSink, pipeline: str, url: str, as_json: bool) -> int:
-    current = _current(pipeline, url)
-    found = table.check(current)
-    if as_json:
-        print_json(
+def _check(sink: TableSink, pipeline: str, url: str, as_json: bool) -> int:
+    told: list[dict[str, Any]] = []
+    lines: list[str] = []
+    intervals = 0
+    for table, late in sink.each_table():
+        current, what = _current(pipeline, url, late=late), "late rows" if late else "output"
+        found, intervals = table.check(current), len(current)
+        told += [
             {
-                "intervals": len(current),
-                "differences": [
-                    {
-                        "start": format_instant(d.interval.start),
-                        "end": format_instant(d.interval.end),
-                        "rows_of_output": d.expected,
-                        "rows_of_table": d.found,
-                    }
-                    for d in found
-                ],
+                "table": repr(table),
+                "start": format_instant(d.interval.start),
+                "end": format_instant(d.interval.end),
+                "rows_of_output": d.expected,
+                "rows_of_table": d.found,
             }
-        )
-    elif found:
-        print_text("\n".join([f"{table!r} differs from the output of {len(found)} interval(s):", *map(str, found)]))
+            for d in found
+        ]
+        if found:
+            lines += [f"{table!r} differs from the {what} of {len(found)} interval(s):", *map(str, found)]
+        else:
+            lines.append(f"{table!r} is equal to the {what} of {intervals} interval(s)")
+    if as_json:
+        print_json({"intervals": intervals, "differences": told})
     else:
-        print_text(f"{table!r} is equal to the output of {len(current)} interval(s)")
-    return 1 if found else 0
+        print_text("\n".join(lines))
+    return 1 if told else 0
 
 
-def _rebuild(table: TableSink, declared: Declaration, coordinator: Coordinator, url: str, as_json: bool) -> int:
-    table.clear(declared.name)
-    current = _current(declared.name, url)
-    for publication in current:
-        table.publish(publication)
-    # The table has this output now, so the calls change nothing and note the success.
+def _rebuild(sink: TableSink, declared: Declaration, coordinator: Coordinator, url: str, as_json: bool) -> int:
+    published: set[int] = set()
+    lines: list[str] = []
+    for table, late in sink.each_table():
+        table.clear(owner_of(declared.name, late=late))
+        current = _current(declared.name, url, late=late)
+        for publication in current:
+            table.publish(publication)
+        published |= {publication.checkpoint_id for publication in current}
+        lines.append(f"{table!r} has the {'late rows' if late else 'output'} of {len(current)} interval(s)")
+    # The tables have this output now, so the calls change nothing and note the success.
     coordinator.publish(declared.sink_hook(None, url), in_order=declared.sink_in_order)
     if as_json:
-        return print_json({"published": sorted(publication.checkpoint_id for publication in current), "skipped": []})
-    print_text(f"{table!r} has the output of {len(current)} interval(s)")
+        return print_json({"published": sorted(published), "skipped": []})
+    print_text("\n".join(lines))
     return 0

@@ -7,6 +7,7 @@ With `--dry-run` each command only prints what it would do.
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import uuid
 from contextlib import AbstractContextManager, nullcontext
@@ -155,6 +156,13 @@ def restore(
     claim: Annotated[
         ClaimMode, typer.Option(help="CLAIM deletes the savepoint after the restore.")
     ] = ClaimMode.NO_CLAIM,
+    retract_output: Annotated[
+        bool,
+        typer.Option(
+            "--retract-output",
+            help="With --checkpoint: also delete the output of later intervals, here and in the sink's system.",
+        ),
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Agree that --checkpoint discards later checkpoints.")] = False,
     allow_stale: AllowStale = False,
     allow_quarantined: AllowQuarantined = False,
@@ -167,7 +175,11 @@ def restore(
         raise UsageError("give either --savepoint URL or --checkpoint ID")
     if checkpoint is not None:
         allowed = Permissions(allow_stale_base=allow_stale, allow_quarantined=allow_quarantined)
-        return _rewind(root, pipeline, dag, checkpoint, allowed, yes=yes, dry_run=dry_run, as_json=as_json)
+        return _rewind(
+            root, pipeline, dag, checkpoint, allowed, retract=retract_output, yes=yes, dry_run=dry_run, as_json=as_json
+        )
+    if retract_output:
+        raise UsageError("--retract-output works only with --checkpoint")
     if code is None:
         raise UsageError("--savepoint also needs --code module:NAME, the pipeline that gets the state")
     assert from_savepoint is not None
@@ -195,6 +207,7 @@ def _rewind(
     which: str,
     allowed: Permissions,
     *,
+    retract: bool,
     yes: bool,
     dry_run: bool,
     as_json: bool,
@@ -203,26 +216,39 @@ def _rewind(
         raise UsageError("--checkpoint also needs --pipeline NAME, the pipeline that goes back")
     coordinator = Coordinator(open_storage(join_url(root, name)), name)
     log = coordinator.log()
-    plan = plan_rewind(log, _id_of(coordinator, which), allowed)
+    plan = plan_rewind(log, _id_of(coordinator, which), allowed, retract_output=retract)
     command = None if plan.rerun is None else repair_command(log, plan.rerun, root=root, pipeline=name, dag=dag)
     said: dict[str, Any] = {
         "target": plan.target.id,
         "end": format_instant(plan.target.content.interval.end),
         "discards": [{"id": d.id, "interval": str(d.interval)} for d in plan.discards],
+        "retracts": [str(interval) for interval in plan.retracts],
         "command": command,
     }
     what = str(plan) if command is None else f"{plan}\n{command}"
     if dry_run:
         return _say({"dry_run": True, **said}, what, as_json)
-    if plan.discards and not yes:
+    if (plan.discards or plan.retracts) and not yes:
         raise UsageError(f"{what}\nNothing was done. To agree, run the same command with --yes")
     attempt = str(uuid.uuid4())
     agreed = frozenset(d.id for d in plan.discards)
     done = rewind(
-        coordinator, plan.target.id, run=_run("rewind", attempt), attempt=attempt, permissions=allowed, agreed=agreed
+        coordinator,
+        plan.target.id,
+        run=_run("rewind", attempt),
+        attempt=attempt,
+        permissions=allowed,
+        agreed=agreed,
+        retract_output=retract,
     )
     coordinator.clean_up()
     text = f"checkpoint {done.id} is now the newest, with the state of checkpoint {plan.target.id}\n{what}"
+    if plan.retracts:
+        publish = shlex.join(["cairn", "publish", "--root", root, "--pipeline", name, "--code", "MODULE:NAME"])
+        text += (
+            "\nThe next checkpoint calls the sink, which deletes the retracted rows. To call the sink now, run:\n"
+            + publish
+        )
     return _say({"checkpoint": done.id, **said}, text, as_json)
 
 

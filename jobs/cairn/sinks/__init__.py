@@ -9,5 +9,6 @@ from __future__ import annotations
 from cairn.sinks.delta import delta
 from cairn.sinks.iceberg import iceberg
 from cairn.sinks.postgres import postgres
+from cairn.sinks.table_sink import TableSink
 
-__all__ = ["delta", "iceberg", "postgres"]
+__all__ = ["TableSink", "delta", "iceberg", "postgres"]

@@ -8,11 +8,12 @@ import math
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from importlib import import_module
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,6 +28,8 @@ from state_backend.values.release import WHEEL
 
 # The columns that a table has beside those of the output.
 START, END = "interval_start", "interval_end"
+# A table of late rows has this column too.
+CHECKPOINT = "checkpoint_id"
 INSTANT = pa.timestamp("us", "UTC")
 NO_ROWS = pa.schema([(START, INSTANT), (END, INSTANT)]).empty_table()
 _HASH_BITS = 128
@@ -42,7 +45,9 @@ class Publication:
         checkpoint_id: Id of the commit that made the output. If the interval of another commit replaced the output: the id
             of that commit, without files.
         root_url: URL of the pipeline's folder.
-        files: The Parquet files of the output without late rows; empty if the interval has no rows.
+        files: The Parquet files of the output without late rows, or those of the late rows; empty if the interval has no
+            such rows.
+        late: True if the rows are late rows.
     """
 
     pipeline: str
@@ -50,9 +55,23 @@ class Publication:
     checkpoint_id: int
     root_url: str = ""
     files: Sequence[Handle] = ()
+    late: bool = False
 
     def output(self) -> Iterator[pa.Table]:
-        """Download each file, compare its checksum, and yield its rows."""
+        """Download each file, compare its checksum, and yield its rows; late rows with the column `checkpoint_id`.
+
+        Raises:
+            UsageError: Late rows have a column `checkpoint_id` already.
+            CorruptFile: A file has another checksum than the record says.
+        """
+        for rows in self._downloaded():
+            if not self.late:
+                yield rows
+                continue
+            self._check_free({CHECKPOINT}, rows)
+            yield rows.append_column(CHECKPOINT, pa.repeat(pa.scalar(self.checkpoint_id, pa.int64()), len(rows)))
+
+    def _downloaded(self) -> Iterator[pa.Table]:
         if not self.files:
             return
         storage = open_storage(self.root_url)
@@ -76,16 +95,23 @@ class Publication:
             CorruptFile: A file has another checksum than the record says.
         """
         for table in self.output():
-            if taken := {START, END} & {*table.column_names}:
-                raise UsageError(
-                    f"the output of {self.pipeline!r} has a column {min(taken)!r}, but the sink writes the interval into the "
-                    "column of this name\nRename the column in output_schema"
-                )
+            self._check_free({START, END}, table)
             start, end = (
                 pa.repeat(pa.scalar(instant, INSTANT), len(table))
                 for instant in (self.interval.start, self.interval.end)
             )
             yield table.append_column(START, start).append_column(END, end)
+
+    def _check_free(self, names: set[str], rows: pa.Table) -> None:
+        taken = min(names & {*rows.column_names}, default=None)
+        if taken is None:
+            return
+        what = "checkpoint's id" if taken == CHECKPOINT else "interval"
+        rows_of, where = ("a late row of", "the source") if self.late else ("the output of", "output_schema")
+        raise UsageError(
+            f"{rows_of} {self.pipeline!r} has a column {taken!r}, but the sink writes the {what} into the column of this name\n"
+            f"Rename the column in {where}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +142,33 @@ class TableSink(ABC):
     Each interval's rows change in one transaction, which also stores the checkpoint. So a repeated call, an old call and a
     call whose answer was lost leave the table as it must be.
     """
+
+    _late_rows: TableSink | None = None
+
+    def with_late_rows(self, table: TableSink) -> Self:
+        """Return this sink with a second table, which the sink keeps equal to the pipeline's late rows.
+
+        The second table has the columns of the input, `interval_start`, `interval_end` and `checkpoint_id`. It may be of
+        another kind. Each table changes in a transaction of its own.
+
+        Args:
+            table: A sink of `cairn.sinks` for the late rows. Its table must be another one.
+
+        Raises:
+            UsageError: One of the two sinks already has a table for late rows.
+
+        Example:
+            Pipeline(..., sink=sinks.delta("s3://warehouse/clicks").with_late_rows(sinks.delta("s3://warehouse/late_clicks")))
+        """
+        if self._late_rows is not None or table._late_rows is not None:
+            raise UsageError(f"{self!r} or {table!r} has a table for late rows already; call with_late_rows once")
+        made = copy(self)
+        made._late_rows = table
+        return made
+
+    def each_table(self) -> list[tuple[TableSink, bool]]:
+        """Return the sink of each table: this one, and that of the late rows with True."""
+        return [(self, False), *([(self._late_rows, True)] if self._late_rows is not None else [])]
 
     @abstractmethod
     def publish(self, publication: Publication) -> None:
@@ -161,11 +214,22 @@ class TableSink(ABC):
 
 
 def published_output(
-    pipeline: str, root_url: str, interval: Interval, checkpoint_id: int, outputs: Sequence[OutputFile]
+    pipeline: str,
+    root_url: str,
+    interval: Interval,
+    checkpoint_id: int,
+    outputs: Sequence[OutputFile],
+    *,
+    late: bool = False,
 ) -> Publication:
-    """Return the publication of a commit's output files."""
-    files = [output.handle for output in outputs if not output.late]
-    return Publication(pipeline, interval, checkpoint_id, root_url, files)
+    """Return the publication of a commit's output files, or of the late rows among them."""
+    files = [output.handle for output in outputs if output.late == late]
+    return Publication(owner_of(pipeline, late=late), interval, checkpoint_id, root_url, files, late)
+
+
+def owner_of(pipeline: str, *, late: bool) -> str:
+    """Return the name under which a table belongs to a pipeline: its output and its late rows can't share a table."""
+    return f"{pipeline}/late" if late else pipeline
 
 
 def hash_of_rows(table: pa.Table) -> str:

@@ -1,0 +1,76 @@
+"""The pipeline of docs/tables.md without Spark, and a process that runs some of its hours."""
+
+from __future__ import annotations
+
+import random
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from cairn import Interval, Pipeline, sinks
+from cairn.aggregates import Count, RunningAggregate
+from cairn.sinks.table_sink import TableSink
+from cairn.testing import PipelineTester
+from state_backend.values.errors import StateUnusable
+
+START = datetime(2024, 1, 1, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+SCHEMA = "user string"
+_PATIENCE_S = 300
+
+
+class Clicks(RunningAggregate):
+    clicks = Count()
+
+
+def clicks(sink: Any) -> Pipeline:
+    return Pipeline(
+        name="clicks",
+        start=START,
+        source=lambda spark, interval: None,
+        key=["user"],
+        processor=Clicks,
+        sink=sink,
+    )
+
+
+def sink_of(kind: str, folder: Path, address: str) -> TableSink:
+    """The sink of the kind `delta`, `iceberg` or `postgres`. The first two have their files in the folder."""
+    if kind == "delta":
+        return sinks.delta(f"file://{folder}/table")
+    if kind == "iceberg":
+        return sinks.iceberg("shop.clicks", "tests", lambda: iceberg_properties(folder))
+    return sinks.postgres("clicks", lambda: address)
+
+
+def iceberg_properties(folder: Path) -> dict[str, str]:
+    """A catalog in SQLite, and files on the disk."""
+    return {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/warehouse"}
+
+
+def hour(n: int, hours: int = 1) -> Interval:
+    return Interval(START + n * HOUR, START + (n + hours) * HOUR)
+
+
+def rows_of(n: int) -> list[tuple[str]]:
+    """The clicks of an hour: several users; every seventh hour has none."""
+    pick = random.Random(n)
+    return [] if n % 7 == 3 else [("ann",), ("bob",), *((pick.choice("cdefgh"),) for _ in range(pick.randrange(9)))]
+
+
+def run_hours(kind: str, folder: Path, address: str, root: str, hours: range) -> None:
+    """Run these hours, each as soon as the hour before it is committed. Other processes run the other hours."""
+    tester = PipelineTester(
+        clicks(sink_of(kind, folder, address)), input_schema=SCHEMA, every=HOUR, root=root, call_sink=True
+    )
+    for n in hours:
+        deadline_s = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                tester.run(rows_of(n), hour(n))
+                break
+            except StateUnusable:
+                if time.monotonic() > deadline_s:
+                    raise
+                time.sleep(0.02)
