@@ -6,8 +6,9 @@ Example:
 
 from __future__ import annotations
 
+from cairn.sinks.bigquery import bigquery
 from cairn.sinks.delta import delta
 from cairn.sinks.iceberg import iceberg
 from cairn.sinks.postgres import postgres
 
-__all__ = ["delta", "iceberg", "postgres"]
+__all__ = ["bigquery", "delta", "iceberg", "postgres"]
