@@ -44,6 +44,7 @@ from cairn.testing import PipelineTester
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.log import read_log
 from state_backend.values.records import Permissions
+from tests.support.bigquery_server import BigQueryServer, bigquery_server
 from tests.support.postgres_server import postgres_server
 from tests.support.s3_server import BUCKET, SEAWEEDFS, s3_server
 from tests.support.tiers import REPOSITORY, at_tier
@@ -54,6 +55,7 @@ SCHEMA = "user string"
 ANYTHING = Permissions(allow_stale_base=True, allow_gap=True, replace_overlapping=True)
 # The methods of each sink that talk to the other system.
 CALLS = {
+    "bigquery": ["_stored", "_create_ids", "_fit", "_stage", "_write", "_drop"],
     "delta": ["_table", "_write"],
     "iceberg": ["_table", "_create", "_write"],
     "postgres": ["_lock", "_create_ids", "_stored", "_delete", "_fit", "_insert", "_store"],
@@ -93,16 +95,30 @@ def server() -> Iterator[str]:
         yield address
 
 
+@pytest.fixture(scope="module")
+def stand_in() -> Iterator[BigQueryServer]:
+    """A server that answers like BigQuery."""
+    with bigquery_server() as server:
+        yield server
+
+
 Rows = list[tuple[Any, ...]]
 
 
-@pytest.fixture(params=["delta", "iceberg", "postgres"])
+@pytest.fixture(params=["bigquery", "delta", "iceberg", "postgres"])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture
-def sink(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> TableSink:
+def sink(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> TableSink:
+    if kind == "bigquery":
+        stand_in = request.getfixturevalue("stand_in")
+        stand_in.forget()
+        monkeypatch.setattr(import_module("cairn.sinks.bigquery"), "_WAIT_S", 0.05)
+        return sinks.bigquery("shop.clicks", stand_in.client)
     if kind == "delta":
         return sinks.delta(f"file://{tmp_path}/table")
     if kind == "iceberg":
@@ -132,6 +148,9 @@ def catalog(tmp_path: Path) -> Catalog:
 def read(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> Callable[[], Rows]:
     """Reads the table without the sink: interval and output columns of all rows, sorted."""
     columns = ["interval_start", "interval_end", "user", "clicks"]
+    if kind == "bigquery":
+        stand_in = request.getfixturevalue("stand_in")
+        return lambda: stand_in.rows("clicks", columns)
     if kind == "delta":
 
         def read_delta() -> Rows:
@@ -385,7 +404,11 @@ def test_a_column_gets_a_type_that_holds_old_and_new_values(wanted: str, there: 
 
 
 def test_every_type_comes_back(kind: str, sink: TableSink, tmp_path: Path) -> None:
-    rows = EVERY_TYPE.drop_columns(['a name; with "signs"']) if kind == "delta" else EVERY_TYPE
+    rows = EVERY_TYPE.drop_columns(['a name; with "signs"']) if kind in ("bigquery", "delta") else EVERY_TYPE
+    if kind == "bigquery":  # A list can't be null, and can't have nulls.
+        filled = {"list": [[1, 3], []], "map": [[("k", 1)], []], "structs": [[{"p": 1}, {"p": None}], []]}
+        for name, values in filled.items():
+            rows = rows.set_column(rows.column_names.index(name), name, pa.array(values, rows[name].type))
     publish(sink, hour(0), 1, rows)
     found = sink.rows(hour(0), rows.schema)
     assert hash_of_rows(found) == hash_of_rows(rows)
@@ -455,6 +478,12 @@ def test_check_names_planted_differences_and_rebuild_repairs_them(
 
 def plant(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Lose a row, change a value, and add rows of an interval that has no output."""
+    if kind == "bigquery":
+        database = request.getfixturevalue("stand_in").database
+        database.execute("DELETE FROM clicks WHERE \"user\" = 'bob'")
+        database.execute("UPDATE clicks SET clicks = 7 WHERE interval_start = ?", [hour(1).start])
+        database.execute("INSERT INTO clicks SELECT 'eve', 1, ?, ?", [hour(7).start, hour(7).end])
+        return
     if kind == "iceberg":
         with catalog(tmp_path) as opened:
             iceberg_table = opened.load_table("shop.clicks")
@@ -487,6 +516,10 @@ def extra_row() -> pa.Table:
 
 
 def test_the_url_of_a_table(kind: str, sink: TableSink, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    if kind == "bigquery":
+        assert sink.table_url() == "bigquery://shop-prod/shop/clicks"
+        assert sinks.bigquery("other.shop.clicks").table_url() == "bigquery://other/shop/clicks"
+        return
     if kind == "delta":
         assert sink.table_url() == f"file://{tmp_path}/table"
         return
@@ -514,6 +547,9 @@ def test_mistakes_are_named(kind: str, sink: TableSink, tmp_path: Path) -> None:
         sinks.delta("/data/tables/clicks")
     with pytest.raises(UsageError, match=r"'a.b.c' is no table"):
         sinks.postgres("a.b.c")
+    for name in ("clicks", "shop.clicks;", "shop.`clicks", ".shop.clicks"):
+        with pytest.raises(UsageError, match=r"is no table of BigQuery; expected dataset.table or project.dataset.table"):
+            sinks.bigquery(name)
     with pytest.raises(UsageError, match=r"'clicks' is no table of an Iceberg catalog; expected namespace.name"):
         sinks.iceberg("clicks")
     with pytest.raises(UsageError, match=r"column 'interval_end', but the sink writes the interval"):
@@ -537,6 +573,9 @@ def test_a_value_that_a_table_can_not_hold_is_named(kind: str, sink: TableSink, 
             publish(sink, hour(0), 1, spans)
         with pytest.raises(psycopg.DataError, match="0x00"):
             publish(sink, hour(0), 1, pa.table({"user": ["a\0b"]}))
+    if kind == "bigquery":
+        with pytest.raises(UsageError, match=r"no type of BigQuery for the column 'span' of type duration\[us\]"):
+            publish(sink, hour(0), 1, spans)
     if kind == "iceberg":
         with pytest.raises(UsageError, match=r"can't hold the column 'span' of type duration\[us\]"):
             publish(sink, hour(0), 1, spans)
@@ -583,12 +622,14 @@ def test_a_rebuild_keeps_rows_that_the_sink_did_not_write(server: str) -> None:
 
 
 def test_the_blocks_of_the_page(
-    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    server: str, stand_in: BigQueryServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = (REPOSITORY / "docs" / "tables.md").read_text().replace("/data/tables", f"{tmp_path}/tables")
     declaration, *others, reader, reader_of_iceberg = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     scope: dict[str, Any] = {}
     exec(declaration, scope)
+    stand_in.forget()
+    monkeypatch.setattr(type(sinks.bigquery("shop.t")), "_new_client", lambda sink: stand_in.client())
     monkeypatch.setenv("WAREHOUSE", server)
     monkeypatch.setenv("CATALOG", f"sqlite:///{tmp_path}/catalog.db")
     with load_catalog("warehouse", type="sql", uri=f"sqlite:///{tmp_path}/catalog.db") as opened:
@@ -604,6 +645,7 @@ def test_the_blocks_of_the_page(
             tester.run([("ann",)])
         rows = connection.execute('SELECT "user", max(clicks) FROM clicks GROUP BY 1 ORDER BY 1').fetchall()
     assert rows == [("ann", 2), ("bob", 1)]
+    assert [user for (user,) in stand_in.rows("clicks", ["user"])] == ["ann", "ann", "bob"]
     for block in (reader, reader_of_iceberg):
         exec(block, scope)
         assert re.findall(r"│ (\w+) +│ +(\d+) │", capsys.readouterr().out) == [("ann", "2"), ("bob", "1")]
@@ -619,6 +661,7 @@ def test_a_connection_string_that_cannot_be_read_is_not_shown() -> None:
 @pytest.mark.parametrize(
     ("library", "extra", "sink"),
     [
+        ("google.cloud.bigquery", "bigquery", sinks.bigquery("shop.t")),
         ("deltalake", "delta", sinks.delta("file:///t")),
         ("psycopg", "postgres", sinks.postgres("t")),
         ("pyiceberg", "iceberg", sinks.iceberg("shop.t")),

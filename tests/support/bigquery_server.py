@@ -190,6 +190,13 @@ class BigQueryServer:
         options = ClientOptions(api_endpoint=self.url)
         return bigquery.Client(project=PROJECT, credentials=AnonymousCredentials(), client_options=options)
 
+    def rows(self, name: str, columns: list[str]) -> list[tuple[Any, ...]]:
+        """Return the rows of a table, sorted; none if there is no table or it lacks the columns."""
+        if not {*columns} <= {one["name"] for one in self.tables[name].fields} if name in self.tables else True:
+            return []
+        found = self.database.cursor().execute("SELECT {} FROM {}".format(*(", ".join(f'"{c}"' for c in columns), f'"{name}"')))
+        return sorted(tuple(v.astimezone(UTC) if isinstance(v, datetime) else v for v in row) for row in found.fetchall())
+
     def forget(self) -> None:
         """Delete all tables, jobs and faults."""
         self.wait()

@@ -118,10 +118,13 @@ class _Dataset:
         given = [bq.ScalarQueryParameter(name, kinds[type(value)], value) for name, value in parameters.items()]
         config = bq.QueryJobConfig(query_parameters=given, use_query_cache=False)
         job_id = _new_job_id()
-        job = self.ask(
-            job_id, lambda: self.client.query(text, config, job_id, location=self.location, timeout=_REQUEST_S)
-        )
-        return job.result()
+
+        def start() -> Any:
+            return self.client.query(
+                text, config, job_id, location=self.location, timeout=_REQUEST_S, job_retry=None
+            )
+
+        return self.ask(job_id, start).result()
 
     def ask(self, job_id: str, start: Callable[[], Any]) -> Any:
         """Start a job. If its first answer was lost, the client has sent the request again; then return the job that runs."""
