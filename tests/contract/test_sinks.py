@@ -111,9 +111,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def sink(
-    kind: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> TableSink:
+def sink(kind: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> TableSink:
     if kind == "bigquery":
         stand_in = request.getfixturevalue("stand_in")
         stand_in.forget()
@@ -548,7 +546,9 @@ def test_mistakes_are_named(kind: str, sink: TableSink, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"'a.b.c' is no table"):
         sinks.postgres("a.b.c")
     for name in ("clicks", "shop.clicks;", "shop.`clicks", ".shop.clicks"):
-        with pytest.raises(UsageError, match=r"is no table of BigQuery; expected dataset.table or project.dataset.table"):
+        with pytest.raises(
+            UsageError, match=r"is no table of BigQuery; expected dataset.table or project.dataset.table"
+        ):
             sinks.bigquery(name)
     with pytest.raises(UsageError, match=r"'clicks' is no table of an Iceberg catalog; expected namespace.name"):
         sinks.iceberg("clicks")
@@ -622,7 +622,11 @@ def test_a_rebuild_keeps_rows_that_the_sink_did_not_write(server: str) -> None:
 
 
 def test_the_blocks_of_the_page(
-    server: str, stand_in: BigQueryServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    server: str,
+    stand_in: BigQueryServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     text = (REPOSITORY / "docs" / "tables.md").read_text().replace("/data/tables", f"{tmp_path}/tables")
     declaration, *others, reader, reader_of_iceberg = re.findall(r"```python\n(.*?)```", text, re.DOTALL)

@@ -71,7 +71,7 @@ _SELECTS = (
     r"WHERE interval_start IS NOT NULL AND interval_end IS NOT NULL GROUP BY 1, 2",
     rf"SELECT (?P<names>{_C}(?:, {_C})*) FROM {_T} WHERE {_NEAR}",
     rf"SELECT (?P<names>1) FROM {_T} LIMIT 1",
-    rf"SELECT (?P<names>1) FROM {_T} WHERE SAFE_CAST\(CAST\({_C} AS FLOAT64\) AS (?:INT64|NUMERIC|BIGNUMERIC)\) IS DISTINCT FROM {_C} LIMIT 1",
+    rf"SELECT (?P<names>1) FROM {_T} WHERE SAFE_CAST\(CAST\({_C} AS FLOAT64\) AS (?:INT64|NUMERIC)\) IS DISTINCT FROM {_C} LIMIT 1",
 )
 _CREATE = (
     rf"CREATE TABLE IF NOT EXISTS {_T} AS SELECT @pipeline AS pipeline, CAST\(NULL AS TIMESTAMP\) AS interval_start, "
@@ -194,8 +194,12 @@ class BigQueryServer:
         """Return the rows of a table, sorted; none if there is no table or it lacks the columns."""
         if not {*columns} <= {one["name"] for one in self.tables[name].fields} if name in self.tables else True:
             return []
-        found = self.database.cursor().execute("SELECT {} FROM {}".format(*(", ".join(f'"{c}"' for c in columns), f'"{name}"')))
-        return sorted(tuple(v.astimezone(UTC) if isinstance(v, datetime) else v for v in row) for row in found.fetchall())
+        found = self.database.cursor().execute(
+            "SELECT {} FROM {}".format(*(", ".join(f'"{c}"' for c in columns), f'"{name}"'))
+        )
+        return sorted(
+            tuple(v.astimezone(UTC) if isinstance(v, datetime) else v for v in row) for row in found.fetchall()
+        )
 
     def forget(self) -> None:
         """Delete all tables, jobs and faults."""
@@ -291,7 +295,9 @@ class BigQueryServer:
         reference, configuration = body["jobReference"], body["configuration"]
         job_id = reference["jobId"]
         if reference["location"] != LOCATION:
-            raise Refused(404, "notFound", f"Not found: Dataset {PROJECT}:{DATASET} was not found in {reference['location']}")
+            raise Refused(
+                404, "notFound", f"Not found: Dataset {PROJECT}:{DATASET} was not found in {reference['location']}"
+            )
         with self._lock:
             if job_id in self.jobs:
                 raise Refused(409, "duplicate", f"Already Exists: Job {PROJECT}:{LOCATION}.{job_id}")
@@ -370,10 +376,14 @@ class BigQueryServer:
                 raise Refused(400, "invalid", f"Provided Schema does not match Table {name}")
             if cursor.execute(f'SELECT 1 FROM "{name}" LIMIT 1').fetchone():
                 raise Refused(409, "duplicate", f"Already Exists: Table {name}")
-            if any("BIGNUMERIC" in json.dumps(one) or one.get("mode") == "REPEATED" or one.get("fields") for one in fields):
+            if any(
+                "BIGNUMERIC" in json.dumps(one) or one.get("mode") == "REPEATED" or one.get("fields") for one in fields
+            ):
                 values = [[_stored(v, one) for v in rows[one["name"]].to_pylist()] for one in fields]
                 marks = ", ".join("?" for _ in fields)
-                cursor.executemany(f'INSERT INTO "{name}" VALUES ({marks})', [list(row) for row in zip(*values, strict=True)])
+                cursor.executemany(
+                    f'INSERT INTO "{name}" VALUES ({marks})', [list(row) for row in zip(*values, strict=True)]
+                )
             else:
                 cursor.register("loaded", rows)
                 cursor.execute(f'INSERT INTO "{name}" SELECT * FROM loaded')
@@ -390,12 +400,19 @@ class BigQueryServer:
                 job.rows = _run(cursor, text, parameters).fetchall()
                 names = [part.strip("`") for part in match["names"].split(", ")]
                 known = {one["name"].lower(): one for one in table.fields}
-                job.fields = [known.get(part.lower(), {"name": f"f{n}_", "type": "INTEGER"}) for n, part in enumerate(names)]
+                job.fields = [
+                    known.get(part.lower(), {"name": f"f{n}_", "type": "INTEGER"}) for n, part in enumerate(names)
+                ]
                 return
         if match := re.fullmatch(_CREATE, text):
             with self._lock:
                 if match[1] not in self.tables:
-                    kinds = {"pipeline": "STRING", "interval_start": "TIMESTAMP", "interval_end": "TIMESTAMP", "checkpoint_id": "INTEGER"}
+                    kinds = {
+                        "pipeline": "STRING",
+                        "interval_start": "TIMESTAMP",
+                        "interval_end": "TIMESTAMP",
+                        "checkpoint_id": "INTEGER",
+                    }
                     fields = [{"name": name, "type": kind} for name, kind in kinds.items()]
                     self._create({"tableReference": {"tableId": match[1]}, "schema": {"fields": fields}})
                     cursor.execute(f'INSERT INTO "{match[1]}" VALUES (?, NULL, NULL, 0)', [parameters["pipeline"]])
@@ -414,7 +431,9 @@ class BigQueryServer:
             fields = [dict(one) for one in table.fields]
             (found,) = (one for one in fields if one["name"].lower() == column.lower())
             if kind not in _WIDER.get(found["type"], ()):
-                raise Refused(400, "invalidQuery", f"ALTER TABLE ALTER COLUMN SET DATA TYPE from {found['type']} to {kind}")
+                raise Refused(
+                    400, "invalidQuery", f"ALTER TABLE ALTER COLUMN SET DATA TYPE from {found['type']} to {kind}"
+                )
             self.database.cursor().execute(f'ALTER TABLE "{name}" ALTER COLUMN "{column}" TYPE {_DUCKDB[kind]}')
             found["type"] = kind
             table.resource |= {"schema": {"fields": fields}, "etag": uuid.uuid4().hex}
@@ -452,7 +471,13 @@ class BigQueryServer:
                     table.changing = None if table.changing == own else table.changing
 
     def _change(
-        self, cursor: duckdb.DuckDBPyConnection, text: str, parameters: dict[str, Any], snapshot: int, own: int, changed: set[str]
+        self,
+        cursor: duckdb.DuckDBPyConnection,
+        text: str,
+        parameters: dict[str, Any],
+        snapshot: int,
+        own: int,
+        changed: set[str],
     ) -> int:
         with self._lock:
             for shape in (_LOCK, *_CHANGES):
@@ -460,7 +485,11 @@ class BigQueryServer:
                     table = self._table(match[1])
                     # Rows that a later transaction has changed, or changes, are not in this transaction's snapshot.
                     where = text[text.index(" WHERE ") :] if " WHERE " in text else ""
-                    now = _run(self.database.cursor(), f"SELECT count(*) FROM `{PROJECT}.{DATASET}.{match[1]}`{where}", parameters)
+                    now = _run(
+                        self.database.cursor(),
+                        f"SELECT count(*) FROM `{PROJECT}.{DATASET}.{match[1]}`{where}",
+                        parameters,
+                    )
                     seen = _run(cursor, f"SELECT count(*) FROM `{PROJECT}.{DATASET}.{match[1]}`{where}", parameters)
                     if (now.fetchall(), seen.fetchall()) != ([(0,)], [(0,)]):
                         if table.changed > snapshot or table.changing not in (None, own):
@@ -494,7 +523,12 @@ def _aborted(name: str, transaction: int) -> Refused:
 
 
 def _run(cursor: duckdb.DuckDBPyConnection, text: str, parameters: dict[str, Any]) -> duckdb.DuckDBPyConnection:
-    for old, new in (("SAFE_CAST", "TRY_CAST"), ("FLOAT64", "DOUBLE"), ("INT64", "BIGINT"), ("AS NUMERIC", "AS DECIMAL(38,9)")):
+    for old, new in (
+        ("SAFE_CAST", "TRY_CAST"),
+        ("FLOAT64", "DOUBLE"),
+        ("INT64", "BIGINT"),
+        ("AS NUMERIC", "AS DECIMAL(38,9)"),
+    ):
         text = text.replace(old, new)
     text = re.sub(rf"`{PROJECT}\.{DATASET}\.([\w-]+)`", r'"\1"', text)
     text = re.sub(r"`([^`]+)`", r'"\1"', text)
@@ -561,7 +595,11 @@ def _json_value(value: Any, column: dict[str, Any]) -> Any:
         case bool():
             return str(value).lower()
         case float():
-            return repr(value) if math.isfinite(value) else {"inf": "Infinity", "-inf": "-Infinity", "nan": "NaN"}[str(value)]
+            return (
+                repr(value)
+                if math.isfinite(value)
+                else {"inf": "Infinity", "-inf": "-Infinity", "nan": "NaN"}[str(value)]
+            )
         case Decimal():
             return f"{value.normalize():f}"
         case bytes():
@@ -601,7 +639,11 @@ def _handler(server: BigQueryServer) -> type[BaseHTTPRequestHandler]:
                 return
             data = b"" if answer is None else json.dumps(answer).encode()
             self.send_response(status)
-            for name, value in {"Content-Type": "application/json", "Content-Length": str(len(data)), **headers}.items():
+            for name, value in {
+                "Content-Type": "application/json",
+                "Content-Length": str(len(data)),
+                **headers,
+            }.items():
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(data)

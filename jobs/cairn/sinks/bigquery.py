@@ -21,7 +21,7 @@ import random
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -47,8 +47,8 @@ _REQUEST_S = 120
 _UPLOAD_S = 600
 _STAGING_LIFE = timedelta(days=1)
 _IDS, _STAGED = "cairn_publications", "cairn_staged"
-# Each type holds all values of those before it, except that FLOAT has 53 bits.
-_NUMBERS = ("INTEGER", "NUMERIC", "BIGNUMERIC", "FLOAT")
+# The types to which BigQuery can widen a column of numbers. FLOAT has 53 bits, so it may lose digits.
+_WIDER = {"INTEGER": ("NUMERIC", "BIGNUMERIC", "FLOAT"), "NUMERIC": ("BIGNUMERIC", "FLOAT")}
 _SQL_NAMES = {"INTEGER": "INT64", "FLOAT": "FLOAT64"}
 _ARROW = {
     "BOOLEAN": pa.bool_(),
@@ -120,9 +120,7 @@ class _Dataset:
         job_id = _new_job_id()
 
         def start() -> Any:
-            return self.client.query(
-                text, config, job_id, location=self.location, timeout=_REQUEST_S, job_retry=None
-            )
+            return self.client.query(text, config, job_id, location=self.location, timeout=_REQUEST_S, job_retry=None)
 
         return self.ask(job_id, start).result()
 
@@ -501,9 +499,7 @@ def column_of(field: pa.Field) -> Any:
 
 def wider_type(wanted: str, there: str) -> str | None:
     """Return the type to which a column of type `there` must change to hold numbers of type `wanted` too; None to leave it."""
-    if wanted in _NUMBERS and there in _NUMBERS and _NUMBERS.index(wanted) > _NUMBERS.index(there):
-        return wanted
-    return None
+    return wanted if wanted in _WIDER.get(there, ()) else None
 
 
 def _schema_field(name: str, kind: pa.DataType, column: pa.Field) -> Any:
@@ -617,7 +613,7 @@ def _read(value: Any, kind: pa.DataType) -> Any:
         case _ if pa.types.is_floating(kind):
             return float(value)
         case _ if pa.types.is_decimal(kind):
-            return Decimal(value)
+            return Decimal(str(value))
     return value
 
 
