@@ -152,7 +152,7 @@ def test_the_requests_of_a_call(server: BigQueryServer, sink: TableSink) -> None
     before = len(server.requests)
     publish(sink, hour(0), 1, NEW)
     kinds = [request.split("/")[0] + request.split("/")[-1].split("-")[0] for request in server.requests[before:]]
-    assert kinds == ["GET shop", "POST jobs", "GET cairn", "GET cairn"] and not texts
+    assert kinds == ["GET shop", "POST jobs", *["GET cairn"] * 3] and not texts
     publish(sink, hour(1), 2, NEW)
     assert [text.split(" ")[0] for text in texts] == ["UPDATE", "INSERT", "INSERT", "COMMIT"]
     texts.clear()
@@ -181,9 +181,8 @@ def test_a_call_that_is_overtaken_reads_the_ids_again(
     publish(sink, hour(0), 2, NEW.slice(0, slow))
     assert sink.row_counts() == {hour(1): 1} | ({hour(0): fast} if fast else {})
     assert not staged(server)
-    assert [str(job.error) for job in server.jobs.values() if job.error] == [
-        "Query error: Cairn: another call has changed the table at [3:29]"
-    ]
+    refused = [str(job.error) for job in server.jobs.values() if job.error and job.error.code == 400]
+    assert refused == ["Query error: Cairn: another call has changed the table at [3:29]"]
 
 
 @pytest.mark.parametrize("at", ["UPDATE", "DELETE", "INSERT", "COMMIT"])
