@@ -197,9 +197,8 @@ class BigQueryServer:
         found = self.database.cursor().execute(
             "SELECT {} FROM {}".format(*(", ".join(f'"{c}"' for c in columns), f'"{name}"'))
         )
-        return sorted(
-            tuple(v.astimezone(UTC) if isinstance(v, datetime) else v for v in row) for row in found.fetchall()
-        )
+        rows = [tuple(v.astimezone(UTC) if isinstance(v, datetime) else v for v in row) for row in found.fetchall()]
+        return sorted(rows, key=lambda row: [(value is not None, value) for value in row])
 
     def forget(self) -> None:
         """Delete all tables, jobs and faults."""
@@ -266,6 +265,7 @@ class BigQueryServer:
                 raise Refused(409, "duplicate", f"Already Exists: Table {PROJECT}:{DATASET}.{name}")
             columns = ", ".join(f'"{one["name"]}" {_duckdb_type(one)}' for one in body["schema"]["fields"])
             self.database.cursor().execute(f'CREATE TABLE "{name}" ({columns})')
+            body["tableReference"] = {"projectId": PROJECT, "datasetId": DATASET, "tableId": name}
             self.tables[name] = Table(body | {"etag": uuid.uuid4().hex, "type": "TABLE"})
             return self.tables[name].resource
 
@@ -377,17 +377,14 @@ class BigQueryServer:
                 raise Refused(400, "invalid", f"Provided Schema does not match Table {name}")
             if cursor.execute(f'SELECT 1 FROM "{name}" LIMIT 1').fetchone():
                 raise Refused(409, "duplicate", f"Already Exists: Table {name}")
-            if any(
-                "BIGNUMERIC" in json.dumps(one) or one.get("mode") == "REPEATED" or one.get("fields") for one in fields
-            ):
-                values = [[_stored(v, one) for v in rows[one["name"]].to_pylist()] for one in fields]
-                marks = ", ".join("?" for _ in fields)
-                cursor.executemany(
-                    f'INSERT INTO "{name}" VALUES ({marks})', [list(row) for row in zip(*values, strict=True)]
+            columns = {
+                one["name"]: pa.array(
+                    [_stored(v, one) for v in rows[one["name"]].to_pylist()], _parquet_type(one, pa.string())
                 )
-            else:
-                cursor.register("loaded", rows)
-                cursor.execute(f'INSERT INTO "{name}" SELECT * FROM loaded')
+                for one in fields
+            }
+            cursor.register("loaded", pa.table(columns))
+            cursor.execute(f'INSERT INTO "{name}" SELECT * FROM loaded')
         job.resource |= {"statistics": {"load": {"outputRows": str(len(rows))}}}
 
     def _query(self, job: Job, configuration: dict[str, Any], data: None) -> None:
@@ -552,9 +549,10 @@ def _duckdb_type(column: dict[str, Any]) -> str:
     return f"{kind}[]" if _mode(column) == "REPEATED" else kind
 
 
-def _parquet_type(column: dict[str, Any]) -> pa.DataType:
-    parts = [(part["name"], _parquet_type(part)) for part in column.get("fields", [])]
+def _parquet_type(column: dict[str, Any], of_bignumeric: pa.DataType | None = None) -> pa.DataType:
+    parts = [(part["name"], _parquet_type(part, of_bignumeric)) for part in column.get("fields", [])]
     kind = pa.struct(parts) if column["type"] == "RECORD" else _PARQUET[column["type"]]
+    kind = of_bignumeric or kind if column["type"] == "BIGNUMERIC" else kind
     return pa.list_(pa.field("element", kind)) if _mode(column) == "REPEATED" else kind
 
 
@@ -568,7 +566,12 @@ def _stored(value: Any, column: dict[str, Any]) -> Any:
         return None
     if column["type"] == "RECORD":
         return {part["name"]: _stored(value[part["name"]], part) for part in column["fields"]}
-    return str(value.normalize()) if column["type"] == "BIGNUMERIC" else value
+    return _digits(value) if column["type"] == "BIGNUMERIC" else value
+
+
+def _digits(value: Decimal) -> str:
+    text = f"{value:f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def _parameter(given: dict[str, Any]) -> Any:
@@ -602,7 +605,7 @@ def _json_value(value: Any, column: dict[str, Any]) -> Any:
                 else {"inf": "Infinity", "-inf": "-Infinity", "nan": "NaN"}[str(value)]
             )
         case Decimal():
-            return f"{value.normalize():f}"
+            return _digits(value)
         case bytes():
             return base64.b64encode(value).decode()
         case datetime() if value.tzinfo is not None:

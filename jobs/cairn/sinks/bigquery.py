@@ -383,8 +383,11 @@ class BigQuerySink(TableSink):
 
     def _stage(self, dataset: _Dataset, call: _Call, fields: list[Any]) -> None:
         """Load the call's rows into a new staging table, unless they are in one."""
-        if call.staged is not None and call.fields == fields:
-            return
+        if call.staged is not None:
+            if call.fields == fields:
+                return
+            # Another process has widened a column meanwhile.
+            self._drop(dataset, call.staged)
         bq, rows = _bigquery(), call.rows
         for field, name in zip(fields, rows.column_names, strict=True):
             rows = with_type(rows, name, _plain(rows[name].type))
