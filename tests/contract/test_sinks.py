@@ -52,6 +52,7 @@ from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.rewind import rewind
 from state_backend.values.records import OutputFile, Permissions, RunRef
+from tests.support.bigquery_server import BigQueryServer, bigquery_server
 from tests.support.clicks_table import HOUR, SCHEMA, START, clicks, hour, iceberg_properties, run_hours, sink_of
 from tests.support.postgres_server import postgres_server
 from tests.support.s3_server import BUCKET, SEAWEEDFS, s3_server
@@ -60,6 +61,7 @@ from tests.support.tiers import REPOSITORY, at_tier
 ANYTHING = Permissions(allow_stale_base=True, allow_gap=True, replace_overlapping=True)
 # The methods of each sink that talk to the other system.
 CALLS = {
+    "bigquery": ["_stored", "_create_ids", "_fit", "_stage", "_write", "_drop"],
     "delta": ["_table", "_write"],
     "iceberg": ["_table", "_create", "_write"],
     "postgres": ["_lock", "_create_ids", "_stored", "_delete", "_fit", "_insert", "_store"],
@@ -99,17 +101,29 @@ def server() -> Iterator[str]:
         yield address
 
 
+@pytest.fixture(scope="module")
+def stand_in() -> Iterator[BigQueryServer]:
+    """A server that answers like BigQuery."""
+    with bigquery_server() as server:
+        yield server
+
+
 Rows = list[tuple[Any, ...]]
 
 
-@pytest.fixture(params=["delta", "iceberg", "postgres"])
+@pytest.fixture(params=["bigquery", "delta", "iceberg", "postgres"])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture
-def sink(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> TableSink:
+def sink(kind: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> TableSink:
     address = ""
+    if kind == "bigquery":
+        stand_in = request.getfixturevalue("stand_in")
+        stand_in.forget()
+        monkeypatch.setattr(import_module("cairn.sinks.bigquery"), "_WAIT_S", 0.05)
+        address = stand_in.url
     if kind == "iceberg":
         return iceberg(tmp_path)
     if kind == "postgres":
@@ -133,6 +147,9 @@ def catalog(tmp_path: Path) -> Catalog:
 def read(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> Callable[[], Rows]:
     """Reads the table without the sink: interval and output columns of all rows, sorted."""
     columns = ["interval_start", "interval_end", "user", "clicks"]
+    if kind == "bigquery":
+        stand_in = request.getfixturevalue("stand_in")
+        return lambda: stand_in.rows("clicks", columns)
     if kind == "delta":
 
         def read_delta() -> Rows:
@@ -564,7 +581,11 @@ def test_a_column_gets_a_type_that_holds_old_and_new_values(wanted: str, there: 
 
 
 def test_every_type_comes_back(kind: str, sink: TableSink, tmp_path: Path) -> None:
-    rows = EVERY_TYPE.drop_columns(['a name; with "signs"']) if kind == "delta" else EVERY_TYPE
+    rows = EVERY_TYPE.drop_columns(['a name; with "signs"']) if kind in ("bigquery", "delta") else EVERY_TYPE
+    if kind == "bigquery":  # A list can't be null, and can't have nulls.
+        filled = {"list": [[1, 3], []], "map": [[("k", 1)], []], "structs": [[{"p": 1}, {"p": None}], []]}
+        for name, values in filled.items():
+            rows = rows.set_column(rows.column_names.index(name), name, pa.array(values, rows[name].type))
     publish(sink, hour(0), 1, rows)
     found = sink.rows(hour(0), rows.schema)
     assert hash_of_rows(found) == hash_of_rows(rows)
@@ -597,6 +618,8 @@ LATE_SCHEMA = pa.schema([("user", pa.string()), ("at", pa.timestamp("us", "UTC")
 
 
 def late_sink(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> TableSink:
+    if kind == "bigquery":
+        return sinks.bigquery("shop.late_clicks", request.getfixturevalue("stand_in").client)
     if kind == "delta":
         return sinks.delta(f"file://{tmp_path}/late")
     if kind == "iceberg":
@@ -782,7 +805,11 @@ def test_four_processes_fill_a_table(
     request: pytest.FixtureRequest,
 ) -> None:
     """As with four active runs of Airflow: each process waits for the hour before, commits, and publishes all that waits."""
-    address, root = request.getfixturevalue("server") if kind == "postgres" else "", f"file://{tmp_path}/state"
+    address, root = "", f"file://{tmp_path}/state"
+    if kind == "postgres":
+        address = request.getfixturevalue("server")
+    if kind == "bigquery":
+        address = request.getfixturevalue("stand_in").url
     with ProcessPoolExecutor(4, mp_context=get_context("spawn")) as pool:
         shares = [range(first, 60, 4) for first in range(4)]
         for done in [pool.submit(run_hours, kind, tmp_path, address, root, share) for share in shares]:
@@ -798,7 +825,7 @@ def test_four_processes_fill_a_table(
 
     assert check() == [f"{sink!r} is equal to the output of 60 interval(s)"]
     rows = by_interval(read())
-    plant_in_hours(kind, tmp_path, address)
+    plant_in_hours(kind, tmp_path, request)
     less, twice = len(rows[hour(8)]), len(rows[hour(42)])
     assert check()[1:] == [
         f"{hour(8)}: {less} rows in the output, {less - 1} in the table",
@@ -807,10 +834,17 @@ def test_four_processes_fill_a_table(
     ]
 
 
-def plant_in_hours(kind: str, tmp_path: Path, address: str) -> None:
+def plant_in_hours(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Lose a row of hour 8, change a value of hour 25, and add the rows of hour 42 once more."""
+    if kind == "bigquery":
+        database = request.getfixturevalue("stand_in").database
+        database.execute("DELETE FROM clicks WHERE \"user\" = 'bob' AND interval_start = ?", [hour(8).start])
+        changed = "UPDATE clicks SET clicks = clicks + 1 WHERE \"user\" = 'bob' AND interval_start = ?"
+        database.execute(changed, [hour(25).start])
+        database.execute("INSERT INTO clicks SELECT * FROM clicks WHERE interval_start = ?", [hour(42).start])
+        return
     if kind == "postgres":
-        with psycopg.connect(address, autocommit=True) as connection:
+        with psycopg.connect(request.getfixturevalue("server"), autocommit=True) as connection:
             connection.execute("DELETE FROM clicks WHERE \"user\" = 'bob' AND interval_start = %s", (hour(8).start,))
             changed = "UPDATE clicks SET clicks = clicks + 1 WHERE \"user\" = 'bob' AND interval_start = %s"
             connection.execute(changed, (hour(25).start,))
@@ -842,6 +876,12 @@ def rows_of_hour(table: pa.Table, n: int) -> pa.Table:
 
 def plant(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Lose a row, change a value, and add rows of an interval that has no output."""
+    if kind == "bigquery":
+        database = request.getfixturevalue("stand_in").database
+        database.execute("DELETE FROM clicks WHERE \"user\" = 'bob'")
+        database.execute("UPDATE clicks SET clicks = 7 WHERE interval_start = ?", [hour(1).start])
+        database.execute("INSERT INTO clicks SELECT 'eve', 1, ?, ?", [hour(7).start, hour(7).end])
+        return
     if kind == "iceberg":
         with catalog(tmp_path) as opened:
             iceberg_table = opened.load_table("shop.clicks")
@@ -874,6 +914,10 @@ def extra_row() -> pa.Table:
 
 
 def test_the_url_of_a_table(kind: str, sink: TableSink, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    if kind == "bigquery":
+        assert sink.table_url() == "bigquery://shop-prod/shop/clicks"
+        assert sinks.bigquery("other.shop.clicks").table_url() == "bigquery://other/shop/clicks"
+        return
     if kind == "delta":
         assert sink.table_url() == f"file://{tmp_path}/table"
         return
@@ -901,6 +945,11 @@ def test_mistakes_are_named(kind: str, sink: TableSink, tmp_path: Path) -> None:
         sinks.delta("/data/tables/clicks")
     with pytest.raises(UsageError, match=r"'a.b.c' is no table"):
         sinks.postgres("a.b.c")
+    for name in ("clicks", "shop.clicks;", "shop.`clicks", ".shop.clicks"):
+        with pytest.raises(
+            UsageError, match=r"is no table of BigQuery; expected dataset.table or project.dataset.table"
+        ):
+            sinks.bigquery(name)
     with pytest.raises(UsageError, match=r"'clicks' is no table of an Iceberg catalog; expected namespace.name"):
         sinks.iceberg("clicks")
     with pytest.raises(UsageError, match=r"column 'interval_end', but the sink writes the interval"):
@@ -924,6 +973,9 @@ def test_a_value_that_a_table_can_not_hold_is_named(kind: str, sink: TableSink, 
             publish(sink, hour(0), 1, spans)
         with pytest.raises(psycopg.DataError, match="0x00"):
             publish(sink, hour(0), 1, pa.table({"user": ["a\0b"]}))
+    if kind == "bigquery":
+        with pytest.raises(UsageError, match=r"no type of BigQuery for the column 'span' of type duration\[us\]"):
+            publish(sink, hour(0), 1, spans)
     if kind == "iceberg":
         with pytest.raises(UsageError, match=r"can't hold the column 'span' of type duration\[us\]"):
             publish(sink, hour(0), 1, spans)
@@ -970,12 +1022,18 @@ def test_a_rebuild_keeps_rows_that_the_sink_did_not_write(server: str) -> None:
 
 
 def test_the_blocks_of_the_page(
-    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    server: str,
+    stand_in: BigQueryServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     text = (REPOSITORY / "docs" / "tables.md").read_text().replace("/data/tables", f"{tmp_path}/tables")
     declaration, *others, reader, reader_of_iceberg = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     scope: dict[str, Any] = {}
     exec(declaration, scope)
+    stand_in.forget()
+    monkeypatch.setattr(type(sinks.bigquery("shop.t")), "_new_client", lambda sink: stand_in.client())
     monkeypatch.setenv("WAREHOUSE", server)
     monkeypatch.setenv("CATALOG", f"sqlite:///{tmp_path}/catalog.db")
     with load_catalog("warehouse", type="sql", uri=f"sqlite:///{tmp_path}/catalog.db") as opened:
@@ -991,6 +1049,7 @@ def test_the_blocks_of_the_page(
             tester.run([("ann",)])
         rows = connection.execute('SELECT "user", max(clicks) FROM clicks GROUP BY 1 ORDER BY 1').fetchall()
     assert rows == [("ann", 2), ("bob", 1)]
+    assert [user for (user,) in stand_in.rows("clicks", ["user"])] == ["ann", "ann", "bob"]
     for block in (reader, reader_of_iceberg):
         exec(block, scope)
         assert re.findall(r"│ (\w+) +│ +(\d+) │", capsys.readouterr().out) == [("ann", "2"), ("bob", "1")]
@@ -1006,6 +1065,7 @@ def test_a_connection_string_that_cannot_be_read_is_not_shown() -> None:
 @pytest.mark.parametrize(
     ("library", "extra", "sink"),
     [
+        ("google.cloud.bigquery", "bigquery", sinks.bigquery("shop.t")),
         ("deltalake", "delta", sinks.delta("file:///t")),
         ("psycopg", "postgres", sinks.postgres("t")),
         ("pyiceberg", "iceberg", sinks.iceberg("shop.t")),

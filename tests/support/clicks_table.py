@@ -13,6 +13,7 @@ from cairn.aggregates import Count, RunningAggregate
 from cairn.sinks.table_sink import TableSink
 from cairn.testing import PipelineTester
 from state_backend.values.errors import StateUnusable
+from tests.support.bigquery_server import client_of
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -36,7 +37,9 @@ def clicks(sink: Any) -> Pipeline:
 
 
 def sink_of(kind: str, folder: Path, address: str) -> TableSink:
-    """The sink of the kind `delta`, `iceberg` or `postgres`. The first two have their files in the folder."""
+    """The sink of a kind. The files of Delta and Iceberg are in the folder; the other two have a server at the address."""
+    if kind == "bigquery":
+        return sinks.bigquery("shop.clicks", lambda: client_of(address))
     if kind == "delta":
         return sinks.delta(f"file://{folder}/table")
     if kind == "iceberg":

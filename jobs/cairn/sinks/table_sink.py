@@ -297,7 +297,7 @@ def library(name: str, extra: str) -> Any:
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != name:
+        if (error.name or "").partition(".")[0] != name.partition(".")[0]:
             raise
         raise UsageError(
             f"the sink needs {name}, which {socket.gethostname()} lacks; install it there: pip install './{WHEEL}[{extra}]'"
