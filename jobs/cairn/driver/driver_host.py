@@ -179,7 +179,7 @@ class _Host:
                 request = _receive(connection, task)
                 for file in request.files:
                     closing.callback(os.close, file)
-                if self._files != {file: _stamp(file) for file in self._files}:
+                if any(_stamp(file) != stamp for file, stamp in self._files.items()):
                     self._retire()  # An upgrade or an edit: the driver must run the new code.
                     connection.sendall(struct.pack("!i", 0))
                     return None
@@ -292,8 +292,9 @@ def watched_files() -> dict[str, tuple[int, int] | None]:
 
 
 def _stamp(file: str) -> tuple[int, int] | None:
+    # A host checks 3,100 files before each driver. `Path.stat` would double the time.
     try:
-        found = Path(file).stat()
+        found = os.stat(file)  # noqa: PTH116
     except OSError:
         return None
     return found.st_mtime_ns, found.st_size
