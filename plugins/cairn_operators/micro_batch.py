@@ -385,7 +385,13 @@ class StatefulMicroBatchOperator(DriverOperator):
             queued=[run.run_id for run in wait.runs if run.state == "queued"],
             until_ms=until_ms,
             poll_s=self.poll.total_seconds(),
+            begins_ms=to_ms(wait.begins) if wait.begins is not None and self._fits_in_slot(log) else None,
         )
+
+    def _fits_in_slot(self, log: Log) -> bool:
+        """Return True if the newest interval took at most `wait_in_slot`: a wait for such an interval needs no deferral."""
+        assert log.newest is not None
+        return sum(log.newest.content.durations_us.values()) <= _ms(self.wait_in_slot) * 1000
 
     def _checkpoint_tasks(self, context: Any) -> list[str]:
         """Return the ids of this task and of the task that commits its attempt."""

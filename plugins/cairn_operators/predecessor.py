@@ -80,6 +80,8 @@ class Wait:
         soon: True if each of `runs` is computing its interval or has computed it. The task then waits in its worker
             slot, since the wait will probably be short.
         heal_to: Start of the last stale interval, which must be run again; None if the task waits for `runs`.
+        begins: Start of the interval of `runs`, if the checkpoint that ends there is not committed yet: `runs` wait too.
+            None if that checkpoint is committed, or if the task waits for no run.
     """
 
     reason: str
@@ -87,6 +89,7 @@ class Wait:
     alone: bool
     soon: bool
     heal_to: datetime | None = None
+    begins: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,8 +154,17 @@ def plan_start(
     if open_runs:
         alone = not earlier_running and all(run.state == "queued" for run in open_runs)
         if not alone or alone_for < patience:
-            soon = all(_is_at_work(log, run, interval, schedule) for run in open_runs)
-            return Wait(reason=", ".join(map(str, open_runs)), runs=open_runs, alone=alone, soon=soon)
+            before_it = _start_before(log, interval, schedule)
+            # The newest checkpoint, if there is one, must end at or after the start of the interval before. Otherwise
+            # `open_runs` themselves still wait, although Airflow may show their `process` tasks as running.
+            begun = log.newest is None or log.newest.content.interval.end >= before_it
+            return Wait(
+                reason=", ".join(map(str, open_runs)),
+                runs=open_runs,
+                alone=alone,
+                soon=begun and all(map(_is_at_work, open_runs)),
+                begins=None if begun else before_it,
+            )
         left_alone = (
             f"{', '.join(map(str, open_runs))} did not start within {patience}. This task does not wait longer, since Airflow may "
             "start that run only after this run has ended"
@@ -209,23 +221,22 @@ def is_unfinished(wanted: Sequence[str], tasks: Mapping[str, str | None]) -> boo
     return any(state != "success" for state in states) and not any(state in _ENDED_BADLY for state in states)
 
 
-def _is_at_work(log: Log, run: PredecessorRun, interval: Interval, schedule: Schedule | None) -> bool:
-    """Return True if `run`, the run of the interval before `interval`, is computing its interval or has computed it.
+def _start_before(log: Log, interval: Interval, schedule: Schedule | None) -> datetime:
+    """Return the start of the interval before `interval`.
 
-    Airflow's task states do not suffice: a `process` task in state running may still be waiting for the run before
-    `run`. So the newest checkpoint, if there is one, must also end at or after the start of the interval of `run`. Without
-    a schedule, the function computes this start as if the interval of `run` were as long as `interval`. A wrong answer does little
-    harm: a task that waits for `run` would only keep its worker slot too long, or give it back too early.
+    Without a schedule, the interval before counts as long as `interval`. A wrong start does little harm: a task that waits would
+    only keep its worker slot too long, or give it back too early.
     """
-    process, *rest = (run.tasks.get(name) for name in run.wanted)
     schedule = schedule or log.schedule
     scheduled = interval_before(schedule, interval.start) if schedule is not None else None
-    before_it = interval.start - (interval.end - interval.start) if scheduled is None else scheduled.start
-    begun = log.newest is None or log.newest.content.interval.end >= before_it
+    return interval.start - (interval.end - interval.start) if scheduled is None else scheduled.start
+
+
+def _is_at_work(run: PredecessorRun) -> bool:
+    """Return True if, by Airflow's task states, `run` is computing its interval or has computed it."""
+    process, *rest = (run.tasks.get(name) for name in run.wanted)
     near = ("scheduled", "queued", "running")
-    return begun and (
-        process == "running" or (process == "success" and all(state in (None, *near, "success") for state in rest))
-    )
+    return process == "running" or (process == "success" and all(state in (None, *near, "success") for state in rest))
 
 
 def _has_committed(log: Log, run: PredecessorRun, interval: Interval) -> bool:

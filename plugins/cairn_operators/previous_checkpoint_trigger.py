@@ -45,7 +45,9 @@ class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow i
     2. An awaited run ended without this checkpoint or was deleted, or a queued run started.
     3. No run is awaited, since the checkpoint is stale, and a run of the DAG was queued: it may wait for the task's own
        run to end.
-    4. The time `until_ms` has come.
+    4. The checkpoint that ends at `begins_ms` was committed: the awaited runs can now compute their interval. The task
+       then waits for their commit in its worker slot, so it is already running at that moment.
+    5. The time `until_ms` has come.
 
     The trigger asks a local storage for the next record every `poll_s` seconds, and an object store less and less often
     (`pause_s`). It asks Airflow every five seconds for the states of the runs' tasks. If the storage does not answer,
@@ -63,6 +65,7 @@ class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow i
         queued: Ids of the awaited runs that were queued when the wait began.
         until_ms: When to end the wait in any case, in ms since the epoch.
         poll_s: Shortest time between two requests to the storage, in seconds.
+        begins_ms: Start of the awaited runs' interval, in ms since the epoch; None does not end the wait early.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow i
         queued: Sequence[str],
         until_ms: int,
         poll_s: float = 0.4,
+        begins_ms: int | None = None,
     ) -> None:
         super().__init__()
         self.url = url
@@ -88,11 +92,14 @@ class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow i
         self.queued = list(queued)
         self.until_ms = until_ms
         self.poll_s = poll_s
+        self.begins_ms = begins_ms
+        self._can_begin = False
         self._fewest_queued: int | None = None
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the path of this class and the arguments with which Airflow creates the trigger in the triggerer."""
         names = ["url", "head_id", "end_ms", "dag_id", "clear_numbers", "task_ids", "queued", "until_ms", "poll_s"]
+        names.append("begins_ms")
         return f"{type(self).__module__}.{type(self).__name__}", {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
@@ -115,6 +122,8 @@ class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow i
     async def _look(self, ask_airflow: bool) -> str | None:
         if self.url is not None and (checkpoint_id := await asyncio.to_thread(self.committed, self.url)) is not None:
             return f"checkpoint {checkpoint_id} is committed"
+        if self._can_begin:
+            return "the interval before can begin"
         # This request does not run in a thread: all requests of a triggerer to Airflow share one channel, whose lock
         # works only in the event loop.
         if ask_airflow and (ended := await self._ended()) is not None:
@@ -144,6 +153,7 @@ class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow i
                 if isinstance(entry, SweepRecord):
                     continue
                 run = run_of(entry)
+                self._can_begin |= interval_of(entry).end_ms == self.begins_ms
                 if interval_of(entry).end_ms != self.end_ms:
                     continue
                 if not self.clear_numbers or self.clear_numbers.get(run.run_id) == run.clear_number:

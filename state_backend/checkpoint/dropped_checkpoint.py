@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from state_backend.checkpoint.log import Log, interval_of, read_log
+from state_backend.checkpoint.log import Log, interval_of, read_log, read_newest
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import CairnError, CheckpointDropped, CorruptFile, NotFound
 from state_backend.values.intervals import format_instant
@@ -44,7 +44,8 @@ def check_retained(storage: Storage, checkpoint_id: int | None) -> None:
     Raises:
         CheckpointDropped: Retention dropped the checkpoint.
     """
-    if checkpoint_id:
+    # The newest record alone says which checkpoints are retained. The others are read only for the message.
+    if checkpoint_id and checkpoint_id not in read_newest(storage).retained:
         explained = explain_drop(read_log(storage), checkpoint_id)
         if explained is not None:
             raise CheckpointDropped(explained)

@@ -32,6 +32,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from state_backend.formats.paths import check_name
 from state_backend.values.errors import CorruptRecord, UsageError
+from state_backend.values.handles import fields_with_handles
 from state_backend.values.key_groups import MAX_MAX_PARALLELISM, KeyGroupRange, check_parallelism
 from state_backend.values.records import (
     AttemptEnd,
@@ -397,9 +398,15 @@ def _adapter(cls: Any) -> TypeAdapter[Any]:
 
 
 def build_adapters() -> None:
-    """Build the pydantic adapters of all types. Before it forks, a process calls this once for all its children."""
+    """Build the pydantic adapters of all types, and find the fields to check and to search for handles.
+
+    Before it forks, a process calls this once for all its children.
+    """
     for cls in _TYPES.values():
         _adapter(cls)
+    for part in _classes():
+        _to_check(part)
+        fields_with_handles(part)
 
 
 def _be_strict(hint: Any) -> None:
@@ -482,6 +489,11 @@ def _unknown_field(error: ValidationError) -> str | None:
 
 @cache
 def _field_names() -> frozenset[str]:
+    return frozenset(name for cls in _classes() for name in get_type_hints(cls))
+
+
+def _classes() -> set[Any]:
+    """Return the dataclasses of all record types, and all dataclasses in their fields."""
     seen: set[Any] = set()
     todo: list[Any] = [*_TYPES.values()]
     while todo:
@@ -489,7 +501,7 @@ def _field_names() -> frozenset[str]:
         if isinstance(cls, type) and is_dataclass(cls) and cls not in seen:
             seen.add(cls)
             todo += [part for hint in get_type_hints(cls).values() for part in _parts(hint)]
-    return frozenset(name for cls in seen for name in get_type_hints(cls))
+    return seen
 
 
 def _first_problem(error: ValidationError) -> str:

@@ -85,12 +85,13 @@ def handles_in(value: object) -> Iterator[Handle]:
         for item in value:
             yield from handles_in(item)
     elif is_dataclass(value) and not isinstance(value, type):
-        for name in _fields_with_handles(type(value)):
+        for name in fields_with_handles(type(value)):
             yield from handles_in(getattr(value, name))
 
 
 @cache
-def _fields_with_handles(cls: type) -> tuple[str, ...]:
+def fields_with_handles(cls: type) -> tuple[str, ...]:
+    """Return the names of a dataclass's fields that can contain a `Handle`."""
     return tuple(name for name, hint in get_type_hints(cls).items() if _holds_handles(hint, frozenset((cls,))))
 
 

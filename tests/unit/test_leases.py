@@ -123,6 +123,18 @@ def test_files_stay_until_the_reading_is_over(tmp_path: Path) -> None:
     assert made.left() == {sst("a3")}
 
 
+def test_a_reader_of_one_checkpoint_reads_no_record_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Folder(MemoryStorage())
+    for n in range(1, 9):
+        folder.run(day(n), f"a{n}")
+    read: list[str] = []
+    before = folder.storage.read
+    monkeypatch.setattr(folder.storage, "read", lambda path: read.append(path) or before(path))  # type: ignore[func-returns-value]
+    with holding(folder.storage, 3, "a test"):
+        pass
+    assert [path for path in read if path.startswith(paths.CHECKPOINTS)] == [paths.record(8), paths.record(9)]
+
+
 def test_one_that_nobody_renews_ends_by_the_clock_of_the_storage() -> None:
     made = Clock()
     made.commit()

@@ -119,6 +119,19 @@ def test_a_slot_is_kept_only_while_the_run_before_is_at_work(
 
 
 @pytest.mark.parametrize(
+    ("log", "begins"),
+    [
+        pytest.param(log_of(record(1, day(0))), day(2).start, id="the run before waits for day 1"),
+        pytest.param(DAY_1, None, id="the run before can compute"),
+        pytest.param(log_of(), None, id="the run before may be the first"),
+    ],
+)
+def test_a_wait_tells_when_the_run_before_can_begin(log: Log, begins: datetime | None) -> None:
+    decision = decide(log, before("running", "deferred", None))
+    assert isinstance(decision, Wait) and decision.begins == begins
+
+
+@pytest.mark.parametrize(
     ("log", "runs", "error", "text"),
     [
         (DAY_1, [], "StateGapError", "run the interval that starts at 2024-01-02T00:00:00Z"),
@@ -395,6 +408,23 @@ def test_a_task_keeps_its_slot_for_a_checkpoint_that_is_near(
     assert airflow.begin()["ran"]
 
 
+@pytest.mark.parametrize(
+    ("took_s", "begins_ms"), [(4, day(4).start_ms), (6, None)], ids=["fits in the slot", "too long for the slot"]
+)
+def test_a_task_far_behind_comes_back_when_the_run_before_it_begins(
+    airflow: Airflow, folder: Folder, took_s: int, begins_ms: int | None
+) -> None:
+    """The run of day 5 waits for that of day 4, which waits for day 3. Of long intervals it only awaits the commit."""
+    folder.run(day(2), "a3", durations_us={"plan": 1_000_000, "process": (took_s - 1) * 1_000_000})
+    airflow.operator.wait_in_slot = timedelta(seconds=5)
+    airflow.runs = [before("running", "deferred", None, run_id="day4")]
+    airflow.context |= {"data_interval_start": day(5).start, "data_interval_end": day(5).end}
+    with pytest.raises(TaskDeferred) as deferred:
+        airflow.begin()
+    _, asked = deferred.value.trigger.serialize()
+    assert (asked["end_ms"], asked["begins_ms"]) == (day(4).end_ms, begins_ms)
+
+
 def test_a_task_that_waits_in_its_slot_ends_when_airflow_says_so(
     airflow: Airflow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -498,19 +528,26 @@ def airflow_says(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def trigger(
-    *, queued: Sequence[str] = (), seconds: float = 20, clear_number: int = 1, awaited: bool = True
+    *,
+    queued: Sequence[str] = (),
+    seconds: float = 20,
+    clear_number: int = 1,
+    awaited: bool = True,
+    end_ms: int = day(2).end_ms,
+    begins_ms: int | None = None,
 ) -> PreviousCheckpointTrigger:
     until_ms = int((time.time() + seconds) * 1000)
     made = PreviousCheckpointTrigger(
         url=URL,
         head_id=1,
-        end_ms=day(2).end_ms,
+        end_ms=end_ms,
         dag_id="d",
         clear_numbers={"day2": clear_number} if awaited else {},
         task_ids=TASKS,
         queued=queued,
         until_ms=until_ms,
         poll_s=0.01,
+        begins_ms=begins_ms,
     )
     path, arguments = made.serialize()
     assert path == "cairn_operators.previous_checkpoint_trigger.PreviousCheckpointTrigger"
@@ -556,6 +593,19 @@ def test_fires_for_the_checkpoint_that_is_waited_for_and_no_other(folder: Folder
         folder.run(day(2), "a4", run=run("day2", clear_number=1))
 
     assert fires(trigger(), commits) == "checkpoint 4 is committed"
+
+
+@pytest.mark.usefixtures("airflow_says")
+def test_fires_when_the_awaited_run_can_begin(folder: Folder) -> None:
+    """Day 3 is awaited, and starts from day 2."""
+
+    def again_then_day_2() -> None:
+        folder.run(day(1), "a2", digest=folder.coordinator.record(1).content.digest)
+        time.sleep(0.1)
+        folder.run(day(2), "a3")
+
+    made = trigger(end_ms=day(3).end_ms, begins_ms=day(3).start_ms)
+    assert fires(made, again_then_day_2) == "the interval before can begin"
 
 
 @pytest.mark.usefixtures("airflow_says")

@@ -14,11 +14,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
 from airflow.sdk.exceptions import AirflowException
 
 from cairn.driver import driver_host
-from cairn.shipping import ship_processor
+from cairn.shipping import distributions, ship_processor
 from cairn_operators.driver_process import DriverProcess, repo_root
 from cairn_operators.warm_driver import WarmDriver, _ask, start_host_if_it_pays, start_warm
 from local_stack.owned_process import command_line
@@ -373,7 +374,12 @@ def test_a_host_computes_once_what_all_drivers_need() -> None:
         compute()
     assert record_codec._adapter.cache_info().currsize >= len(record_codec._TYPES)
     assert ship_processor.runtime_version.cache_info().currsize == 1
+    asked = distributions.distribution_of.cache_info().misses
+    assert distributions.distribution_of(str(pyarrow.__file__), "pyarrow") is not None
+    assert distributions.distribution_of.cache_info().misses == asked
     # The version depends on all sources, so the host also watches those that it has not imported.
     watched = driver_host.watched_files()
     assert {str(file) for file in Path(driver_host.__file__).parents[1].rglob("*.py")} <= watched.keys()
+    # An installation may give a package another version, whose files the host has not imported.
+    assert str(Path(str(pyarrow.__file__)).parents[1]) in watched
     assert None not in watched.values()

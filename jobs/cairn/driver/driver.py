@@ -390,7 +390,7 @@ def _validate(session: Session, request: Validate) -> ValidateResult:
     elif request.savepoint is not None:
         found = validate_savepoint(spark, pipeline, request.savepoint, **how)
     else:
-        record = coordinator.record(parse_checkpoint(request.checkpoint))
+        _, record = coordinator.find(parse_checkpoint(request.checkpoint))
         keys = record.content.totals.keys
         found = validate_checkpoint(spark, pipeline, session.call.root, record, **how)
         if not found.success:

@@ -60,6 +60,8 @@ _NEEDED = (
     "pyspark.sql.connect.session",
     "pyspark.sql.pandas.conversion",
 )
+# Packages that pipelines often import. An attempt records their versions, so the host reads them once for all drivers.
+_OFTEN_IMPORTED = ("google_crc32c", "great_expectations", "numpy", "pandas", "pyarrow")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +103,13 @@ def main() -> None:
 
 
 def _compute_once() -> None:
-    """Compute values that every driver would compute again: the codecs' adapters, and the version of Cairn's sources."""
+    """Compute values that every driver would compute again.
+
+    They are the codecs' adapters, the parser of the command line, the version of Cairn's sources, and the versions of
+    packages that pipelines often import.
+    """
+    from cairn.driver.driver_protocol import parser_of
+    from cairn.shipping.distributions import distribution_of
     from cairn.shipping.ship_processor import runtime_version
     from cairn.shipping.user_modules import is_runtime
     from state_backend.formats.record_codec import build_adapters
@@ -109,6 +117,12 @@ def _compute_once() -> None:
     build_adapters()
     runtime_version()
     is_runtime(__file__)
+    parser_of("result")
+    for name, module in list(sys.modules.items()):
+        spec = getattr(module, "__spec__", None)
+        often = name.partition(".")[0] in _OFTEN_IMPORTED and name.count(".") < 2
+        if often and spec is not None and spec.has_location and spec.origin is not None:
+            distribution_of(spec.origin, name)
 
 
 class _Host:
@@ -179,7 +193,7 @@ class _Host:
                 request = _receive(connection, task)
                 for file in request.files:
                     closing.callback(os.close, file)
-                if self._files != {file: _stamp(file) for file in self._files}:
+                if any(_stamp(file) != stamp for file, stamp in self._files.items()):
                     self._retire()  # An upgrade or an edit: the driver must run the new code.
                     connection.sendall(struct.pack("!i", 0))
                     return None
@@ -281,19 +295,22 @@ class _Host:
 def watched_files() -> dict[str, tuple[int, int] | None]:
     """Return the files of all imported modules and of Cairn, each with its modification time (ns) and size (bytes).
 
-    A file that no longer exists, or that this process can't access, has None.
+    The folders with installed packages are in the result too, because the host remembers the packages' versions. A file
+    that no longer exists, or that this process can't access, has None.
     """
+    from cairn.shipping.distributions import listed_folders
     from cairn.shipping.user_modules import runtime_sources
 
     files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
     # The host has computed the version of Cairn from all its sources, imported or not.
-    files |= {file for _, file, _ in runtime_sources()}
+    files |= {file for _, file, _ in runtime_sources()} | listed_folders()
     return {file: _stamp(file) for file in files if isinstance(file, str)}
 
 
 def _stamp(file: str) -> tuple[int, int] | None:
+    # A host checks 3,100 files before each driver. `Path.stat` would double the time.
     try:
-        found = Path(file).stat()
+        found = os.stat(file)  # noqa: PTH116
     except OSError:
         return None
     return found.st_mtime_ns, found.st_size

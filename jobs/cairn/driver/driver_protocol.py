@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from datetime import datetime, timedelta
+from functools import cache
 from typing import Any, ClassVar, Literal, TypedDict, get_origin, get_type_hints
 
 from state_backend.values.records import NO_PERMISSIONS, Permissions
@@ -413,6 +414,18 @@ def parse_call(arguments: Sequence[str] | None, more: Sequence[str]) -> tuple[Ca
         The options that all commands share, as a `Call`; the options of the given command, such as a `Process`; and the
         values of the options in `more`, by name.
     """
+    found = vars(parser_of(*more).parse_args(arguments))
+    kind = REQUESTS[found["command"]]
+    return _from_options(Call, found), _from_options(kind, found), {name: found[name] for name in more}
+
+
+@cache
+def parser_of(*more: str) -> argparse.ArgumentParser:
+    """Return the parser of a driver's command line. The host of warm drivers makes it once for all its drivers.
+
+    Args:
+        more: Names of options that every command requires besides the fields of its dataclasses.
+    """
     parser = argparse.ArgumentParser(prog=f"python -m {DRIVER}")
     commands = parser.add_subparsers(required=True, dest="command")
     for command, request in REQUESTS.items():
@@ -421,9 +434,7 @@ def parse_call(arguments: Sequence[str] | None, more: Sequence[str]) -> tuple[Ca
             _add_options(sub, kind)
         for name in more:
             sub.add_argument(f"--{name}", required=True)
-    found = vars(parser.parse_args(arguments))
-    kind = REQUESTS[found["command"]]
-    return _from_options(Call, found), _from_options(kind, found), {name: found[name] for name in more}
+    return parser
 
 
 def _add_options(parser: argparse.ArgumentParser, kind: type[Any]) -> None:

@@ -22,7 +22,7 @@ from cairn.runners.output_schema import recorded_schema
 from cairn.runners.processor_handle import ArrowDeclaringHandle, DeclaringHandle
 from cairn.runners.user_code import described
 from cairn.shard_jobs.interval import IntervalJob
-from cairn.shipping.code_version import code_version
+from cairn.shipping.code_version import begin_code_version
 from cairn.shipping.ship_processor import (
     ShippedProcessor,
     name_of,
@@ -164,6 +164,7 @@ def ask_pipeline(
         ProcessorError: `init` raised.
         UsageError: The pipeline does not fit the recorded state or output.
     """
+    version = begin_code_version(pipeline)
     base = begun.base.content if begun.base is not None else None
     zone = plan_zone(pipeline.name, pipeline.time_zone, spark.conf.get(SESSION_ZONE), base.time.zone if base else None)
     rows, position = (read.rows, read.position) if read is not None else read_source(spark, pipeline, attempt.interval)
@@ -193,7 +194,7 @@ def ask_pipeline(
         input_hash=_input_hash(
             spark, pipeline, attempt.interval, rows, position, processor.code_hash, attempt.permissions, output_schema
         ),
-        code_version=code_version(pipeline),
+        code_version=version(),
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 import subprocess
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,17 @@ def code_version(pipeline: Pipeline) -> str | None:
         return pipeline.version
     file = _file_of(pipeline.processor)
     return None if file is None else git_version(file)
+
+
+def begin_code_version(pipeline: Pipeline) -> Callable[[], str | None]:
+    """Begin to compute `code_version` in a thread, and return a function that waits for the result.
+
+    The two commands of git take tens of milliseconds, in which the caller can ask the source and Spark.
+    """
+    pool = ThreadPoolExecutor(1, thread_name_prefix="cairn-git")
+    version = pool.submit(code_version, pipeline)
+    pool.shutdown(wait=False)
+    return version.result
 
 
 @functools.cache

@@ -15,6 +15,7 @@ from pathlib import Path, PurePath
 
 _CODE = (".py", ".so", ".pyd")
 _SEEN: dict[str, InstalledDistribution] = {}
+_LISTED: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,18 +43,24 @@ def distribution_of(file: str, module: str) -> InstalledDistribution | None:
     relative, top = PurePath(file).relative_to(folder).as_posix(), module.partition(".")[0]
     # A distribution with the module's name comes first, because it usually has the file. To read the metadata of 150
     # distributions would take about 0.1 s.
-    for info in sorted(
-        _infos(folder), key=lambda path: _normal(path.name).partition("_")[0] != _normal(top).partition("_")[0]
-    ):
+    word, infos = _first_word(top), _infos(folder)
+    for info in (*(i for w, i in infos if w == word), *(i for w, i in infos if w != word)):
         files, names = _contents(info)
         if relative in files or top in names:
             return _installed_at(info)
     return None
 
 
+def listed_folders() -> frozenset[str]:
+    """Return the folders whose distributions this process has listed. An installation changes their modification time."""
+    return frozenset(_LISTED)
+
+
 @cache
-def _infos(folder: Path) -> tuple[Path, ...]:
-    return tuple(sorted((*folder.glob("*.dist-info"), *folder.glob("*.egg-info"))))
+def _infos(folder: Path) -> tuple[tuple[str, Path], ...]:
+    _LISTED.add(str(folder))
+    infos = sorted((*folder.glob("*.dist-info"), *folder.glob("*.egg-info")))
+    return tuple((_first_word(info.name), info) for info in infos)
 
 
 @cache
@@ -108,5 +115,5 @@ def _site_folder(file: str, module: str) -> Path | None:
     return path.parents[depth] if len(path.parents) > depth else None
 
 
-def _normal(name: str) -> str:
-    return name.lower().replace("-", "_").replace(".", "_")
+def _first_word(name: str) -> str:
+    return name.lower().replace("-", "_").replace(".", "_").partition("_")[0]
