@@ -334,6 +334,8 @@ class BigQueryServer:
         job.done.wait(10)
         if job.error is not None:
             raise job.error
+        if not job.fields:  # A script or DDL without a result.
+            return {"jobReference": job.resource["jobReference"], "jobComplete": True}
         start, most = int(query.get("pageToken", 0)), int(query.get("maxResults", self.rows_of_a_page))
         end = start + min(most, self.rows_of_a_page)
         assert query.get("formatOptions.useInt64Timestamp", "true").lower() == "true"
