@@ -622,7 +622,7 @@ def test_a_savepoint_of_another_checkpoint_than_the_stopped_one_is_refused(root:
 
 
 def test_what_a_failing_sink_prints_publishes_or_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The two commands of the error, as they are printed."""
+    """The two commands of the error, and the command after a restore that retracts output, as they are printed."""
     took = tmp_path / "took"
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "pipeline_with_sink.py").write_text(
@@ -656,6 +656,12 @@ def test_what_a_failing_sink_prints_publishes_or_gives_up(tmp_path: Path, monkey
     skipped = CliRunner().invoke(app, [*skip[:-1], "2024-01-04T00:00:00+00:00"])
     assert "skipped: checkpoint 4" in skipped.output and took.read_text() == "1 3 2 "
     assert made.coordinator.unpublished() == []
+    where = ["--root", str(tmp_path), "--pipeline", PIPELINE]
+    back = CliRunner().invoke(app, ["restore", "--checkpoint", "2", "--retract-output", "--yes", *where])
+    publish = shlex.split(back.output.splitlines()[-1])[1:]
+    assert publish[-2:] == ["--code", "module:NAME"]
+    called = CliRunner().invoke(app, [*publish[:-1], "pipeline_with_sink:PIPELINE"])
+    assert called.exit_code == 0 and took.read_text() == "1 3 2 5 5 ", called.output
 
 
 # --- what is missing from a call, or from the storage -------------------------------------------------------------------------

@@ -244,7 +244,7 @@ def _rewind(
     coordinator.clean_up()
     text = f"checkpoint {done.id} is now the newest, with the state of checkpoint {plan.target.id}\n{what}"
     if plan.retracts:
-        publish = shlex.join(["cairn", "publish", "--root", root, "--pipeline", name, "--code", "MODULE:NAME"])
+        publish = shlex.join(["cairn", "publish", "--root", root, "--pipeline", name, "--code", "module:NAME"])
         text += (
             "\nThe next checkpoint calls the sink, which deletes the retracted rows. To call the sink now, run:\n"
             + publish
