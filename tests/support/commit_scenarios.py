@@ -347,6 +347,16 @@ SCENARIOS = (
         actors=(task("x"), rewinder("back", 2, "b", TIGHT)),
     ),
     Scenario(
+        name="a rewind that retracts output, and an attempt",
+        scene=partial(scene, 3, [("x", day(4), run("rx"), None)]),
+        actors=(task("x"), rewinder("back", 2, "b", TIGHT, retracts=True)),
+    ),
+    Scenario(
+        name="a rewind that retracts output, and a re-run of a retracted interval",
+        scene=partial(scene, 3, [("z", day(3), run("rz"), None)]),
+        actors=(task("z"), rewinder("back", 1, "b", KeepLast(5), retracts=True)),
+    ),
+    Scenario(
         name="every write a step: an attempt, and a re-run of the first day",
         scene=partial(scene, 2, [X, RERUN]),
         actors=(task("x"), task("z")),

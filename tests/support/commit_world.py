@@ -177,9 +177,10 @@ def one_column(type_: str) -> dict[str, Any]:
     return {"type": "struct", "fields": [{"name": "a", "type": type_, "nullable": True, "metadata": {}}]}
 
 
-def rewinder(name: str, target: int, attempt: str, policy: RetentionPolicy) -> Actor:
+def rewinder(name: str, target: int, attempt: str, policy: RetentionPolicy, *, retracts: bool = False) -> Actor:
     def back(storage: Storage) -> str:
-        return rewind(coordinator(storage, policy), target, run=run(f"run-of-{attempt}"), attempt=attempt).outcome
+        how: Any = {"run": run(f"run-of-{attempt}"), "attempt": attempt, "retract_output": retracts}
+        return rewind(coordinator(storage, policy), target, **how).outcome
 
     stages = (back, *after_commit(policy))
     return Actor(name=name, stages=stages, may=(AttemptLost, UnknownOutcome, StateUnusable), attempt=attempt)
@@ -391,13 +392,15 @@ class History:
 
     def outputs(self, until: int | None = None) -> dict[Interval, Record]:
         """Whose output is current before the id ``until``."""
-        made = [c for c in self.commits(until) if c.content.kind == "interval"]
-        return {c.content.interval: c for c in made if not any(_replaces(later, c) for later in made)}
+        commits = self.commits(until)
+        made = [c for c in commits if c.content.kind == "interval"]
+        return {c.content.interval: c for c in made if not any(_replaces(later, c) for later in commits)}
 
     def withdrawn(self) -> dict[Interval, int]:
         """Intervals whose output is not current any more, with the commit that replaced it."""
-        made = [c for c in self.commits() if c.content.kind == "interval"]
-        gone = {c.content.interval: [n.id for n in made if _replaces(n, c)] for c in made}
+        commits = self.commits()
+        made = [c for c in commits if c.content.kind == "interval"]
+        gone = {c.content.interval: [n.id for n in commits if _replaces(n, c)] for c in made}
         return {i: min(by) for i, by in gone.items() if by and i not in self.outputs()}
 
 
@@ -407,8 +410,10 @@ def _counts(record: Record) -> bool:
 
 def _replaces(later: Record, earlier: Record) -> bool:
     ours, theirs = later.content.interval, earlier.content.interval
-    overlaps = ours.start < theirs.end and theirs.start < ours.end and ours != theirs
-    return later.id > earlier.id and overlaps and later.content.permissions.replace_overlapping
+    may = later.id > earlier.id and later.content.permissions.replace_overlapping
+    if later.content.kind == "restore":  # It retracts the output of later intervals.
+        return may and theirs.end > ours.end
+    return may and ours.start < theirs.end and theirs.start < ours.end and ours != theirs
 
 
 def _left(record: Record) -> tuple[Any, ...]:

@@ -458,6 +458,18 @@ def a_rewind_takes_the_schemas_back() -> Iterator[None]:
         yield
 
 
+@bug("retracts output, and an attempt")
+def a_restore_retracts_nothing() -> Iterator[None]:
+    with mock.patch.object(committing, "_replaced", lambda log, content: ()):
+        yield
+
+
+@bug("retracts output, and a re-run")
+def files_of_retracted_output_stay() -> Iterator[None]:
+    with mock.patch.object(summaries, "_replaced_outputs", lambda log, new: set()):
+        yield
+
+
 @bug("after its first result was quarantined")
 def what_marks_mean_for_the_retained_is_not_carried_on() -> Iterator[None]:
     with mock.patch.object(summaries, "_refused", lambda log, new, asked_of: ()):
