@@ -566,7 +566,7 @@ def a_file_written_anew_lists_no_output() -> Iterator[None]:
 
 def _no_kept_facts() -> Any:
     """The newest record also says what it retains, which hides an old listing of a commit that is not dropped yet."""
-    return mock.patch.object(Log, "_kept_facts", lambda log: set())
+    return mock.patch.object(Log, "_kept_facts", frozenset())
 
 
 @bug("stale listings: two attempts")
