@@ -265,7 +265,7 @@ class Pipeline:
             root_url: URL of the pipeline's folder.
 
         Returns:
-            The function; None for a pipeline without a sink. It passes only the paths of output that is not late.
+            The function; None for a pipeline without a sink. A sink that is a function gets no paths of late rows.
         """
         sink, name = self.sink, self.name
         if sink is None:

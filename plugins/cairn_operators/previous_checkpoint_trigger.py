@@ -99,7 +99,8 @@ class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow i
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the path of this class and the arguments with which Airflow creates the trigger in the triggerer."""
         names = ["url", "head_id", "end_ms", "dag_id", "clear_numbers", "task_ids", "queued", "until_ms", "poll_s"]
-        names.append("begins_ms")
+        if self.begins_ms is not None:  # During an upgrade, the triggerer may not know this argument yet.
+            names.append("begins_ms")
         return f"{type(self).__module__}.{type(self).__name__}", {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:

@@ -192,7 +192,7 @@ class RestoreStateOperator(DriverOperator):
         who = (event.get("responded_by_user") or {}).get("name", "somebody")
         if event["chosen_options"] != [APPROVE]:
             raise AirflowFailException(f"{who} has rejected the restore; nothing is restored")
-        self.log.info("%s has agreed to discard checkpoints %s", who, ", ".join(map(str, agreed)))
+        self.log.info("%s has agreed to discard checkpoints: %s", who, ", ".join(map(str, agreed)) or "none")
         if (store := context.get("task_state_store")) is not None:
             store.set(self._agreed_key(context), agreed)  # A retry reads this and does not ask again.
         with as_storage_identity(self.storage_conn_id):
@@ -337,7 +337,8 @@ class RestoreStateOperator(DriverOperator):
         return Permissions(allow_stale_base=self.allow_stale_base, allow_quarantined=self.allow_quarantined)
 
     def _agreed_key(self, context: Any) -> str:
-        return f"{_AGREED_KEY}_{context['dag_run'].clear_number or 0}"
+        what = "_and_output" if self.retract_output else ""
+        return f"{_AGREED_KEY}{what}_{context['dag_run'].clear_number or 0}"
 
 
 def _coordinator_of(root: str, name: str) -> Coordinator:

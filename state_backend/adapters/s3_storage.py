@@ -786,7 +786,9 @@ def _whole_crc32c(answer: dict[str, Any]) -> str | None:
     whole = (
         answer.get("ChecksumType", "COMPOSITE" if "-" in answer.get("ETag", "-") else "FULL_OBJECT") == "FULL_OBJECT"
     )
-    return answer.get("ChecksumCRC32C") if whole else None
+    crc32c = answer.get("ChecksumCRC32C")
+    # The checksum of the parts' checksums ends with a hyphen and the number of parts.
+    return crc32c if whole and crc32c is not None and "-" not in crc32c else None
 
 
 def _part(answer: dict[str, Any]) -> dict[str, str]:

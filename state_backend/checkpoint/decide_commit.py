@@ -129,7 +129,7 @@ def plan_commit(
             retained=(),
             reproduces=reproduced,
             content=with_schedule(log, with_retention(log, content)),
-            replaced=_replaced(log, content),
+            replaced=_replaced(log, prepared),
         ),
     )
     # A forget leaves the entries of all other keys as they are, so it makes no checkpoint stale. Checkpoints from
@@ -156,17 +156,27 @@ def _check_no_release(log: Log, who: str) -> None:
         )
 
 
-def _replaced(log: Log, content: Content) -> tuple[Interval, ...]:
-    """Return the other intervals whose output is no longer current after this commit."""
+def _replaced(log: Log, prepared: Prepared) -> tuple[Interval, ...]:
+    """Return the other intervals whose output is no longer current after this commit.
+
+    Raises:
+        BaseMoved: The commit is a rewind that retracts output, and there is newer output than the rewind has planned for.
+    """
+    content = prepared.content
     if not content.permissions.replace_overlapping:
         return ()
-    if content.kind == "restore":
-        return tuple(interval for interval, _ in log.outputs_after(content.interval.end))
-    return (
-        tuple(interval for interval, _ in overlapping_outputs(log, content.interval))
-        if content.kind == "interval"
-        else ()
-    )
+    if content.kind == "interval":
+        return tuple(interval for interval, _ in overlapping_outputs(log, content.interval))
+    if content.kind != "restore" or content.base_id is None:
+        return ()
+    later = log.outputs_after(content.interval.end)
+    if newer := [(interval, n) for interval, n in later if n > prepared.h0]:
+        interval, checkpoint_id = newer[0]
+        raise BaseMoved(
+            f"{_who(content)}: checkpoint {checkpoint_id} has made output of {interval} since the restore was planned, and nobody has agreed "
+            "to retract this output. Nothing is committed\nPlan the restore again: type the command again, or clear the task"
+        )
+    return tuple(interval for interval, _ in later)
 
 
 def _with_schemas(log: Log, record: Record) -> Record:

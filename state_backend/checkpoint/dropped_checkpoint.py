@@ -44,7 +44,7 @@ def check_retained(storage: Storage, checkpoint_id: int | None) -> None:
     Raises:
         CheckpointDropped: Retention dropped the checkpoint.
     """
-    # The newest record alone says which checkpoints are retained. The others are read only for the message.
+    # The newest record lists the retained checkpoints. The whole log is read only to explain a drop.
     if checkpoint_id and checkpoint_id not in read_newest(storage).retained:
         explained = explain_drop(read_log(storage), checkpoint_id)
         if explained is not None:

@@ -422,7 +422,13 @@ def facts_of_entries(entries: Mapping[int, Entry]) -> list[Fact]:
             first = bisect_right(in_order, interval.start - longest, key=lambda i: i.start)
             behind = len(in_order) if retracts else bisect_right(in_order, interval.end, key=lambda i: i.start)
             for other in in_order[first:behind]:
-                if (other.end > interval.end) if retracts else (other != interval and other.overlaps(interval)):
+                if retracts and isinstance(entry, Record):
+                    gone = other in entry.replaced
+                elif retracts:
+                    gone = other.end > interval.end
+                else:
+                    gone = other != interval and other.overlaps(interval)
+                if gone:
                     del current[other]
                     facts.append(Fact(other, entry.id, "replaced"))
             in_order[first:behind] = [i for i in in_order[first:behind] if i in current]

@@ -105,7 +105,7 @@ def plan_rewind(
         retract_output: Also retract the output of the intervals that end after the target's interval.
 
     Raises:
-        UsageError: The log has no such checkpoint.
+        UsageError: The log has no such checkpoint; or output to retract begins before the end of the target's interval.
         StateUnusable: The checkpoint was dropped; or it is quarantined or descends from a quarantined checkpoint, and
             `allow_quarantined` is not given.
         StaleStateError: The checkpoint is stale, and `allow_stale_base` is not given.
@@ -113,6 +113,11 @@ def plan_rewind(
     record = restorable(log, target, permissions)
     content = record.content
     later = log.outputs_after(content.interval.end) if retract_output else []
+    if early := [interval for interval, _ in later if interval.start < content.interval.end]:
+        raise UsageError(
+            f"the output of {early[0]} can't be retracted alone: the interval begins before {format_instant(content.interval.end)}, the end "
+            f"of the interval of checkpoint {target}\nRestore an earlier checkpoint, or do not retract output"
+        )
     return RewindPlan(
         target=record,
         discards=discarded_by(log, content),
@@ -207,13 +212,13 @@ def rewind(
         StateUnusable: The target is dropped or quarantined, as `plan_rewind` says.
         StaleStateError: The target is stale, as `plan_rewind` says.
         Fenced: Another attempt has committed an overlapping interval meanwhile.
-        BaseMoved: The target was dropped, quarantined or made stale meanwhile.
+        BaseMoved: The target was dropped, quarantined or made stale meanwhile, or there is new output to retract.
         Swept: A sweep abandoned the attempt.
     """
     begun = begun_before(coordinator, attempt)
     if begun is None:
         log = coordinator.log()
-        plan = plan_rewind(log, target, permissions)
+        plan = plan_rewind(log, target, permissions, retract_output=retract_output)
         more = sorted({d.id for d in plan.discards} - agreed) if agreed is not None else []
         if more:
             raise UsageError(
@@ -226,7 +231,7 @@ def rewind(
             run=run,
             attempt=attempt,
             base_id=target,
-            # This permission of a rewind says that it retracts the output of later intervals.
+            # In the record of a rewind, this permission means: the output of later intervals is retracted.
             permissions=replace(permissions, replace_overlapping=retract_output),
             shards=plan.target.content.shards,
         )

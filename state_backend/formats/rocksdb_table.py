@@ -67,7 +67,7 @@ def versions_in(table: memoryview, spans: Sequence[Span]) -> Versions:
     """
     try:
         return _versions(table, spans)
-    except (IndexError, ValueError, struct.error, pa.ArrowException) as error:
+    except (LookupError, ValueError, struct.error, pa.ArrowException) as error:
         raise UnknownTable(f"can't parse the table: {error}") from error
 
 
@@ -159,8 +159,8 @@ def _pairs(block: bytes) -> Iterator[tuple[bytes, bytes]]:
 def _delta_handles(block: bytes) -> Iterator[tuple[bytes, tuple[int, int]]]:
     """Yield key and block of each entry of an index whose values are deltas.
 
-    The first entry after a restart has offset and size of its block. Later entries have the difference of the sizes: their
-    block follows the one before.
+    An entry that shares no bytes with the key before has the offset and the size of its block. Any other entry has only the
+    difference between its block's size and the size before. Its block follows directly.
     """
     at, end, key, handle = 0, _entries_end(block), b"", (0, 0)
     while at < end:

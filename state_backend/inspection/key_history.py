@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from state_backend.checkpoint.dropped_checkpoint import check_retained, telling_drops
@@ -27,7 +28,7 @@ from state_backend.ports.storage import Storage
 from state_backend.shard.file_cache import FileCache
 from state_backend.shard.manifest import manifest_of
 from state_backend.state import layout
-from state_backend.values.errors import CorruptFile, CorruptRecord, NotFound
+from state_backend.values.errors import CairnError, CorruptFile, CorruptRecord, NotFound
 from state_backend.values.intervals import Interval, format_instant, from_ms, shown_ms
 from state_backend.values.key_groups import shard_of
 from state_backend.values.records import Content, Record, RunRef, ShardRef, StateDescriptor, Tombstone
@@ -151,7 +152,8 @@ class _Steps:
     def _load_contents(self, ids: Iterable[int]) -> None:
         """Read the records of some retained checkpoints.
 
-        An SST is read once for the states of all these checkpoints. With a new state, all files are read again.
+        Each file is read once, for the states known so far. If one of these records has a new state, all files are read
+        again.
         """
         missing = sorted({*ids} - self._contents.keys())
         try:
@@ -202,11 +204,15 @@ class _Steps:
         return here.files is None or before is None or here.files != before.files
 
     def _fetch(self, ids: Iterable[int]) -> None:
-        """Read those files of some checkpoints that were not read yet. Of earlier files, keep those of these checkpoints."""
+        """Read those files of some checkpoints that were not read yet. Forget the files that none of these checkpoints has."""
         files = {n: found for n in ids if (found := self._shards[n].files) is not None}
         self._versions.forget_all_but(files.values())
-        with telling_drops(self._storage, min(files, default=None)):
+        try:
             self._versions.fetch(files.values())
+        except CairnError:
+            for n in sorted(files):
+                check_retained(self._storage, n)
+            raise
 
     def _changes(self, checkpoint_id: int, since: int | None) -> list[EntryChange]:
         after = self._read(checkpoint_id)
@@ -286,10 +292,9 @@ class _Steps:
         if files is not None:
             with suppress(UnknownTable):
                 return entries_of(self._key, content.states, self._versions.stored(files))
-        folder = self._work / f"state-{checkpoint_id}"
-        folder.mkdir()
         source = StateSource(url=self._url, content=content, checkpoint_id=checkpoint_id)
-        return read_key(source, self._key, self._storage, folder, self._cache)
+        with TemporaryDirectory(dir=self._work) as folder:
+            return read_key(source, self._key, self._storage, Path(folder), self._cache)
 
     def _rows(self, checkpoint_id: int) -> tuple[KeyRows, KeyRows]:
         content = self._contents.get(checkpoint_id)

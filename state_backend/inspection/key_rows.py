@@ -91,6 +91,8 @@ def read_key_rows(
                     found.append(rows)
         except (NotFound, pa.ArrowException) as error:
             raise CorruptFile(f"{file.handle.path} of {storage.url} can't be read: {error}") from error
+        finally:
+            local.unlink(missing_ok=True)
     table = pa.concat_tables(found, promote_options="permissive") if found else pa.table({})
     return KeyRows(rows=table, read_bytes=read_bytes)
 

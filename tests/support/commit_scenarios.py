@@ -354,7 +354,7 @@ SCENARIOS = (
     Scenario(
         name="a rewind that retracts output, and a re-run of a retracted interval",
         scene=partial(scene, 3, [("z", day(3), run("rz"), None)]),
-        actors=(task("z"), rewinder("back", 1, "b", KeepLast(5), retracts=True)),
+        actors=(task("z", policy=KeepLast(5)), rewinder("back", 1, "b", KeepLast(5), retracts=True)),
     ),
     Scenario(
         name="every write a step: an attempt, and a re-run of the first day",

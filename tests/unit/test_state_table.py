@@ -166,7 +166,7 @@ def test_a_small_state_is_validated_without_spark(tmp_path: Path, monkeypatch: p
         raise UsageError("a session is opened")
 
     def validate(of: Any) -> Any:
-        return validate_checkpoint(SessionOnDemand(opens=no_spark), COUNTING, str(pipeline.root), of, quarantine=False)
+        return validate_checkpoint(SessionOnDemand(no_spark), COUNTING, str(pipeline.root), of, quarantine=False)
 
     found = validate(record)
     assert found.success and found.entries == record.content.totals.entries > 0
@@ -194,7 +194,7 @@ def test_expectations_open_a_session_only_if_spark_evaluates_them(tmp_path: Path
 
     def validate(*expectations: Any, **more: Any) -> Any:
         owner = replace(COUNTING, expectations=lambda: {"value": expectations}, **more)
-        return validate_checkpoint(SessionOnDemand(opens=no_spark), owner, folder, record, mark=False)
+        return validate_checkpoint(SessionOnDemand(no_spark), owner, folder, record, mark=False)
 
     rows = gxe.ExpectTableRowCountToEqual(value=2)
     assert validate(rows).success

@@ -7,6 +7,7 @@ With `--dry-run` each command only prints what it would do.
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 import uuid
@@ -244,7 +245,18 @@ def _rewind(
     coordinator.clean_up()
     text = f"checkpoint {done.id} is now the newest, with the state of checkpoint {plan.target.id}\n{what}"
     if plan.retracts:
-        publish = shlex.join(["cairn", "publish", "--root", root, "--pipeline", name, "--code", "module:NAME"])
+        publish = shlex.join(
+            [
+                "cairn",
+                "publish",
+                "--root",
+                root,
+                "--pipeline",
+                name,
+                "--code",
+                os.environ.get("CAIRN_CODE") or "module:NAME",
+            ]
+        )
         text += (
             "\nThe next checkpoint calls the sink, which deletes the retracted rows. To call the sink now, run:\n"
             + publish

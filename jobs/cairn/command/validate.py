@@ -62,7 +62,7 @@ def validate(
     record = coordinator.record(parse_checkpoint(checkpoint))
     opens = partial(connect, spark, f"cairn {owner.name} validate", shared_as=f"{owner.name}/validate")
     found = validate_checkpoint(
-        None if fast else SessionOnDemand(opens=opens),
+        None if fast else SessionOnDemand(opens),
         owner,
         root,
         record,

@@ -15,6 +15,7 @@ from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.inspection.checkpoint_names import parse_checkpoint
 from state_backend.inspection.verify import Verification, verify_pipeline
+from state_backend.ports.storage import TellsChecksums
 from state_backend.values.errors import UsageError
 
 
@@ -41,6 +42,10 @@ def verify(
     if checksums and not fast:
         raise UsageError("--checksums goes with --fast: without --fast, the bytes of every file are compared anyway")
     refuse_nothing(storage, root, pipeline)
+    if checksums and not isinstance(storage, TellsChecksums):
+        raise UsageError(
+            f"--checksums is for S3, which keeps checksums outside of its listings; {storage.url} is no such storage\nLeave the option out"
+        )
     which = None if checkpoint is None else {Coordinator(storage, pipeline).record(parse_checkpoint(checkpoint)).id}
     with work_folder("verify") as work, progress("verifying", "shards") as on_progress:
         deep = None if fast else work

@@ -46,7 +46,6 @@ from cairn.driver.driver_protocol import (
 from cairn.driver.load_pipeline import load_pipeline
 from cairn.pipeline import Interval, Pipeline
 from cairn.spark.session import (
-    SESSION_ZONE,
     SessionOnDemand,
     connect,
     explain,
@@ -375,9 +374,7 @@ def _validate(session: Session, request: Validate) -> ValidateResult:
     # The session is opened only if a step needs Spark.
     spark = None
     if request.mode == "full":
-        spark = SessionOnDemand(
-            opens=partial(session.connect, pipeline, "validate"), zone=session.conf.get(SESSION_ZONE, "UTC")
-        )
+        spark = SessionOnDemand(partial(session.connect, pipeline, "validate"), session.conf)
     how: dict[str, Any] = {
         "mode": request.mode,
         "docs": None if request.docs is None else Path(request.docs),

@@ -308,7 +308,7 @@ def watched_files() -> dict[str, tuple[int, int] | None]:
 
 
 def _stamp(file: str) -> tuple[int, int] | None:
-    # A host checks 3,100 files before each driver. `Path.stat` would double the time.
+    # The host checks about 3,100 files before it starts each driver. `Path.stat` would take twice as long.
     try:
         found = os.stat(file)  # noqa: PTH116
     except OSError:

@@ -1,9 +1,9 @@
 """The sink for a table of BigQuery, through google-cloud-bigquery.
 
 The table `cairn_publications_TABLE` in the same dataset holds the id of the newest checkpoint of each interval. One more row, without an
-interval, holds the pipeline and counts the transactions. BigQuery aborts a transaction only if another one updates or deletes rows of the
-same table; two inserts do not conflict. So each transaction first updates this row, and fails if the count is another one than the sink
-has read. If the sink stops:
+interval, holds the pipeline and counts the transactions. Two transactions conflict in BigQuery only if both update or delete rows of one table;
+inserts never conflict. So each transaction first adds 1 to this row's count, and fails if the count differs from the count that the sink has
+read. If the sink stops:
 
     before the load        The table has the old rows. The next call does all of the work.
     after the load,        The table has the old rows. The staging table expires after a day. The next call does all of the work.
@@ -69,8 +69,10 @@ _NO_NAME = re.compile(
 )
 _NO_PART = re.compile(r"\W|^\d|^$", re.ASCII)
 _OVERTAKEN = "Cairn: another call has changed the table"
-# BigQuery has no error code of its own for these two.
+# Parts of the messages of errors after which the sink tries again. BigQuery has no error code of its own for them.
 _CONFLICTS = (_OVERTAKEN, "due to concurrent update")
+# Too many jobs or changes of one table at once.
+_LIMITS = ("rateLimitExceeded", "jobRateLimitExceeded", "Exceeded rate limits")
 
 
 def bigquery(table: str, client: Callable[[], Any] | None = None) -> BigQuerySink:
@@ -125,7 +127,11 @@ class _Dataset:
         return self.ask(job_id, start).result()
 
     def ask(self, job_id: str, start: Callable[[], Any]) -> Any:
-        """Start a job. If its first answer was lost, the client has sent the request again; then return the job that runs."""
+        """Start a job and return it.
+
+        If an answer was lost, the client sends the request again, and BigQuery answers that the job exists. Then return this
+        job.
+        """
         from google.api_core.exceptions import Conflict
 
         try:
@@ -226,13 +232,14 @@ class BigQuerySink(TableSink):
 
     def _repeat(self, change: Callable[[], None]) -> None:
         """Change the table. If another process commits first, read the ids and try again."""
-        from google.api_core.exceptions import BadRequest, PreconditionFailed
+        from google.api_core.exceptions import BadRequest, Forbidden, PreconditionFailed
 
         for left in reversed(range(_REFUSALS)):
             try:
                 return change()
-            except (BadRequest, PreconditionFailed) as error:
-                if not left or (isinstance(error, BadRequest) and not any(part in str(error) for part in _CONFLICTS)):
+            except (BadRequest, Forbidden, PreconditionFailed) as error:
+                parts = {BadRequest: _CONFLICTS, Forbidden: _LIMITS}.get(type(error))
+                if not left or (parts is not None and not any(part in str(error) for part in parts)):
                     raise
             time.sleep(random.uniform(0, min(_WAIT_S * 2 ** (_REFUSALS - left - 1), _MAX_WAIT_S)))
 
@@ -368,7 +375,7 @@ class BigQuerySink(TableSink):
         return [self._widened(dataset, there[field.name.lower()], field) for field in wanted]
 
     def _widened(self, dataset: _Dataset, there: Any, wanted: Any) -> Any:
-        """Widen a column of numbers if the new type holds all values of both."""
+        """Widen a column of numbers if the wider type holds all stored and all new values; return the column as it is then."""
         wider = wider_type(wanted.field_type, there.field_type)
         if wider is None or "REPEATED" in (there.mode, wanted.mode) or there.precision is not None:
             return there
@@ -406,7 +413,7 @@ class BigQuerySink(TableSink):
             source_format=bq.SourceFormat.PARQUET,
             schema=schema,
             create_disposition=bq.CreateDisposition.CREATE_NEVER,
-            # The job runs once, because its id is new. If it runs after all while another one has filled the table, it fails.
+            # The job's id makes it run once. If it ran twice, the second run would fail, because the table is not empty.
             write_disposition=bq.WriteDisposition.WRITE_EMPTY,
             decimal_target_types=[bq.DecimalTargetType.NUMERIC, bq.DecimalTargetType.BIGNUMERIC],
             parquet_options=lists,
@@ -587,6 +594,11 @@ def _with_fields(there: Any, wanted: Any) -> Any:
     fields = {field.name.lower(): field for field in there.fields}
     for field in wanted.fields:
         name = field.name.lower()
+        if name in fields and fields[name].name != field.name:
+            raise UsageError(
+                f"the column {there.name!r} has a field {fields[name].name!r} in the table and {field.name!r} in the output, and BigQuery "
+                "ignores the case of names\nRename the field in output_schema, or give the sink a new table"
+            )
         fields[name] = _with_fields(fields[name], field) if name in fields else field
     made = there.to_api_repr() | {"fields": [field.to_api_repr() for field in fields.values()]}
     return _bigquery().SchemaField.from_api_repr(made)

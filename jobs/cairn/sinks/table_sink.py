@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import Any, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from state_backend.adapters.open_storage import open_storage
@@ -155,11 +156,13 @@ class TableSink(ABC):
             table: A sink of `cairn.sinks` for the late rows. Its table must be another one.
 
         Raises:
-            UsageError: One of the two sinks already has a table for late rows.
+            UsageError: Both sinks write the same table, or one of them already has a table for late rows.
 
         Example:
             Pipeline(..., sink=sinks.delta("s3://warehouse/clicks").with_late_rows(sinks.delta("s3://warehouse/late_clicks")))
         """
+        if repr(self) == repr(table):
+            raise UsageError(f"{table!r} is the table of the output; give late rows another table")
         if self._late_rows is not None or table._late_rows is not None:
             raise UsageError(f"{self!r} or {table!r} has a table for late rows already; call with_late_rows once")
         made = copy(self)
@@ -167,7 +170,7 @@ class TableSink(ABC):
         return made
 
     def each_table(self) -> list[tuple[TableSink, bool]]:
-        """Return the sink of each table: this one, and that of the late rows with True."""
+        """Return each sink, with True if its table holds late rows: this sink, and that of `with_late_rows` if there is one."""
         return [(self, False), *([(self._late_rows, True)] if self._late_rows is not None else [])]
 
     @abstractmethod
@@ -228,7 +231,7 @@ def published_output(
 
 
 def owner_of(pipeline: str, *, late: bool) -> str:
-    """Return the name under which a table belongs to a pipeline: its output and its late rows can't share a table."""
+    """Return the owner that a table stores. Output and late rows have different owners, so they can't share a table."""
     return f"{pipeline}/late" if late else pipeline
 
 
@@ -310,11 +313,34 @@ def with_type(rows: pa.Table, name: str, kind: pa.DataType) -> pa.Table:
     Raises:
         UsageError: A value does not fit.
     """
-    column = rows[name]
+    column = rows[name].combine_chunks()
     try:
-        return rows.set_column(rows.schema.get_field_index(name), name, column.cast(kind))
+        made = column.cast(kind)
+        why = "the cast would change it" if _is_changed(column, made) else None
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        why = str(error)
+    if why is not None:
         raise UsageError(
-            f"the table's column {name!r} has the type {kind}, and a value of type {column.type} does not fit: {error}\n"
+            f"the table's column {name!r} has the type {kind}, and a value of type {column.type} does not fit: {why}\n"
             "Give the sink a new table, and fill that table:\ncairn publish --rebuild"
-        ) from None
+        )
+    return rows.set_column(rows.schema.get_field_index(name), name, made)
+
+
+def _is_changed(before: pa.Array, after: pa.Array) -> bool:
+    """Return True if a cast has changed a value. pyarrow's cast rounds decimals and floats, and cuts times off."""
+    old, new = before.type, after.type
+    if old == new or pa.types.is_null(old):
+        return False
+    if pa.types.is_struct(old) and pa.types.is_struct(new):
+        fields = [(old.get_field_index(part.name), n) for n, part in enumerate(new)]
+        parts = ((before.field(o), after.field(n)) for o, n in fields if o >= 0)
+        return any(_is_changed(o.filter(before.is_valid()), n.filter(after.is_valid())) for o, n in parts)
+    if pa.types.is_map(old) or pa.types.is_map(new):
+        return False  # Only BigQuery's sink casts a map, to a list of the same keys and values.
+    if pa.types.is_nested(old):
+        return _is_changed(before.flatten(), after.flatten())
+    back = after.cast(old)
+    if pa.types.is_floating(old):  # NaN is not equal to itself.
+        back, before = (column.filter(pc.invert(pc.is_nan(column))) for column in (back, before))
+    return not back.equals(before)

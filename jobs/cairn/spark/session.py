@@ -17,9 +17,8 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlsplit
 
@@ -73,22 +72,29 @@ _HOURS_BACK = 24
 _SESSIONS_OF_AN_HOUR = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SessionOnDemand:
     """A Spark session that opens at its first use.
 
-    Attributes:
+    Args:
         opens: Function that opens the session.
-        zone: Time zone of the session, known before the session opens.
+        conf: Configuration of the session, from which its time zone is known before the session opens.
     """
 
-    opens: Callable[[], SparkSession]
-    zone: str = _CONF[SESSION_ZONE]
+    def __init__(self, opens: Callable[[], SparkSession], conf: Mapping[str, str] = MappingProxyType({})) -> None:
+        self._opens = opens
+        self._opened: SparkSession | None = None
+        self.zone = (_CONF | dict(conf))[SESSION_ZONE]
+
+    def session(self) -> SparkSession:
+        """Return the session, which the first call opens."""
+        if self._opened is None:
+            self._opened = self._opens()
+        return self._opened
 
 
 def open_now(spark: SparkSession | SessionOnDemand) -> SparkSession:
     """Return the session; open it if it is not open."""
-    return spark.opens() if isinstance(spark, SessionOnDemand) else spark
+    return spark.session() if isinstance(spark, SessionOnDemand) else spark
 
 
 def zone_of_session(spark: SparkSession | SessionOnDemand) -> str:
