@@ -45,7 +45,7 @@ from cairn.errors import SinkFailed, StateUnusable, UsageError
 from cairn.operations.coordinator_of import coordinator_of
 from cairn.sinks.plan_publication import plan_publication
 from cairn.sinks.postgres import wider_type
-from cairn.sinks.table_sink import Publication, TableSink, hash_of_rows, published_output
+from cairn.sinks.table_sink import Publication, TableSink, hash_of_rows, published_output, with_type
 from cairn.testing import PipelineTester
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.coordinator import Coordinator
@@ -740,11 +740,41 @@ def test_late_rows_get_a_table_of_their_own(
     assert typed("--check") == equal and same() == 1
 
 
+@pytest.mark.parametrize(
+    ("value", "old", "new", "fits"),
+    [
+        (Decimal("1.5"), pa.decimal128(38, 9), pa.float64(), True),
+        (Decimal("12345678901234567890.123456789"), pa.decimal128(38, 9), pa.float64(), False),
+        (1e-12, pa.float64(), pa.decimal128(38, 9), False),
+        (0.1, pa.float64(), pa.float32(), False),
+        (float("nan"), pa.float64(), pa.float32(), True),
+        (2**40, pa.int64(), pa.int32(), False),
+        ("01", pa.string(), pa.int64(), False),
+        (START.replace(tzinfo=None, hour=5), pa.timestamp("us"), pa.date32(), False),
+        ([1, None], pa.list_(pa.int32()), pa.list_(pa.int64()), True),
+        ({"a": 0.1}, pa.struct([("a", pa.float64())]), pa.struct([("a", pa.float32())]), False),
+        ({"a": 1}, pa.struct([("a", pa.int32())]), pa.struct([("a", pa.int64()), ("b", pa.string())]), True),
+    ],
+)
+def test_a_value_that_a_cast_would_change_is_refused(
+    value: Any, old: pa.DataType, new: pa.DataType, fits: bool
+) -> None:
+    rows = pa.table({"v": pa.array([value, None], old)})
+    if fits:
+        assert with_type(rows, "v", new)["v"].type == new
+        return
+    with pytest.raises(UsageError, match="does not fit"):
+        with_type(rows, "v", new)
+
+
 def test_mistakes_with_a_table_of_late_rows(sink: TableSink) -> None:
     with pytest.raises(UsageError, match="has a table for late rows already"):
         sink.with_late_rows(sinks.delta("file:///late")).with_late_rows(sinks.delta("file:///late"))
+    other = sinks.delta("file:///other")
     with pytest.raises(UsageError, match="has a table for late rows already"):
-        sink.with_late_rows(sink.with_late_rows(sink))
+        sink.with_late_rows(other.with_late_rows(sinks.delta("file:///late")))
+    with pytest.raises(UsageError, match="is the table of the output; give late rows another table"):
+        sink.with_late_rows(sink)
     rows = pa.table({"user": ["ann"], "clicks": [1]})
     publish(sink, hour(0), 1, rows)
     with pytest.raises(UsageError, match="Give each pipeline a table of its own"):

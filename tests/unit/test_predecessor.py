@@ -422,7 +422,7 @@ def test_a_task_far_behind_comes_back_when_the_run_before_it_begins(
     with pytest.raises(TaskDeferred) as deferred:
         airflow.begin()
     _, asked = deferred.value.trigger.serialize()
-    assert (asked["end_ms"], asked["begins_ms"]) == (day(4).end_ms, begins_ms)
+    assert (asked["end_ms"], asked.get("begins_ms")) == (day(4).end_ms, begins_ms)
 
 
 def test_a_task_that_waits_in_its_slot_ends_when_airflow_says_so(
