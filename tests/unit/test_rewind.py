@@ -307,6 +307,8 @@ def test_a_rewind_retracts_output_of_other_boundaries_too() -> None:
     folder = history()
     both = Interval(day(3).start, day(4).end)
     folder.run(both, "b", permissions=Permissions(replace_overlapping=True))
+    with pytest.raises(UsageError, match=r"can't be retracted alone: the interval begins before 2024-01-04T00:00:00Z"):
+        plan_rewind(folder.coordinator.log(), 3, STALE, retract_output=True)
     back(folder, 2, retract_output=True)
     assert outputs(folder) == {day(1): 1, day(2): 2}
     # The sink has not heard of the commit of both days yet. It hears of the retraction only.
