@@ -113,11 +113,13 @@ class Verification:
             `validated/` and `published/`), and of output whose checkpoint was dropped.
         checkpoints: The results by checkpoint.
         unknown: Paths of files that Cairn does not write. Readers ignore these files.
+        without_checksum: Number of files of state and output whose checksum the storage was asked for, but does not keep.
     """
 
     findings: tuple[str, ...]
     checkpoints: tuple[VerifiedCheckpoint, ...]
     unknown: tuple[str, ...] = ()
+    without_checksum: int = 0
 
     @property
     def success(self) -> bool:
@@ -151,8 +153,11 @@ def verify_pipeline(
     """
     log, findings = _verified_log(storage)
     files = {info.path: info for info in storage.list("")}
+    without = 0
     if checksums:
-        files |= _with_checksums(storage, [i for p, i in files.items() if p.startswith((paths.SHARED, paths.OUTPUT))])
+        asked = _with_checksums(storage, [i for p, i in files.items() if p.startswith((paths.SHARED, paths.OUTPUT))])
+        without = sum(info.crc32c is None for info in asked.values())
+        files |= asked
     unknown = tuple(path for path in files if paths.kind_of(path) is None)
     findings += [*_marks(storage, files), *missing_records(storage, files)]
     if log is None:
@@ -170,7 +175,12 @@ def verify_pipeline(
             # A clean-up dropped the checkpoint and deleted its files during the verification.
             continue
         checkpoints.append(verified)
-    return Verification(findings=tuple(dict.fromkeys(findings)), checkpoints=tuple(checkpoints), unknown=unknown)
+    return Verification(
+        findings=tuple(dict.fromkeys(findings)),
+        checkpoints=tuple(checkpoints),
+        unknown=unknown,
+        without_checksum=without,
+    )
 
 
 def _plus(before: int, total: int, on_progress: Callable[[int, int], None] | None) -> Callable[[int], None]:

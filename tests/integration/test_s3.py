@@ -20,7 +20,9 @@ from uuid import uuid4
 import boto3
 import pytest
 from botocore.exceptions import ClientError
+from typer.testing import CliRunner
 
+from cairn.command.cli import app
 from cairn.testing import PipelineTester
 from state_backend.adapters import s3_storage
 from state_backend.adapters.local_storage import LocalStorage
@@ -460,9 +462,16 @@ def test_checksums_are_compared_without_a_download(server: S3Server, tmp_path: P
     assert not [
         r.target for r in server.requests if r.method == "GET" and "/output/" in r.target and "?" not in r.target
     ]
-    boto3.client("s3", endpoint_url=server.server_url).put_object(
-        Bucket=BUCKET, Key=f"{prefix}/accounts/{output.path}", **s3_storage._body(bytes(output.size_bytes))
+    client, where = (
+        boto3.client("s3", endpoint_url=server.server_url),
+        {"Bucket": BUCKET, "Key": f"{prefix}/accounts/{output.path}"},
     )
+    # Another program copied the file, so the server keeps no crc32c of it.
+    client.put_object(**where, Body=storage.read(output.path))
+    words = ["verify", "--fast", "--checksums", "--root", f"s3://{BUCKET}/{prefix}", "--pipeline", "accounts"]
+    told = CliRunner().invoke(app, words)
+    assert told.exit_code == 0 and "1 file without a checksum on S3: only the size was compared" in told.stdout
+    client.put_object(**where, **s3_storage._body(bytes(output.size_bytes)))
     assert verify_pipeline(storage).success
     (found,) = verify_pipeline(storage, checksums=True).checkpoints[0].findings
     assert found.startswith(f"{output.path}: expected crc32c {output.crc32c:08x}, found ")

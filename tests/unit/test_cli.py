@@ -294,6 +294,8 @@ def test_a_strange_file_is_named_and_left(root: Path) -> None:
             in said.stdout
         )
     assert answer(root, "verify", "--fast")["unknown"] == ["notes [draft].txt"]
+    refused = cairn(root, "verify", "--fast", "--checksums")
+    assert refused.exit_code == 2 and "--checksums is for S3" in refused.output
     assert stranger.exists()
 
 

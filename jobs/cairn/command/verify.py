@@ -17,6 +17,7 @@ from state_backend.inspection.checkpoint_names import parse_checkpoint
 from state_backend.inspection.verify import Verification, verify_pipeline
 from state_backend.ports.storage import TellsChecksums
 from state_backend.values.errors import UsageError
+from state_backend.values.human_units import plural
 
 
 def verify(
@@ -59,6 +60,8 @@ def verify(
         for finding in checked.findings:
             print_text(f"finding: checkpoint {checked.id}: {finding}")
     print_unknown(found.unknown)
+    if found.without_checksum:
+        print_text(f"{plural(found.without_checksum, 'file')} without a checksum on S3: only the size was compared")
     sound = [c for c in found.checkpoints if not c.findings]
     print_text(
         f"{len(sound)} of {len(found.checkpoints)} checkpoints are intact"
@@ -83,6 +86,7 @@ def _verification(found: Verification, fast: bool) -> dict[str, Any]:
         "newest_intact": found.newest_intact,
         "findings": list(found.findings),
         "unknown": list(found.unknown),
+        "without_checksum": found.without_checksum,
         "checkpoints": [
             {"id": c.id, "entries": None if fast else c.entries, "findings": list(c.findings)}
             for c in found.checkpoints
