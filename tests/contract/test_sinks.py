@@ -394,14 +394,22 @@ class History:
             return
         target = self.pick.choice([*log.retained])
         retracts = self.pick.random() < 0.7
-        rewind(
-            self.coordinator,
-            target,
-            run=RunRef(run_id="restore", clear_number=0, try_number=1),
-            attempt=str(uuid.uuid4()),
-            permissions=Permissions(allow_stale_base=True, allow_quarantined=True),
-            retract_output=retracts,
-        )
+        end = log.whole(target).content.interval.end
+        alone = all(interval.start >= end for interval, _ in log.outputs_after(end))
+        try:
+            rewind(
+                self.coordinator,
+                target,
+                run=RunRef(run_id="restore", clear_number=0, try_number=1),
+                attempt=str(uuid.uuid4()),
+                permissions=Permissions(allow_stale_base=True, allow_quarantined=True),
+                retract_output=retracts,
+            )
+        except UsageError as refused:
+            assert retracts and not alone and "can't be retracted alone" in str(refused)
+            self.seen["refused restore"] += 1
+            return
+        assert alone or not retracts
         self.coordinator.clean_up()
         assert self.read() == before, "the command itself does not change the table"
         if retracts:
