@@ -103,7 +103,7 @@ _SIGNED = {
     "ttl_ms",
 }
 _BITS = {"digest": 64, "crc32c": 32}
-# The places in a record where `decode_content` finds the content, the id and the checksum.
+# With these patterns `decode_content` finds the content, the id and, at the end, the checksum of a record.
 _CONTENT, _ID = re.compile(r'\{"body":\{"content":'), re.compile(r',"id":(\d+),')
 _RECORD_END, _MOST_END = (
     re.compile(r',"cairn":"checkpoint","crc32c":"([0-9a-f]{8})","format":1,"release":"[^"]*"\}$'),

@@ -1,18 +1,20 @@
-"""Reader of one RocksDB SST: the versions of a few keys, without a store.
+"""Reads all versions of a few keys from one RocksDB SST, without opening a RocksDB store.
 
     SST        data blocks … | other blocks | metaindex block | footer
     footer     53 bytes: checksum kind u8 | magic 3E 00 7A 00 | footer checksum u32 | base context checksum u32
-               | size of the metaindex block u32 | 24 zeros | format version u32 | magic u64; format version 6
-    block      stored bytes | compression u8 | checksum u32; raw bytes are
-               entries … | restart offsets u32 … | restarts u32, whose highest bit marks a hash index
-    entry      shared bytes of the key varint | other bytes varint | bytes of the value varint | key | value
-    index      entry for each data block: a key not before the block's last one, and the block's offset and size as
-               varints. If values are deltas, entries lack the bytes of the value
-    key        user key | sequence number << 8 | kind, as u64
+               | size of the metaindex block u32 | 24 zeros | format version u32, always 6 | magic u64
+    block      stored bytes | compression u8 | checksum u32. The uncompressed bytes are: entries …
+               | restart offsets u32 … | number of restarts u32, whose highest bit marks a hash index
+    entry      length of the key prefix shared with the entry before, varint | length of the rest of the key, varint
+               | length of the value, varint | rest of the key | value
+    index      one entry for each data block. Its key is equal to or greater than the block's last key. Its value is
+               offset and size of the block, as varints. With delta encoding (`_delta_handles`), entries have no length
+               of the value
+    key        user key | u64: (sequence number << 8) + kind
 
-Numbers are little-endian. The reader expects the options of `EngineOptions`. For other tables it raises
-`UnknownTable`, and the caller opens the SST with RocksDB instead. The reader checks no checksums of blocks, because
-callers have compared the checksum of the whole file.
+Numbers are little-endian. The reader supports only files that were written with the options of `EngineOptions`. For any
+other file it raises `UnknownTable`, and the caller reads the file with RocksDB. The reader does not check the checksums
+of blocks, because callers have checked the checksum of the whole file.
 
 Source: RocksDB's `table/format.cc`, `table/block_based/block.cc` and `db/dbformat.h`.
 """

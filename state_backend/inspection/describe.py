@@ -128,7 +128,7 @@ def newest_of_interval(log: Log, entry: Record | Tombstone) -> int | None:
 
 
 def repaired_by(log: Log, entry: Record | Tombstone) -> int | None:
-    """Return the id of the commit that repaired the interval of a stale checkpoint; None if the interval is still stale."""
+    """Return the id of the later commit that processed the interval of a stale checkpoint again; None if there is none yet."""
     newest = newest_of_interval(log, entry)
     retained = None if newest is None else log.retained.get(newest)
     return newest if retained is None or retained.stale_by is None else None

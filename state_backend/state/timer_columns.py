@@ -225,7 +225,7 @@ class TimerColumns(EntryColumns):
         assert end is not None
         last = self._shard.store.last_key(start, end)
         indexed_ms = layout.MIN_TIME_MS if last is None else layout.unpack_time(last[PREFIX_BYTES : PREFIX_BYTES + 8])
-        # Fired timers are in the store until their handler has run, but no longer in the index.
+        # A timer leaves the index when it fires. It stays in the store until its handler has ended.
         return max(indexed_ms, self._fired_ms)
 
     def _index(self, groups: Groups, rests: pa.Array, old: pa.Array, new: pa.Array) -> None:

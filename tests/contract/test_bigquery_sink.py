@@ -65,7 +65,7 @@ def staged(server: BigQueryServer) -> list[str]:
 def test_a_call_that_dies_at_any_request(
     rows: int, server: BigQueryServer, sink: TableSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process dies before or after each request. Then the call is repeated."""
+    """The sink dies before or after one of its requests. After the repeated call, the table has each row once."""
     new, done = NEW.slice(0, rows), {hour(0): rows} if rows else {}
     died, at = True, 0
     while died:

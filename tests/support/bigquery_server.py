@@ -139,7 +139,7 @@ class Request:
 
 
 def client_of(url: str) -> Any:
-    """A client without credentials, whose requests go to the server at this URL."""
+    """Return a client without credentials that sends its requests to the server at `url`."""
     from google.api_core.client_options import ClientOptions
     from google.auth.credentials import AnonymousCredentials
     from google.cloud import bigquery
