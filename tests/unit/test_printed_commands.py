@@ -188,7 +188,7 @@ RUN = {
     "cairn publish --code pipelines.clicks:CLICKS": SINKS,
     "cairn publish --code pipelines.clicks:CLICKS --retry 2024-01-01T00:00:00Z": SINKS,
     "cairn publish --skip 2024-01-01T01:00:00Z": SINKS,
-    "cairn publish --root … --pipeline … --code module:NAME": CLI
+    "cairn publish --root … --pipeline … --code …": CLI
     + "test_what_a_failing_sink_prints_publishes_or_gives_up as printed",
     "cairn restore --retract-output": CLI + "test_going_back_can_retract_the_output_of_later_intervals",
     "cairn publish --root … --pipeline …": CLI + "test_what_a_failing_sink_prints_publishes_or_gives_up as printed",
