@@ -54,6 +54,13 @@ settings.load_profile(TIER)
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from tests.support.parallel import ByFile
+
+    return ByFile(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     OF_WORKERS.extend(from_plain(getattr(node, "workeroutput", {}).get("errors_made", [])))
 

@@ -248,7 +248,7 @@ class BigQuerySink(TableSink):
         interval, pipeline = publication.interval, publication.pipeline
         stored = self._stored(dataset, pipeline, interval)
         ids = (stored and stored.ids) or {}
-        replaced = plan_publication(ids, interval, publication.checkpoint_id)
+        replaced = plan_publication(ids, interval, publication.checkpoint_id, has_files=bool(publication.files))
         if replaced is None:
             return
         rows = call.rows

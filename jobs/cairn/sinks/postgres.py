@@ -78,7 +78,9 @@ class PostgresSink(TableSink):
             self._lock(cursor)
             self._create_ids(cursor)
             near = self._stored(cursor, publication.pipeline, publication.interval)
-            replaced = plan_publication(near, publication.interval, publication.checkpoint_id)
+            replaced = plan_publication(
+                near, publication.interval, publication.checkpoint_id, has_files=bool(publication.files)
+            )
             if replaced is None:
                 return
             if self._columns(cursor):

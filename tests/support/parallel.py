@@ -1,0 +1,38 @@
+"""How xdist's workers share the tests: a worker takes whole files, because tests of a file share servers and sessions.
+
+A worker would take an hour for each of a few files. Their tests are split by function, and those of sinks also by the kind of table.
+"""
+
+from __future__ import annotations
+
+from xdist.scheduler import LoadFileScheduling
+
+SPLIT = (
+    "tests/contract/test_sinks.py",
+    "tests/integration/test_replay_flights.py",
+    "tests/property/test_commit_machine.py",
+    "tests/property/test_join_laws.py",
+    "tests/property/test_ready_made_laws.py",
+    "tests/property/test_window_laws.py",
+    "tests/scenarios/test_five_minutes.py",
+    "tests/scenarios/test_random_histories.py",
+)
+
+
+class ByFile(LoadFileScheduling):  # type: ignore[misc]
+    """The scheduler of `--dist loadfile`, but several workers share the tests of the files in `SPLIT`."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(nodeid)
+
+
+def group_of(nodeid: str) -> str:
+    """Return the name of the tests that one worker runs together with this test.
+
+    Of the parameters `[postgres-55]` the first one belongs to the name.
+    """
+    file, _, test = nodeid.partition("::")
+    if file not in SPLIT:
+        return file
+    function, _, parameters = test.partition("[")
+    return f"{file}::{function}[{parameters.rstrip(']').partition('-')[0]}"
