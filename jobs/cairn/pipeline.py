@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from cairn.arrow_processor import ArrowProcessor
     from cairn.sinks.table_sink import TableSink
+    from state_backend.checkpoint.coordinator import Coordinator
 
 __all__ = ["Interval", "OverTime", "Pipeline"]
 
@@ -256,6 +257,41 @@ class Pipeline:
             interval: The interval. The default policy depends on its length.
         """
         return self.retention or default_retention(interval.end - interval.start)
+
+    def call_sink(
+        self,
+        coordinator: Coordinator,
+        spark: SparkSession | None,
+        root_url: str,
+        *,
+        only: Collection[datetime] | None = None,
+        code: str = "MODULE:NAME",
+    ) -> list[int]:
+        """Call the sink for every current output that the sink has not accepted, as `Coordinator.publish` does.
+
+        Without a sink, all output counts as published. A sink of `cairn.sinks` deletes the rows of replaced intervals in the
+        transaction that inserts the new rows, so its calls for replaced intervals come last.
+
+        Args:
+            coordinator: Coordinator of the pipeline.
+            spark: The session that the sink gets; None if there is no session.
+            root_url: URL of the pipeline's folder.
+            only: Starts of the intervals to publish; None for all.
+            code: The pipeline's `MODULE:NAME`, for the commands in the error message.
+
+        Returns:
+            The ids of the commits whose output was published.
+
+        Raises:
+            SinkFailed: The sink raised for some interval.
+        """
+        return coordinator.publish(
+            self.sink_hook(spark, root_url),
+            in_order=self.sink_in_order,
+            replaced_last=self.sink is not None and not callable(self.sink),
+            only=only,
+            code=code,
+        )
 
     def sink_hook(self, spark: SparkSession | None, root_url: str) -> Callable[[Record], None] | None:
         """Return the sink as a function of one record, as `Coordinator.publish` calls it.

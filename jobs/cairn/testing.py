@@ -314,8 +314,10 @@ class PipelineTester:
             record = result.record or coordinator.record(result.id)
             self._ended = max(interval.end, self._ended or interval.end)
             content = record.content
-            hook = pipeline.sink_hook(None, join_url(self.root, pipeline.name)) if self._call_sink else None
-            coordinator.publish(hook)
+            if self._call_sink:
+                pipeline.call_sink(coordinator, None, join_url(self.root, pipeline.name))
+            else:
+                coordinator.publish(None)
         files = [(f.late, self._read(f.handle)) for f in content.outputs]
         if commit:
             coordinator.clean_up()

@@ -155,7 +155,7 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
 
         try:
             url = join_url(self.root, self.pipeline_name)
-            hook, in_order, table_url = _sink_hook(self.sink_of, url) if self.sink_of else (None, False, None)
+            pipeline = _pipeline_of(self.sink_of) if self.sink_of else None
             coordinator = Coordinator(open_storage(url), self.pipeline_name, remembers=True)
             ended("open")
             committed = coordinator.commit(self.attempt)
@@ -163,12 +163,15 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
             self._committed = committed.record
             failed: SinkFailed | None = None
             try:
-                coordinator.publish(hook, in_order=in_order, code=self.sink_of or "")
+                if pipeline is None:
+                    coordinator.publish(None)
+                else:
+                    pipeline.call_sink(coordinator, None, url, code=self.sink_of)
             except SinkFailed as error:
                 failed = error
             ended("publish")
             if failed is None or committed.id not in failed.ids:
-                self._table_url = table_url
+                self._table_url = None if pipeline is None else getattr(pipeline.sink, "table_url", None)
             try:
                 coordinator.clean_up()
             except CorruptFile as error:  # A file of another checkpoint is damaged, which does not undo this commit.
@@ -286,22 +289,10 @@ def send_metrics(pipeline_name: str, record: Record, duration: timedelta) -> Non
         stats.timing(f"cairn.interval.{phase}", timedelta(microseconds=spent_us), tags=tags)
 
 
-def _sink_hook(sink_of: str, url: str) -> tuple[Callable[[Record], None] | None, bool, Callable[[], str] | None]:
-    """Import a pipeline, and return its sink as `Coordinator.publish` calls it.
-
-    Args:
-        sink_of: The `Pipeline`, as `module:NAME`.
-        url: URL of the pipeline's folder.
-
-    Returns:
-        The function that calls the pipeline's sink with the output files of a record, or None without a sink; the
-        pipeline's `sink_in_order`: True if the sink gets no later interval while an earlier one has failed; and the
-        function that returns the URL of the sink's table, or None if the sink has no such function.
-    """
+def _pipeline_of(sink_of: str) -> Any:
+    """Import the `Pipeline` of `module:NAME`."""
     module, _, name = sink_of.partition(":")
-    pipeline = getattr(importlib.import_module(module), name)
-    table_url = getattr(pipeline.sink, "table_url", None)
-    return pipeline.sink_hook(None, url), pipeline.sink_in_order, table_url
+    return getattr(importlib.import_module(module), name)
 
 
 def _maker(task: Any) -> Any:

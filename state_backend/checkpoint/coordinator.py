@@ -574,6 +574,7 @@ class Coordinator:
         hook: Callable[[Record], None] | None,
         *,
         in_order: bool = False,
+        replaced_last: bool = False,
         only: Collection[datetime] | None = None,
         code: str = "MODULE:NAME",
     ) -> list[int]:
@@ -583,12 +584,13 @@ class Coordinator:
         call of `publish` runs the hook again.
 
         If a commit of an overlapping interval replaced an interval's output, the hook gets the replacing commit's
-        record with the replaced interval and without files. These calls come first, so that a sink never has the same
-        rows twice.
+        record with the replaced interval and without files. By default these calls come first: a sink that replaces only
+        the rows of the call's interval then never has the same rows twice.
 
         Args:
             hook: The sink hook; None writes the marks without a call.
             in_order: Publish no interval after an interval that failed.
+            replaced_last: Publish replaced intervals last, for a hook that replaces the rows of overlapping intervals too.
             only: Starts of the intervals to publish; None for all.
             code: The pipeline's `MODULE:NAME`, for the commands in the error message.
 
@@ -598,7 +600,7 @@ class Coordinator:
         log = self._committed or self._newest()
         published: list[int] = []
         failed: list[tuple[Interval, int, Exception]] = []
-        waiting = sorted(self.unpublished(log), key=lambda told: (self._is_own(log, *told), told))
+        waiting = sorted(self.unpublished(log), key=lambda told: (self._is_own(log, *told) != replaced_last, told))
         for interval, checkpoint_id in waiting:
             if only is not None and interval.start not in only:
                 continue

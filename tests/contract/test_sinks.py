@@ -249,6 +249,24 @@ def test_runs_reruns_and_empty_intervals(sink: TableSink, read: Callable[[], Row
     assert len(read()) == 2
 
 
+def test_one_transaction_replaces_the_rows_of_an_overlapping_interval(
+    sink: TableSink, read: Callable[[], Rows], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader sees the old rows or the new rows, between the two calls too."""
+    tester = run_of(sink, tmp_path)
+    tester.run([("ann",), ("bob",)], hour(0, 2), permissions=ANYTHING)
+    called, seen = type(sink).publish, list[Rows]()
+
+    def publish_and_read(self: TableSink, call: Publication) -> None:
+        called(self, call)
+        seen.append(read())
+
+    monkeypatch.setattr(type(sink), "publish", publish_and_read)
+    tester.run([("cid",)], hour(0), permissions=ANYTHING)
+    assert seen == [[(hour(0).start, hour(0).end, "cid", 1)]] * 2
+    assert read() == expected(tester)
+
+
 def test_an_empty_call_before_there_is_a_table_stops_an_old_call(sink: TableSink, read: Callable[[], Rows]) -> None:
     users = pa.table({"user": ["ann"], "clicks": [1]})
     sink.publish(Publication("clicks", hour(0), 2))

@@ -166,7 +166,7 @@ def task(
 
     monkeypatch.setattr("state_backend.checkpoint.coordinator.Coordinator", Coordinator)
     sink = SimpleNamespace(table_url=table_url)
-    pipeline = SimpleNamespace(sink=sink, sink_hook=lambda spark, url: "hook", sink_in_order=False)
+    pipeline = SimpleNamespace(sink=sink, call_sink=lambda coordinator, *_, **__: coordinator.publish())
     monkeypatch.setitem(sys.modules, "some_pipelines", SimpleNamespace(MINE=pipeline))
     return CheckpointOperator(
         task_id="c", pipeline_name="clicks", root="memory://r", attempt="a1", sink_of="some_pipelines:MINE"

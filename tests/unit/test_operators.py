@@ -491,7 +491,7 @@ def checkpoint(
             record = commit()
             return SimpleNamespace(id=record.id, record=record)
 
-        def publish(self, hook: Any, *, in_order: bool, **_: Any) -> None:
+        def publish(self, hook: Any, *, in_order: bool = False, **_: Any) -> None:
             asked.append(f"publish {hook}{' in order' if in_order else ''}")
             if sink_fails_for is not None:
                 raise errors.SinkFailed("the sink of 'p' failed", frozenset({sink_fails_for}))
@@ -607,7 +607,12 @@ def test_checkpoint_failures(monkeypatch: pytest.MonkeyPatch, error: Exception, 
 
 def test_the_sink_is_looked_up_only_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     urls: list[str] = []
-    pipeline = SimpleNamespace(sink=print, sink_hook=lambda spark, url: urls.append(url) or "hook", sink_in_order=True)
+
+    def call_sink(coordinator: Any, spark: None, url: str, *, code: str) -> None:
+        urls.append(url)
+        coordinator.publish("hook", in_order=True, code=code)
+
+    pipeline = SimpleNamespace(sink=print, call_sink=call_sink)
     monkeypatch.setitem(sys.modules, "some_pipelines", SimpleNamespace(MINE=pipeline))
     operator, asked = checkpoint(monkeypatch, record, sink_of="some_pipelines:MINE")
     run(operator)

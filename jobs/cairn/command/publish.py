@@ -68,8 +68,7 @@ def publish(
     if retry or not skip:
         declared = _declared(code)
         only = [start_of("--retry", text) for text in retry] if retry else None
-        hook = declared.sink_hook(None, join_url(root, pipeline))
-        published = coordinator.publish(hook, in_order=declared.sink_in_order, only=only, code=code)
+        published = declared.call_sink(coordinator, None, join_url(root, pipeline), only=only, code=code)
     if as_json:
         return print_json({"published": published, "skipped": skipped})
     for what, ids in (("published", published), ("skipped", skipped)):
@@ -131,7 +130,7 @@ def _rebuild(sink: TableSink, declared: Declaration, coordinator: Coordinator, u
         published |= {publication.checkpoint_id for publication in current}
         lines.append(f"{table!r} has the {'late rows' if late else 'output'} of {len(current)} interval(s)")
     # The tables have this output now, so the calls change nothing and note the success.
-    coordinator.publish(declared.sink_hook(None, url), in_order=declared.sink_in_order)
+    declared.call_sink(coordinator, None, url)
     if as_json:
         return print_json({"published": sorted(published), "skipped": []})
     print_text("\n".join(lines))

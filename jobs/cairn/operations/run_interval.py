@@ -95,8 +95,7 @@ def finish_commit(
     failed, clock = None, clock or StopWatch()
     try:
         with clock.phase("publish"):
-            hook = pipeline.sink_hook(spark, join_url(root, pipeline.name))
-            coordinator.publish(hook, in_order=pipeline.sink_in_order)
+            pipeline.call_sink(coordinator, spark, join_url(root, pipeline.name))
     except SinkFailed as error:
         failed = error
     try:

@@ -17,8 +17,8 @@ def plan_publication(
 
     A call that is not old deletes the rows of its interval. A call with files also deletes the rows of overlapping intervals with
     an older checkpoint. Rows of the same checkpoint stay: a commit of an hour that replaces a day makes one call for the hour and
-    one for the day. A call without files leaves the rows of other intervals to their own calls: the call for the day comes first,
-    and the hour's old rows must stay until the call for the hour inserts the new rows.
+    one for the day. A call without files leaves the rows of other intervals to their own calls. Otherwise the call for the day could
+    delete the hour's old rows before the call for the hour inserts the new rows.
 
     Args:
         stored: The newest checkpoint of each interval in the table; at least of the intervals that overlap.
