@@ -29,13 +29,13 @@ from state_backend.inspection.verify import verify_pipeline
 from tests.support.held_days import HeldDay, HeldDays
 from tests.support.reading import unnamed_files
 from tests.support.s3_server import BUCKET, s3_server
-from tests.support.spark_cluster import HOSTS, Cluster, Seen, cluster_in, seen_in
+from tests.support.spark_cluster import HOSTS, SPARE, Cluster, Seen, cluster_in, seen_in
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.cluster, pytest.mark.s3]
 
 ROOT = Path(__file__).resolve().parents[2]
-DAYS = 12  # more than there are tests
+DAYS = 13  # more than there are tests
 FAR_MS = 4_102_444_800_000  # the year 2100: what nobody needs is old
 SPECULATION = {
     "spark.speculation": True,
@@ -65,6 +65,7 @@ DECOMMISSION = {
 EXCLUDE = {"spark.excludeOnFailure.taskAndStage.enabled": True}
 DAGS = {
     "plain": {},
+    "three": {"spark_conf": {"spark.cores.max": 3}},
     "speculation": {"spark_conf": SPECULATION},
     "dynamic": {"spark_conf": DYNAMIC},
     # A server takes a minute to be there again, and each second a try sees that it is not.
@@ -209,6 +210,23 @@ def test_a_host_is_lost(stack: Stack) -> None:
 
 
 @pytest.mark.long("a quarter of an hour: a Spark cluster of processes")
+def test_one_of_three_hosts_is_lost(stack: Stack) -> None:
+    stack.cluster.start_worker(SPARE)
+    day = stack.day("three")
+    lost, *kept = day.shard_tries()
+    stack.cluster.kill_host(lost.host)
+    day.let_go()
+    day.succeed()
+    assert set(stack.seen().added) == {*HOSTS, SPARE}
+    again = [t for t in day.shard_tries() if t.shard == lost.shard and t.host != lost.host]
+    assert again
+    stack.note("one of three killed", f"shard {lost.shard} again on {again[-1].host}, {len(kept)} others stay", day)
+    stack.cluster.kill_host(SPARE)
+    if lost.host in HOSTS:
+        stack.cluster.start_worker(lost.host)
+
+
+@pytest.mark.long("a quarter of an hour: a Spark cluster of processes")
 def test_an_executor_is_killed(stack: Stack) -> None:
     day = stack.day("plain")
     lost = [t for t in day.shard_tries() if t.host == SECOND]
@@ -327,7 +345,7 @@ def test_nothing_is_other_and_nothing_is_left(stack: Stack, tmp_path: Path) -> N
     last.let_go()
     last.succeed()
     stack.note("none", f"executors on {' and '.join(sorted(stack.seen().added))}", last)
-    for host in HOSTS:
+    for host in (*HOSTS, SPARE):
         wait_until(lambda host=host: not stack.cluster.executors(host), 30, "executors end")  # type: ignore[misc]
         wait_until(lambda host=host: not stack.cluster.python_workers(host), 30, "Python workers end")  # type: ignore[misc]
         assert [f for work in stack.cluster.temp[host].glob("cairn-work-*") for f in work.iterdir()] == []

@@ -20,6 +20,8 @@ from local_stack.owned_process import OwnedProcesses, claim_port, command_line
 from tests.support.waiting import wait_until
 
 HOSTS = ("127.0.0.2", "127.0.0.3")
+# A third host, whose worker a test may start and end.
+SPARE = "127.0.0.4"
 
 
 class Cluster:
@@ -29,7 +31,7 @@ class Cluster:
     def __init__(self, folder: Path, cores: int, temp: Mapping[str, Path]) -> None:
         self.folder = folder
         self.cores = cores
-        self.temp = {host: temp.get(host, folder / f"temp-{host}") for host in HOSTS}
+        self.temp = {host: temp.get(host, folder / f"temp-{host}") for host in (*HOSTS, SPARE)}
         self.processes = OwnedProcesses(folder / "logs")
         self.port = claim_port(0)
         self.url = f"spark://127.0.0.1:{self.port}"
