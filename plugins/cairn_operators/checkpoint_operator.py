@@ -96,7 +96,7 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
         self.validated = validated
         # `execute` sets both. Airflow's OpenLineage provider asks for them after the task.
         self._committed: Record | None = None
-        self._table_url: Callable[[], str] | None = None
+        self._tables: list[tuple[Callable[[], str], bool]] = []
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Commit the attempt, publish its output, and delete files that no retained checkpoint needs.
@@ -171,7 +171,7 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
                 failed = error
             ended("publish")
             if failed is None or committed.id not in failed.ids:
-                self._table_url = None if pipeline is None else getattr(pipeline.sink, "table_url", None)
+                self._tables = [] if pipeline is None else _tables_of(pipeline.sink)
             try:
                 coordinator.clean_up()
             except CorruptFile as error:  # A file of another checkpoint is damaged, which does not undo this commit.
@@ -229,7 +229,7 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
         """Return inputs, outputs and checkpoint of the interval, as Airflow's OpenLineage provider asks for them.
 
         The provider calls this method when the task has ended, also after a failure. If the commit succeeded and the
-        sink failed, the outputs lack the sink's table.
+        sink failed, the outputs lack the sink's tables.
 
         Args:
             task_instance: Airflow's task instance; not used.
@@ -242,13 +242,13 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
         from cairn_operators.lineage_event import lineage_of
         from state_backend.adapters.open_storage import join_url
 
-        table_url = None
-        if self._table_url is not None:
+        tables = []
+        for table_url, late in self._tables:
             try:
-                table_url = self._table_url()
+                tables.append((table_url(), late))
             except Exception as error:
-                self.log.warning("the lineage event lacks the table of the sink: %s", error)
-        return lineage_of(self._committed, join_url(self.root, self.pipeline_name), table_url)
+                self.log.warning("the lineage event lacks a table of the sink: %s", error)
+        return lineage_of(self._committed, join_url(self.root, self.pipeline_name), tables)
 
 
 _GAUGES = (
@@ -293,6 +293,15 @@ def _pipeline_of(sink_of: str) -> Any:
     """Import the `Pipeline` of `module:NAME`."""
     module, _, name = sink_of.partition(":")
     return getattr(importlib.import_module(module), name)
+
+
+def _tables_of(sink: Any) -> list[tuple[Callable[[], str], bool]]:
+    """Return for each table of a sink the function that returns the table's URL, and True if the table has late rows.
+
+    The list is empty for a sink without such a function.
+    """
+    tables = sink.each_table() if hasattr(sink, "each_table") else [(sink, False)]
+    return [(table.table_url, late) for table, late in tables if hasattr(table, "table_url")]
 
 
 def _maker(task: Any) -> Any:

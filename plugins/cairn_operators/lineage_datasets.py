@@ -8,7 +8,7 @@ Source: https://openlineage.io/docs/spec/naming
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -126,13 +126,13 @@ def inputs_of(source_position: dict[str, Any]) -> tuple[Dataset, ...]:
     return tuple(found.values())
 
 
-def outputs_of(record: Record, pipeline_url: str, table_url: str | None) -> tuple[Dataset, ...]:
-    """Return the folder of the pipeline's output, and the table of its sink.
+def outputs_of(record: Record, pipeline_url: str, tables: Sequence[tuple[str, bool]] = ()) -> tuple[Dataset, ...]:
+    """Return the folder of the pipeline's output, and the tables of its sink. The columns of late rows are unknown.
 
     Args:
         record: Record of the checkpoint.
         pipeline_url: URL of the pipeline's folder.
-        table_url: URL of the sink's table; None if the pipeline has none.
+        tables: The URL of each table of the sink, and True if the table has late rows.
     """
     schema = record.output_schemas[-1] if record.output_schemas else None
     files = [output for output in record.content.outputs if not output.late]
@@ -142,8 +142,14 @@ def outputs_of(record: Record, pipeline_url: str, table_url: str | None) -> tupl
         size_bytes = sum(output.handle.size_bytes for output in files)
         folder = replace(folder, version=str(record.id), fields=_columns(schema))
         found.append(replace(folder, rows=rows, size_bytes=size_bytes, files=len(files)))
-    if table_url is not None and (table := dataset_of(table_url)) is not None:
-        found.append(replace(table, fields=_columns(schema, _INTERVAL_COLUMNS), rows=rows))
+    for url, late in tables:
+        if (table := dataset_of(url)) is None:
+            continue
+        if late:
+            late_rows = sum(output.rows for output in record.content.outputs if output.late)
+            found.append(replace(table, rows=late_rows))
+        else:
+            found.append(replace(table, fields=_columns(schema, _INTERVAL_COLUMNS), rows=rows))
     return tuple(found)
 
 

@@ -6,6 +6,7 @@ without the provider.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -52,13 +53,13 @@ class CairnCheckpointRunFacet(RunFacet):  # type: ignore[misc]  # OpenLineage is
         return f"{base.rstrip('/')}{SCHEMA}#/$defs/CairnCheckpointRunFacet"
 
 
-def lineage_of(record: Record, pipeline_url: str, table_url: str | None) -> OperatorLineage:
+def lineage_of(record: Record, pipeline_url: str, tables: Sequence[tuple[str, bool]] = ()) -> OperatorLineage:
     """Return inputs, outputs and checkpoint of a record.
 
     Args:
         record: Record of the checkpoint.
         pipeline_url: URL of the pipeline's folder.
-        table_url: URL of the sink's table; None if the pipeline has none.
+        tables: The URL of each table of the sink, and True if the table has late rows.
     """
     return OperatorLineage(
         inputs=[
@@ -76,7 +77,7 @@ def lineage_of(record: Record, pipeline_url: str, table_url: str | None) -> Oper
                     )
                 },
             )
-            for d in outputs_of(record, pipeline_url, table_url)
+            for d in outputs_of(record, pipeline_url, tables)
         ],
         run_facets={FACET: CairnCheckpointRunFacet(**checkpoint_facet(record), **_OURS)},
     )

@@ -120,10 +120,11 @@ def output(name: str, size_bytes: int, rows: int, *, late: bool = False) -> Outp
     return OutputFile(handle=Handle(path=name, size_bytes=size_bytes, crc32c=0), rows=rows, late=late)
 
 
-def test_outputs_are_the_folder_and_the_table() -> None:
+def test_outputs_are_the_folder_and_the_tables() -> None:
     outputs = (output("a", 10, 2), output("b", 5, 1), output("c", 7, 9, late=True))
     made = replace(record(4, day(2), 3, outputs=outputs), output_schemas=({"type": "struct", "fields": []}, SCHEMA))
-    folder, table = outputs_of(made, "s3://lake/state/clicks", "postgres://db:5432/shop/public/clicks")
+    tables = [("postgres://db:5432/shop/public/clicks", False), ("bigquery://shop/web/late", True)]
+    folder, table, late = outputs_of(made, "s3://lake/state/clicks", tables)
     assert folder == Dataset(
         namespace="s3://lake",
         name="state/clicks/output",
@@ -139,12 +140,13 @@ def test_outputs_are_the_folder_and_the_table() -> None:
         fields=(*COLUMNS, *INTERVAL),
         rows=3,
     )
+    assert late == Dataset(namespace="bigquery", name="shop.web.late", rows=9)
 
 
 def test_an_older_record_has_no_schema_and_a_root_may_be_a_path() -> None:
-    (folder,) = outputs_of(record(1, day(1)), "/data/state/clicks", None)
+    (folder,) = outputs_of(record(1, day(1)), "/data/state/clicks")
     assert (folder.namespace, folder.name, folder.fields) == ("file", "/data/state/clicks/output", None)
-    assert outputs_of(record(1, day(1)), "memory://state/clicks", "elsewhere://t") == ()
+    assert outputs_of(record(1, day(1)), "memory://state/clicks", [("elsewhere://t", False)]) == ()
 
 
 def test_the_facet_names_checkpoint_base_attempt_and_state() -> None:

@@ -65,7 +65,9 @@ def names(datasets: list[Any]) -> list[tuple[str, str]]:
 
 
 def test_the_event_fits_the_schemas_of_openlineage_and_of_the_facet() -> None:
-    event = event_of(lineage_of(committed(), "s3://lake/state/counting", "postgres://db:5432/shop/public/clicks"))
+    event = event_of(
+        lineage_of(committed(), "s3://lake/state/counting", [("postgres://db:5432/shop/public/clicks", False)])
+    )
     assert check_event(event, FACET) == {
         "cairn_checkpoint",
         "dataSource",
@@ -89,7 +91,7 @@ def test_the_event_fits_the_schemas_of_openlineage_and_of_the_facet() -> None:
 
 
 def test_the_first_checkpoint_has_no_base_and_the_facets_schema_knows_its_fields() -> None:
-    event = event_of(lineage_of(record(1, day(1)), "s3://lake/state/counting", None))
+    event = event_of(lineage_of(record(1, day(1)), "s3://lake/state/counting"))
     facet = event["run"]["facets"]["cairn_checkpoint"]
     assert "cairn_checkpoint" in check_event(event, FACET) and "baseCheckpoint" not in facet
     described = next(iter(FACET.values()))["$defs"]["CairnCheckpointRunFacet"]["allOf"][1]["properties"]
@@ -117,7 +119,7 @@ def test_the_setting_of_the_page_joins_the_folders_of_days(monkeypatch: pytest.M
         if value_or_none is not None:
             monkeypatch.setenv(name, value_or_none)
         client = OpenLineageClient(transport=Kept(), config={"transport": {"type": "console"}})
-        client.emit(run_event(lineage_of(made, "memory://r", None)))
+        client.emit(run_event(lineage_of(made, "memory://r")))
     assert names(sent[0]["inputs"]) == [("s3://lake", "orders/2024-01-01"), ("s3://lake", "orders/2024-01-02")]
     assert names(sent[1]["inputs"]) == [("s3://lake", "orders")]
     assert "subset" in check_event(sent[1], FACET)
@@ -165,7 +167,8 @@ def task(
             pass
 
     monkeypatch.setattr("state_backend.checkpoint.coordinator.Coordinator", Coordinator)
-    sink = SimpleNamespace(table_url=table_url)
+    late = SimpleNamespace(table_url=lambda: "s3://warehouse/late")
+    sink = SimpleNamespace(each_table=lambda: [(SimpleNamespace(table_url=table_url), False), (late, True)])
     pipeline = SimpleNamespace(sink=sink, call_sink=lambda coordinator, *_, **__: coordinator.publish())
     monkeypatch.setitem(sys.modules, "some_pipelines", SimpleNamespace(MINE=pipeline))
     return CheckpointOperator(
@@ -185,7 +188,10 @@ def test_the_provider_gets_the_committed_interval(monkeypatch: pytest.MonkeyPatc
     run(operator)
     event = event_of(lineage(operator))
     assert names(event["inputs"]) == [("s3://lake", "orders"), ("file", "/landed")]
-    assert names(event["outputs"]) == [("s3://warehouse", "clicks")]  # The root is in memory, which has no name.
+    assert names(event["outputs"]) == [
+        ("s3://warehouse", "clicks"),
+        ("s3://warehouse", "late"),
+    ]  # The root is in memory, which has no name.
     assert event["run"]["facets"]["cairn_checkpoint"]["checkpoint"] == 7
 
 
@@ -206,7 +212,8 @@ def test_a_failed_try_tells_only_what_it_did(monkeypatch: pytest.MonkeyPatch) ->
 
     of_an_older_interval = task(monkeypatch, sink_fails_for=3)
     run(of_an_older_interval)
-    assert names(event_of(lineage(of_an_older_interval))["outputs"]) == [("s3://warehouse", "clicks")]
+    tables = names(event_of(lineage(of_an_older_interval))["outputs"])
+    assert tables == [("s3://warehouse", "clicks"), ("s3://warehouse", "late")]
 
 
 def test_a_table_without_an_address_is_left_out(
@@ -218,8 +225,8 @@ def test_a_table_without_an_address_is_left_out(
     operator = task(monkeypatch, table_url=gone)
     run(operator, context())
     made = event_of(lineage(operator))
-    assert made["outputs"] == [] and len(made["inputs"]) == 2
-    assert "the lineage event lacks the table of the sink: the database does not answer" in capsys.readouterr().out
+    assert names(made["outputs"]) == [("s3://warehouse", "late")] and len(made["inputs"]) == 2
+    assert "the lineage event lacks a table of the sink: the database does not answer" in capsys.readouterr().out
 
 
 @pytest.mark.long("seconds", runs_in="ci")
