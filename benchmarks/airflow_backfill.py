@@ -13,8 +13,8 @@ The ways are:
   day. It has one active run, because two queries can't share a checkpoint. A second DAG reads all days in
   one run.
 
-Each way has one Spark Connect server on two cores and one Airflow (PostgreSQL, LocalExecutor with two workers). The
-ways run one after the other. Each number of active runs has a root and a DAG of its own: process, checkpoint and
+Each way has one Spark Connect server on two cores and one Airflow (PostgreSQL, LocalExecutor with four workers, as in
+`airflow.cfg`). The ways run one after the other. Each number of active runs has a root and a DAG of its own: process, checkpoint and
 validate. Expectations run once. `--days 365` runs the whole year. `--setting` sets an environment variable of Airflow.
 
 For each DAG the program prints the time from the first task's start to the last task's end for each day, the median
@@ -238,6 +238,7 @@ def measure(
             "AIRFLOW_CONN_CAIRN_SPARK": spark.airflow_connection,
             "AIRFLOW__CORE__DAGS_FOLDER": str(folder / "dags"),
             "AIRFLOW__CAIRN__WARM_DRIVERS": str(way == "warm"),
+            "AIRFLOW__CORE__PARALLELISM": "4",
             **(settings or {}),
         }
         with AirflowServer(ROOT, home=folder / "home", log_dir=folder / "logs", env=env) as airflow:

@@ -1073,7 +1073,7 @@ def _running_sums(values: Doubles, before: Doubles, starts: Int64s, lengths: Int
 
     Args:
         values: Values of all keys, key after key.
-        before: Start of each key's sum.
+        before: The sum of each key before its first value.
         starts: Position of each key's first value.
         lengths: Number of each key's values.
     """

@@ -1,4 +1,4 @@
-"""Report of the demo: a table of the days, and a verdict. Every number is measured."""
+"""Report of the demo: a table with a row for each day, and whether all checks passed. Every number is measured."""
 
 from __future__ import annotations
 

@@ -48,8 +48,7 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
         spark_conf: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        # Airflow's UI shows `doc_md` with the task. An operator without a text for the UI shows the docstring of its
-        # class.
+        # Airflow's UI shows `doc_md` with the task. If the caller gives none, it is the docstring of the class.
         super().__init__(**{"doc_md": inspect.cleandoc(type(self).__doc__ or ""), **kwargs})
         self.pipeline = pipeline
         self.root = root

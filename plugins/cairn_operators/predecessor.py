@@ -155,8 +155,8 @@ def plan_start(
         alone = not earlier_running and all(run.state == "queued" for run in open_runs)
         if not alone or alone_for < patience:
             before_it = _start_before(log, interval, schedule)
-            # The newest checkpoint, if there is one, must end at or after the start of the interval before. Otherwise
-            # `open_runs` themselves still wait, although Airflow may show their `process` tasks as running.
+            # True if the base of `open_runs` is committed: the newest checkpoint ends at or after the start of their
+            # interval. Otherwise these runs wait too, although Airflow may show their `process` tasks as running.
             begun = log.newest is None or log.newest.content.interval.end >= before_it
             return Wait(
                 reason=", ".join(map(str, open_runs)),

@@ -133,13 +133,13 @@ def _private_file(file: Path, text: str) -> str:
 
 @contextmanager
 def as_storage_identity(conn_id: str | None) -> Iterator[None]:
-    """Give this process the identity in a connection until the `with` block ends, by environment variables.
+    """Set the environment variables for a connection's storage credentials until the `with` block ends.
 
     Args:
         conn_id: Id of the connection; None leaves the process as it is.
 
     Raises:
-        AirflowFailException: As `storage_credentials`.
+        AirflowFailException: The connection has another type, a field that Cairn does not support, or a wrong value.
     """
     with storage_credentials(conn_id) as environment:
         before = {name: os.environ.get(name) for name in environment}

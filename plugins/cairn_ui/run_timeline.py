@@ -107,7 +107,7 @@ def _first(one: TaskTry) -> datetime | None:
 def _waits(
     one: TaskTry, tries: Sequence[TaskTry], began: datetime
 ) -> list[tuple[Kind, datetime | None, datetime | None]]:
-    """Return the spans of time before a try began, each with its start and end."""
+    """Return the waits before a try began: the kind, start and end of each. None: Airflow has not recorded that time."""
     # A deferred task is queued again when its trigger fires. Its start stays, so the second queueing is a part of `ran`.
     queued = one.queued if one.queued is None or one.began is None or one.queued <= one.began else None
     given, at = queued or one.scheduled, _first(one)

@@ -454,9 +454,9 @@ class GcsStorage:
         return self._write(path, (data,), generation, doing)
 
     def delete(self, path: str, *, generation: int | None = None) -> bool:
-        """Delete one file; return False if it is absent. See `Storage.delete`.
+        """Delete one file; return False if it is absent. `Storage.delete` describes the arguments and the errors.
 
-        Without a generation, the file's generation is read first, so that a repeated request can't delete a newer file.
+        Without a generation, this method reads the file's generation first. So a repeated request can't delete a newer file.
         """
         doing = f"delete {path!r} of {self.url}"
         with self._connections.lent() as google:

@@ -178,7 +178,7 @@ class SortedRun:
 class RocksStore:
     """A sorted map of bytes to bytes in one directory. Not thread-safe.
 
-    Nothing survives a crash of the process before `capture`.
+    If the process crashes, all changes since the last `capture` are lost.
 
     Attributes:
         recorder: The object that gets each change after the store has written the change; None for no recording. The

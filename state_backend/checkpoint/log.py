@@ -188,9 +188,9 @@ class Log:
     # --- intervals -----------------------------------------------------------------------------------------------------------
 
     def commits_near(self, interval: Interval, *, after: int = 0) -> list[Record | Tombstone]:
-        """Return, by id, every commit with an id above `after` whose interval overlaps this interval.
+        """Return the commits with an id above `after` whose interval overlaps this interval, in the order of ids.
 
-        The result contains dropped commits as tombstones.
+        A dropped commit is in the result as a tombstone.
         """
         if after >= self.head_id:
             return []
@@ -361,8 +361,9 @@ class Log:
         lowest = min(self.quarantined)
         known = self.summary
         if checkpoint_id in {*self.retained, *(n for s in known.superseded for n in s.by)}:
-            # The newest record's `refused` has the nearest ancestor that was quarantined when that record was written.
-            # If this result still holds, the loop below only has to search for checkpoints that were quarantined since.
+            # The newest record's `refused` names each checkpoint's nearest ancestor that was quarantined when that record
+            # was written. If this ancestor is still quarantined, or there was none, the loop below only has to search for
+            # checkpoints that were quarantined since.
             judged = next((j.by for j in known.refused if j.id == checkpoint_id), None)
             if judged is None or judged in self.quarantined:
                 lowest = min(self.quarantined.keys() - {*known.marks}, default=self.head_id + 1)

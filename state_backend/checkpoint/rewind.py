@@ -282,8 +282,8 @@ def fork(
     """
     if begun_before(into, attempt) is None:
         content, manifests, begun = _plan_fork(source, target, into, pipeline_start_ms, permissions, attempt)
-        # An earlier try of this attempt may have left files. The number of these files, used as task number, gives this
-        # try file names that do not exist yet.
+        # An earlier call with this attempt's uuid may have left files. File names contain a task number: with the number of
+        # these files as task number, this call's names do not exist yet.
         task = sum(1 for _ in into.storage.list(f"{paths.SHARED}{attempt}/"))
         try:
             with holding(source, target if isinstance(target, int) else None, "a fork"):

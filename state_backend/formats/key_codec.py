@@ -58,8 +58,8 @@ class KeyCodec:
 
     Attributes:
         schema: The schema of the key columns.
-        what: The keys' name at the beginning of error messages, such as "key" or "user key of state 'x'".
-        encode: The encoder. It takes the values that `RowCodec.encode` takes, and raises `StateTypeError` with the
+        what: How error messages name the key, such as "key" or "user key of state 'x'".
+        encode: Function that encodes a row or tuple of the key's columns as bytes. It raises `StateTypeError` with the
             column's name.
 
     Raises:

@@ -247,7 +247,7 @@ def field_sources(
 def _row_conversion(
     chain: Sequence[StructType], struct_factory: StructFactory | None
 ) -> Callable[[tuple[Any, ...]], tuple[Any, ...]] | None:
-    """Return the conversion of a tuple from the chain's first schema to its last; None if the schemas are equal."""
+    """Return a function that converts a tuple from the chain's first schema to its last; None if tuples stay as they are."""
     sources = field_sources(chain, struct_factory)
     places = [place for place, _ in sources]
     converts = [(i, convert) for i, (_, convert) in enumerate(sources) if convert is not None]

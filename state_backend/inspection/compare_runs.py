@@ -39,8 +39,9 @@ class FieldChange:
 
     Attributes:
         changed: The number of entries whose field differs.
-        mean: The mean absolute difference of numbers; None if no difference is between numbers.
-        largest: The largest absolute difference of numbers; None as for `mean`.
+        mean: The mean absolute difference, over the changed entries in which both values are numbers; None without such
+            entries.
+        largest: The largest absolute difference of these entries; None without such entries.
     """
 
     name: str

@@ -97,7 +97,8 @@ class KeyEntries:
             name: The name of the state.
 
         Returns:
-            For each entry `value`, and `user_key` of a map, `pos` of a list, and `expiry_ms` of an entry that expires.
+            One dict for each entry of the key. Each dict has `value`. The entry of a map also has `user_key`, that of a list
+            has `pos`, and an entry that expires has `expiry_ms`.
         """
         descriptor = self.states[name]
         version = descriptor.versions[-1]

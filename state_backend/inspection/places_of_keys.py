@@ -161,7 +161,7 @@ def _finding_quotes(mark: bytes, texts: Collection[str]) -> bool:
     """Return True if a mark's findings quote one of the texts, as it is or inside of JSON."""
     try:
         said = "\n".join(json.loads(mark)["body"]["findings"])
-    except (ValueError, LookupError, TypeError):  # A damaged mark: `cairn verify` reports it.
+    except (ValueError, LookupError, TypeError):  # The file is damaged, as `cairn verify` reports. Search its raw text.
         said = mark.decode(errors="replace")
     return any(text in said for text in texts if text) or _quotes(said, texts)
 

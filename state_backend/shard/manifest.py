@@ -28,18 +28,18 @@ from state_backend.values.records import (
 )
 
 # A record may hold 40 KiB of manifests. If the manifests of all shards together fit, the record holds all of them.
-# Otherwise each shard gets an equal part of the 40 KiB, for the changes since the shard's last manifest file was
-# written, or for the manifest itself. If neither fits into the part, a new manifest file is written.
+# Otherwise each shard gets an equal part of the 40 KiB. The record holds the changes since the shard's last manifest file,
+# or the whole manifest, if one of them fits into the part. If neither fits, the shard writes a new manifest file.
 INLINE_MANIFESTS_BYTES = 40 * 1024
 
 
 def write_manifests(
     manifests: Sequence[ShardManifest], attempt: str, storage: Storage, *, task: int = 0
 ) -> tuple[ShardRef, ...]:
-    """Return the refs of a fork's manifests, for the fork's first record.
+    """Store a fork's manifests, and return refs to them for the fork's first record.
 
-    If all manifests together take at most 40 KiB, the record will hold them inline. Otherwise this function creates a
-    file for each manifest. The fork's pipeline has no older manifest files that the refs could name instead.
+    If all manifests together take at most 40 KiB, the refs contain the manifests. Otherwise this function creates a file for
+    each manifest, because the fork's pipeline has no older manifest files.
 
     Args:
         manifests: The manifests of all shards.

@@ -78,7 +78,7 @@ def verify_shard(
 
 
 def _batches(store: RocksStore) -> Iterator[tuple[pa.Array, pa.Array]]:
-    """Yield all stored keys, ascending, with their entries."""
+    """Yield the store's entries in batches, in the order of keys: an array of stored keys and an array of stored values."""
     start, ended = b"", False
     while not ended:
         keys, values, ended = store.read_range(start, None, rows=_BATCH_ROWS, most_bytes=_BATCH_BYTES)

@@ -50,7 +50,7 @@ class MapColumns(StateColumns):
         self._whole = None
 
     def end(self) -> None:
-        """End the batch."""
+        """Drop what was read for the batch. Call `begin` before the next use."""
         super().end()
         self._whole = None
 

@@ -194,9 +194,9 @@ class ShardState:
         self._digests: dict[int, int] = {}
         self._counts: dict[tuple[int, str], int] = {}
         self._totals: dict[str, int] = {}
-        # `_sizes`: the stored bytes of each key group, with its keys in the timer index and the expiry index. An older
-        # release recorded no size for the key groups in `_uncounted`. Their `_sizes` begin at 0 in each restore, and
-        # count only the changes since then.
+        # `_sizes`: the stored bytes of each key group, including its keys in the timer index and in the expiry index. An
+        # older release recorded no size for the key groups in `_uncounted`. Each restore sets their `_sizes` to 0, so these
+        # count only the changes since the restore.
         self._sizes: dict[int, int] = {}
         self._uncounted: set[int] = set()
         for s in key_groups:

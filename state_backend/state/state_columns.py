@@ -75,7 +75,7 @@ class EntryColumns:
         self._seen.clear()
 
     def end(self) -> None:
-        """End the batch."""
+        """Drop what was read for the batch. Call `begin` before the next use."""
         self.keys = None
         self._seen.clear()
 

@@ -787,10 +787,12 @@ class Settled:
 
     Attributes:
         id: The number of the commit.
-        kind: The kind of the commit, or `replaced` if the commit replaced this interval's output.
+        kind: The kind of the commit; `replaced` if the commit is of another interval and replaced the output that an
+            older commit had made of this interval.
         interval: The interval.
-        outputs: The output files of the commit. The record may be dropped while its output is still current.
-        collected: True if the output was replaced and its files are deleted.
+        outputs: The output files of the commit. They are repeated here, because retention may drop the commit's record
+            while its output is current.
+        collected: True if a later commit replaced these output files, and the files are deleted.
     """
 
     id: int

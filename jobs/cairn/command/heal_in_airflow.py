@@ -133,9 +133,10 @@ class InAirflow:
         return health_of(self._log)
 
     def _begin(self, health: Health, dag: Mapping[str, Any]) -> datetime:
-        """Return the start of the first interval that is not healthy, or whose run is not done.
+        """Return the start of the earliest interval whose checkpoint is not healthy, or whose run has not ended.
 
-        If retention has dropped the base of the first interval, the result is the end of an earlier checkpoint.
+        If retention has dropped the base of this interval, return the end of the newest earlier interval that still has a
+        checkpoint.
         """
         if health.start is None or health.good_until is None:
             if dag["start_date"] is None:
@@ -184,7 +185,7 @@ class InAirflow:
         return tuple(health.results.get(start, Interval(start, end)) for start, end in zip(starts, ends, strict=True))
 
     def _length(self) -> timedelta:
-        """Return the time between the last two starts, as the length of the last interval: Airflow names only starts."""
+        """Return the length of the last interval: the time between the last two starts, since Airflow returns only starts."""
         last_two = sorted(self._starts)[-2:]
         return last_two[1] - last_two[0] if len(last_two) > 1 else timedelta(days=1)
 

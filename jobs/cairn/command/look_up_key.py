@@ -3,9 +3,9 @@
     question   {"root": …, "pipeline": …, "checkpoint": id, "key": the key as a person writes it}
     answer     {"key": …, "states": [[state, entry, expires, value], …], "history": [[line, …], …], "more": bool, "replay": id or null}
 
-The history is newest first. `more` is true if older checkpoints were not searched. `replay` is the checkpoint if its
-interval can be replayed. Entries, values and lines are texts, and long ones are cut. The program writes nothing, and
-prints no key or value but the answer.
+`history` has the lines of each change, the newest change first. `more` is true if older checkpoints were not searched.
+`replay` is the checkpoint's id if its interval can be replayed. Entries, values and lines are texts, and long ones are
+cut. The program writes no file. Only the answer has the key and values: error messages have none.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def status(
 
 
 def _first_interval(dag: str, root: str) -> str:
-    """Return the advice on a pipeline's first interval. `cairn status` does not know the pipeline's start."""
+    """Return the commands that run a pipeline's first interval, without its time: `cairn status` does not know `Pipeline.start`."""
     return (
         "its first interval begins at Pipeline.start. An unpaused DAG runs the newest interval first, unless catchup is on. To process "
         "all intervals in order instead, give the first and the last start:\n"

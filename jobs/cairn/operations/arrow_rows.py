@@ -86,7 +86,7 @@ class ArrowRows:
 
 
 class ArrowEngine(PandasExecutionEngine):  # type: ignore[misc]  # Great Expectations is not type-checked here.
-    """Great Expectations' pandas engine with the conditions below."""
+    """Great Expectations' pandas engine, for which the classes below evaluate each row's condition with Arrow."""
 
     def get_batch_data_and_markers(self, batch_spec: Any) -> tuple[Any, Any]:
         """Return a batch without the fingerprint that Great Expectations computes.

@@ -1,4 +1,4 @@
-"""The checks of a validation, as values for the log, the quarantine mark and the page of a checkpoint."""
+"""The results of a validation's checks. The task log, the quarantine file and the page of a checkpoint show them."""
 
 from __future__ import annotations
 

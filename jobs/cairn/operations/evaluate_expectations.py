@@ -82,7 +82,7 @@ class StateTables(Protocol):
         """Names of the columns that identify a row."""
 
     def flat(self) -> Any:
-        """Return the state with one column per field."""
+        """Return the state as a table with a column for each field of key, user key and value."""
 
     def rows_before(self) -> int:
         """Return the number of rows of the base's state."""
@@ -215,7 +215,7 @@ class SparkState:
         self.identity = (*state_tables.identity_of(now),)
 
     def flat(self) -> DataFrame:
-        """Return the state with one column per field."""
+        """Return the state as a table with a column for each field of key, user key and value."""
         return state_tables.flat(self.now)
 
     def rows_before(self) -> int:
@@ -270,7 +270,7 @@ class ArrowState:
         return arrow_tables.identity_of(self.now.schema)
 
     def flat(self) -> pa.Table:
-        """Return the state with one column per field."""
+        """Return the state as a table with a column for each field of key, user key and value."""
         return arrow_tables.flat(self.now)
 
     def rows_before(self) -> int:

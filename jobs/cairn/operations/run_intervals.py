@@ -110,16 +110,16 @@ def run_intervals(
         intervals: Each starts where the one before ends.
         root: URL or absolute path of the folder that holds the pipelines.
         mode: How checkpoints are stored: "incremental", "full" or "changelog".
-        reprocess: Which intervals with a result are computed again. "changed": those whose code or input has changed,
-            as far as the source records its position. "none": only intervals whose result is not valid, such as a stale
+        reprocess: Which intervals with a result are computed again. "changed": those whose code or input has changed;
+            a changed input counts only if the source returns a position. "none": only intervals whose result is not valid, such as a stale
             one. "all": every interval, except results that the same `run` committed.
-        permissions: Refused actions that the caller allows, such as `allow_gap`. They count for the first interval that
-            is computed. For later intervals only `replace_overlapping` counts.
+        permissions: Refused actions that the caller allows, such as `allow_gap`. They apply to the first interval that
+            is computed. Only `replace_overlapping` applies to later intervals too.
         run: Identifies this run, with the same value in every try; None for this call alone.
         read_ahead: True asks the source for the next interval while this interval is computed. Pass False if the source
             reads the pipeline's own output.
-        on_outcome: Function that is called after each interval with its outcome, including the record, and the
-            progress.
+        on_outcome: Function that is called after each interval with its outcome, which has the record, and with the
+            number of intervals done and the number of all.
         on_shards: Function that brings the rows to the shards and runs the job on each; None uses Spark.
         before_commit: Function that is called before each commit with the prepared content. If it raises an exception,
             this interval is not committed and the call ends.

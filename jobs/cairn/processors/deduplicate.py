@@ -129,13 +129,13 @@ class Deduplicate(ReadyMade):
             check_free(type(self).__name__, NUMBER, handle.input_schema.names, "output_duplicates = True")
 
     def handleBatch(self, batch: KeyedBatch) -> BatchResult:
-        """Put out the rows of a batch that count, and remember their horizons.
+        """Put out the rows that are not duplicates, and store until when later rows are duplicates of them.
 
         Args:
             batch: The rows of many keys, and the state of these keys.
 
         Returns:
-            The state of every key, and the output rows. A key without an open horizon has no state.
+            The state of every key, and the output rows. A key has no state after its horizon.
         """
         seen = _Seen(
             known=batch.exists[self._state],

@@ -193,12 +193,13 @@ class LookupJoin(ReadyMade):
         return BatchResult(output=output)
 
     def _set_timers(self, first: Int64s) -> None:
-        """Leave each key one timer: the earliest of its timers and of a new time.
+        """Keep one timer for each key: the earliest of its timers and its new time.
 
-        The rows of a key may come in several batches. With a timer for each batch, the state would depend on the batches.
+        The rows of a key may come in several batches. One timer for each batch would make the state depend on the split into
+        batches.
 
         Args:
-            first: The new time of each key, in microseconds; `NO_TIME` for a key whose timers stay.
+            first: The new time of each key, in microseconds; `NO_TIME` leaves the key's timers as they are.
         """
         due = np.flatnonzero(first < NO_TIME)
         wanted = ceil_ms(first[due])

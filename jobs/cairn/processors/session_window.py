@@ -90,7 +90,7 @@ class SessionWindow(Windows):
             handle: The handle that Cairn passes to each processor.
 
         Raises:
-            UsageError: The pipeline has no event time, or a column does not fit.
+            UsageError: The pipeline has no event time, or a column is missing or has another type.
         """
         parts = self._declare(handle)
         if isinstance(self.gap, str):
@@ -242,8 +242,8 @@ class SessionWindow(Windows):
         owners, begins, ends, due_ms = line.owners, line.begins, line.ends, self._handle.due_ms
         waits = owners == batch.keys.num_rows - 1 if batch.last_key_continues else np.zeros(len(owners), np.bool_)
         self._carried = begins[waits]
-        # `versions`: the version of the stored session with the same begin, else 0. `known`: True if any stored session
-        # that became a part of this session was put out.
+        # `versions`: the version of the stored session with the same start, else 0. `known`: True if this session contains
+        # a stored session whose result was put out.
         member_owners, member_versions = stored.owners[line.members], stored.versions[line.members]
         same_begin = stored.begins[line.members] == begins[line.of_member]
         versions = np.zeros(len(owners), np.int64)

@@ -270,7 +270,15 @@ class SlidingWindow(Windows):
         return self._output(batch, owners, (begins, ends), values, versions, ends <= due_us)
 
     def _changed_rows(self, batch: KeyedBatch, owners: Int64s, panes: Int64s) -> pa.Table | None:
-        """Return the rows of changed windows. A key that continues in the next batch is put out with that batch."""
+        """Return the output rows of the changed windows; None without such windows.
+
+        If the last key has more rows in the next batch, its windows are put out with that batch.
+
+        Args:
+            batch: The rows of many keys.
+            owners: For each changed pane, the index of its key in the batch.
+            panes: The changed panes: the slices of time that windows share.
+        """
         carried = np.setdiff1d(self._carried, panes[owners == 0])
         owners = np.concatenate([np.zeros(len(carried), np.int64), owners])
         panes = np.concatenate([carried, panes])

@@ -126,8 +126,9 @@ class TumblingWindow(Windows):
         gone = np.flatnonzero(closes & exists)
         if len(gone):
             self._windows.removeKey(owners[gone], self._user_keys(begins[gone]))
-            # If windows are shorter than a millisecond, another window of the key may need the same timer. The same is true
-            # with `allowed_lateness`: one window ends when another is put out. Then the timer stays, and does nothing.
+            # Two windows of a key may share a timer: if windows are shorter than a millisecond; and with `allowed_lateness`,
+            # because one window may close at the time at which another is put out. In both cases the timer stays. For a
+            # window that is gone, the timer does nothing.
             if self._size >= 1000 and not self._lateness:
                 self._handle.deleteTimer(owners[gone], ceil_ms(ends[gone]))
         if not put_out.any():

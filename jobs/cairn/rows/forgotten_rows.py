@@ -34,7 +34,10 @@ class ForgottenRows:
         self._groups = np.array([key.key_group for key in keys]) if same else None
 
     def without(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the batch without the rows of forgotten keys. Only rows of their key groups are encoded and hashed."""
+        """Return the batch without the rows of forgotten keys.
+
+        The batch has a column with the key group of each row. Only keys in a key group of a forgotten key are encoded and hashed.
+        """
         near = np.ones(rows.num_rows, bool)
         if self._groups is not None:
             near = np.isin(rows.column(KEY_GROUP).to_numpy(), self._groups)

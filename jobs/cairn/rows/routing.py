@@ -172,7 +172,7 @@ def route_in_order(spark: SparkSession, inputs: Inputs, *, parts: Sequence[bytes
         order_by = inputs.order_by if kind == INPUT else ()
         values += _in_order(name, of, [*order_by, *of.names], key)
         ties += tie_breaks([(_in(name, f.name), f.dataType) for f in of])
-        # The types are read from the schema. `DataFrame.columns` would send a request to a Connect server, which
+        # The schema `of` is here already. `DataFrame.columns` would send a request to the Connect server, which then
         # analyses the whole plan.
         if any(needs_bytes(f.dataType) for f in of):
             in_bytes.append(_BYTES[name])
@@ -213,9 +213,9 @@ def flat_columns(kind: int, count: int) -> list[str]:
 def _with_ticks(
     spark: SparkSession, parts: Sequence[bytes], keyed: Sequence[DataFrame], max_parallelism: int
 ) -> DataFrame:
-    # Two steps fill missing columns with nulls. Ticks lack all columns of the rows: their nulls are cast here, because
-    # `unionByName` adds no nulls for a key column that is NOT NULL. Rows lack columns such as `__part`: their nulls come
-    # from `unionByName`, because Spark can't cast null to some types of columns (TIME).
+    # Two steps fill missing columns with nulls. Ticks lack all columns of the rows. Their nulls are cast here, because
+    # `unionByName` adds no null for a key column that is NOT NULL. Rows lack the columns of other parts and `__part`. Their
+    # nulls come from `unionByName`, because Spark can't cast null to TIME.
     types = {f.name: f.dataType for part in keyed for f in part.schema if f.name not in (KEY_GROUP, KIND, *_BYTES)}
     routed = _tick_rows(spark, parts, max_parallelism).select(
         "*",

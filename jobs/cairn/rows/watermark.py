@@ -8,18 +8,19 @@ An interval reads both watermarks from its base, and its own checkpoint records 
 and `delay` is the pipeline's watermark delay:
 
                                rule "observed"                       rule "interval"
-    late are rows up to        base's late watermark                 base's watermark
+    a row is late up to        base's late watermark                 base's watermark
     processors see             base's watermark                      base's watermark
     timers fire up to          base's watermark                      max(base's watermark, end - delay)
     recorded watermark         max(base's watermark,                 max(base's watermark, end - delay)
                                    newest - delay)
     recorded late watermark    base's watermark                      none
 
-"observed" is Spark's rule. The late watermark is the watermark of one interval earlier, because timers up to the base's
-watermark have not fired yet when rows arrive. Both watermarks start at 0, so events up to 1970 are late from the first
-interval on. An interval without rows keeps the watermark.
+"observed" is Spark's rule. The late watermark is the watermark of one interval earlier: timers up to the base's watermark
+fire only after the rows, so these rows may still change the timers' results. Before the first interval both watermarks
+are 0, so a row of 1970 or earlier is late in the first interval too. An interval without rows keeps the watermark.
 
-With "interval", an interval fires the timers of its own windows, and no row of the first interval is late.
+With "interval", an interval fires the timers of its own windows. Before the first interval there is no watermark, so no
+row of the first interval is late.
 
 No watermark ever decreases.
 """

@@ -125,7 +125,9 @@ class RowMapState(state_variables.MapState, spark_api.MapState):
 
 
 def _not_empty(name: str, values: Any) -> Iterator[Any]:
-    """Yield the values one at a time, because a generator may refill one object for all of them.
+    """Yield the values, and raise an error if there are none.
+
+    No list is built: a generator may yield the same object each time, with new content.
 
     Raises:
         StateTypeError: There are no values.

@@ -149,7 +149,7 @@ def run_on_shards(
     for tries_left in range(job.parallelism, -1, -1):
         try:
             with first_cause():
-                # A new query plan for each try: Spark answers a plan that has failed with the same failure again.
+                # Each try has a new query plan: if Spark gets a failed plan again, it raises the old error.
                 found = collect_once(spark, lambda: rows.mapInArrow(partial(_run_shard, shipped), _ACK_ROW))
             break
         except DamagedCopy as error:

@@ -30,7 +30,7 @@ def code_version(pipeline: Pipeline) -> str | None:
 def begin_code_version(pipeline: Pipeline) -> Callable[[], str | None]:
     """Begin to compute `code_version` in a thread, and return a function that waits for the result.
 
-    The two commands of git take tens of milliseconds, in which the caller can ask the source and Spark.
+    The two commands of git take tens of milliseconds. The caller can ask the source and Spark meanwhile.
     """
     pool = ThreadPoolExecutor(1, thread_name_prefix="cairn-git")
     version = pool.submit(code_version, pipeline)

@@ -441,7 +441,7 @@ class BigQuerySink(TableSink):
         from google.api_core.exceptions import GoogleAPIError
         from requests import RequestException
 
-        # If the request fails, the table expires.
+        # A failed request does no harm: BigQuery deletes the table when its time is over.
         with suppress(GoogleAPIError, RequestException):
             dataset.client.delete_table(
                 self._reference(dataset, name), not_found_ok=True, retry=None, timeout=_REQUEST_S

@@ -140,8 +140,8 @@ class Difference:
 class TableSink(ABC):
     """A sink that keeps a table equal to the output of one pipeline.
 
-    Each interval's rows change in one transaction, which also stores the checkpoint. So a repeated call, an old call and a
-    call whose answer was lost leave the table as it must be.
+    One transaction changes an interval's rows and stores the checkpoint's id. So the table stays right if a call is repeated,
+    comes late, or loses its answer.
     """
 
     _late_rows: TableSink | None = None
@@ -231,7 +231,7 @@ def published_output(
 
 
 def owner_of(pipeline: str, *, late: bool) -> str:
-    """Return the owner that a table stores. Output and late rows have different owners, so they can't share a table."""
+    """Return the name under which a table stores its pipeline. Output and late rows have different names: they can't share a table."""
     return f"{pipeline}/late" if late else pipeline
 
 

@@ -37,7 +37,7 @@ log = logging.getLogger("cairn")
 SESSION_ZONE = "spark.sql.session.timeZone"
 # With this setting, instants in rows are naive UTC, whatever the machine's zone is.
 _CONF = {SESSION_ZONE: "UTC"}
-# For masters. A session on a Connect server can't set it.
+# Settings of a session with a master's URL. A session on a Connect server can't set them.
 _MASTER_CONF = {
     "spark.ui.showConsoleProgress": "false",  # The progress bar overwrites Cairn's log lines.
 }
