@@ -96,8 +96,9 @@ class CheckpointDropped(RetryableError):
     `latest` reads a usable checkpoint.
 
     What to do:
-        Repeat the query or the command. Type `cairn list` to choose another checkpoint. For a long query over
-        `keyed_state`, set `option("hold", "2h")`: the checkpoint's files then stay for two hours.
+        If you named no checkpoint, repeat the query or the command. If you named a checkpoint, choose another from
+        `cairn list`. For a long query over `keyed_state`, set `option("hold", "2h")`: the checkpoint's files then stay
+        for two hours.
     """
 
 
