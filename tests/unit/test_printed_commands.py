@@ -190,7 +190,8 @@ RUN = {
     "cairn publish --skip 2024-01-01T01:00:00Z": SINKS,
     "cairn publish --root … --pipeline … --code …": CLI
     + "test_what_a_failing_sink_prints_publishes_or_gives_up as printed",
-    "cairn restore --checkpoint 3 --retract-output": CLI + "test_going_back_can_retract_the_output_of_later_intervals",
+    "cairn restore --checkpoint 3 --retract-output --dry-run": CLI + "test_going_back_can_retract_the_output_of_later_intervals",
+    "cairn restore --checkpoint 3 --retract-output --yes": CLI + "test_going_back_can_retract_the_output_of_later_intervals",
     "cairn restore --retract-output": CLI + "test_going_back_can_retract_the_output_of_later_intervals",
     "cairn publish --root … --pipeline …": CLI + "test_what_a_failing_sink_prints_publishes_or_gives_up as printed",
     "cairn restore": CLI + "test_going_back_says_what_it_discards_and_waits_for_a_yes",
