@@ -22,7 +22,7 @@ starts empty and leaves the other aggregates as they are.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Context, Decimal
 from functools import cached_property
@@ -54,6 +54,7 @@ from pyspark.sql.types import (
 from cairn.arrow_processor import ArrowProcessor, BatchResult, KeyedBatch, with_keys
 from cairn.numpy_columns import Array, Bools, Int64s, array_of, numbers, valid_rows, whole
 from state_backend.formats.hyperloglog import Sketches, hash_values, precision_for
+from state_backend.state.plan_state_schemas import MADE_WITH
 from state_backend.values.errors import InvariantViolated, ProcessorError, UsageError
 
 __all__ = [
@@ -139,8 +140,7 @@ class RunningAggregate(ArrowProcessor):
         """
         fields = plan_fields(type(self).__name__, self.declared_aggregates, handle.input_schema, handle.key_schema)
         self._parts = {name: [part for part, _ in parts] for name, parts in fields.items()}
-        schema = StructType([StructField(f"{name}_{part}", of) for name in fields for part, of in fields[name]])
-        handle.getValueState(STATE, schema, self.ttl_ms)
+        handle.getValueState(STATE, StructType(state_fields(self.declared_aggregates, fields)), self.ttl_ms)
 
     def deriveOutputSchema(self, handle: Any) -> StructType:
         """Return the schema of the output: the key columns, then each aggregate.
@@ -194,6 +194,26 @@ def aggregate_fields(aggregates: Mapping[str, Aggregate], handle: Any) -> list[S
     """
     types = {f.name: f.dataType for f in handle.input_schema.fields}
     return [StructField(name, a.result_type(types.get(a.column))) for name, a in aggregates.items()]
+
+
+def state_fields(
+    aggregates: Mapping[str, Aggregate], parts: Mapping[str, Sequence[tuple[str, DataType]]]
+) -> list[StructField]:
+    """Return a field of the state for each part of each aggregate. Cairn refuses an aggregate of another column later.
+
+    Args:
+        aggregates: Aggregates by the name of their output column.
+        parts: The names and Spark types of each aggregate's parts, as `plan_fields` returns them.
+    """
+    return [
+        StructField(f"{name}_{part}", of, metadata={MADE_WITH: {f"{name}_{part}": _made_with(name, aggregates[name])}})
+        for name in parts
+        for part, of in parts[name]
+    ]
+
+
+def _made_with(name: str, aggregate: Aggregate) -> str:
+    return f"{name} = {type(aggregate).__name__}({aggregate.column!r})"
 
 
 def plan_fields(

@@ -16,6 +16,9 @@ from state_backend.values.errors import StateSchemaError
 from state_backend.values.records import SchemaVersion, StateDescriptor
 
 MAX_SCHEMA_VERSION = 255
+# In the metadata of a schema's field: settings of the processor that give the entries their meaning. Each value is a text for
+# messages, such as "size = 2:00:00".
+MADE_WITH = "cairn.made_with"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +46,8 @@ def plan_states(
 ) -> StatePlan:
     """Plan the states of an interval.
 
-    A recorded state keeps its id. A new state gets the next id. A changed schema becomes a new schema version. A
-    changed expiry applies to entries written from now on. A state that is no longer declared is kept: after a rollback
+    A recorded state keeps its id. A new state gets the next id. A changed schema becomes a new schema version. Settings in the
+    metadata of a schema (`MADE_WITH`) can't change. A changed expiry applies to entries written from now on. A state that is no longer declared is kept: after a rollback
     of the deployed code, the older code finds the state again.
 
     Args:
@@ -96,6 +99,13 @@ def _evolved(pipeline: str, before: StateDescriptor, now: StateDescriptor, warni
                 f"{owner}: its {what} is recorded as {a}, declared as {b}; it can't change: declare it as recorded, "
                 "or under another name"
             )
+    made, wanted = _made_with(latest), _made_with(now.versions[-1])
+    for name in sorted(made.keys() & wanted.keys()):
+        if made[name] != wanted[name]:
+            raise StateSchemaError(
+                f"{owner}: its entries were made with {made[name]}, but the code has {wanted[name]}; the state would mix both\n"
+                "Set the old value again, or declare a pipeline with another name"
+            )
     change = compare_schemas(was, declared)
     if change.refused:
         raise StateSchemaError(f"{owner} {'; '.join(change.refused)}")
@@ -126,6 +136,11 @@ def _check_storable(pipeline: str, state: StateDescriptor) -> None:
         RowCodec(state.name, parse_struct(latest.value), latest.version)
     except StateSchemaError as error:
         raise StateSchemaError(f"pipeline {pipeline!r}, {error}") from None
+
+
+def _made_with(version: SchemaVersion) -> dict[str, str]:
+    fields = [field for schema in (version.user_key, version.value) if schema is not None for field in schema["fields"]]
+    return {name: value for field in fields for name, value in field.get("metadata", {}).get(MADE_WITH, {}).items()}
 
 
 def _user_key(version: SchemaVersion) -> StructType | None:

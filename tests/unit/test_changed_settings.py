@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,8 +12,18 @@ import pytest
 
 from cairn import Interval, Pipeline
 from cairn.aggregates import Count, Max, RunningAggregate, Sum
-from cairn.errors import UsageError
-from cairn.processors import Deduplicate, Latest, TopN, TumblingWindow
+from cairn.errors import StateSchemaError, UsageError
+from cairn.processors import (
+    Deduplicate,
+    Funnel,
+    IntervalJoin,
+    Latest,
+    LookupJoin,
+    SessionWindow,
+    SlidingWindow,
+    TopN,
+    TumblingWindow,
+)
 from cairn.testing import PipelineTester
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
@@ -78,8 +89,6 @@ class OtherFunction(RunningAggregate):
     [
         # A new aggregate counts from the first row after the change on.
         (MoreTotals, ("a", 2, 3, 20, 2)),
-        # The sum of v continues as a sum of w.
-        (OtherColumn, ("a", 2, 21)),
         (OtherFunction, ("a", 2, 2)),
     ],
 )
@@ -134,12 +143,80 @@ class LongWindows(TumblingWindow):
     n = Count()
 
 
-def test_windows_of_another_size_get_wrong_numbers(tmp_path: Path) -> None:
-    """The page says not to change the size. Windows that are open keep their starts, so old and new windows overlap."""
-    before = [[], [], [("a", at(2), 1, 0)]]
-    found = outputs(tmp_path, ShortWindows, LongWindows, before, [[("a", at(3), 1, 0)], [], [], []], **TIMED)
-    windows = [(row[1].hour, row[2].hour, row[3]) for rows in found for row in rows]
-    assert windows == [(0, 4, 1), (2, 6, 1)]
+class OtherOrder(TwoBest):
+    order = "w desc"
+
+
+class Session(SessionWindow):
+    gap = 2 * HOUR
+    total = Sum("v")
+
+
+class OtherSession(SessionWindow):
+    gap = 3 * HOUR
+    total = Sum("w")
+
+
+class Sliding(SlidingWindow):
+    size, slide = 4 * HOUR, 2 * HOUR
+    n = Count()
+
+
+class OtherSliding(SlidingWindow):
+    size, slide = 4 * HOUR, HOUR
+    n = Count()
+
+
+class Steps(Funnel):
+    step, steps, within = "v", (1, 2), HOUR
+
+
+class OtherSteps(Funnel):
+    step, steps, within = "v", (1, 3), HOUR
+
+
+class Pairs(IntervalJoin):
+    left, right, lower, upper = "l", "r", timedelta(0), HOUR
+
+
+class OtherPairs(Pairs):
+    how = "left"
+
+
+class Lookup(LookupJoin):
+    facts, table = "l", "r"
+
+
+class OtherLookup(LookupJoin):
+    facts, table = "r", "l"
+
+
+TWO_INPUTS = "kind string, k string, at timestamp, l_v long, r_v long"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        (Totals, OtherColumn, "made with total = Sum('v'), but the code has total = Sum('w')"),
+        (Session, OtherSession, "made with total = Sum('v'), but the code has total = Sum('w')"),
+        (ShortWindows, LongWindows, "made with size = 2:00:00, but the code has size = 4:00:00"),
+        (Sliding, OtherSliding, "made with slide = 2:00:00, but the code has slide = 1:00:00"),
+        (Steps, OtherSteps, "made with steps = (1, 2), but the code has steps = (1, 3)"),
+        (TwoBest, OtherOrder, "made with order = v desc, but the code has order = w desc"),
+        (Pairs, OtherPairs, "made with how = inner, but the code has how = left"),
+        (Lookup, OtherLookup, "made with facts = l, but the code has facts = r"),
+    ],
+)
+def test_settings_that_give_the_state_its_meaning_can_not_change(
+    old: type, new: type, says: str, tmp_path: Path
+) -> None:
+    """The state would mix entries of both: windows that overlap, a sum of two columns."""
+    joins = old in (Pairs, Lookup)
+    schema, row = (TWO_INPUTS, ("l", "a", at(0), 1, None)) if joins else (SCHEMA, ("a", at(0), 1, 2))
+    settings = {} if old in (Totals, TwoBest) else TIMED
+    assert outputs(tmp_path / "same", old, old, [[row]], [[]], (schema, schema), **settings) is not None
+    with pytest.raises(StateSchemaError, match=re.escape(says)):
+        outputs(tmp_path / "changed", old, new, [[row]], [[]], (schema, schema), **settings)
 
 
 def test_columns_of_the_input(tmp_path: Path) -> None:

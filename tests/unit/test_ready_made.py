@@ -374,16 +374,6 @@ def test_early_rows_have_a_version(monkeypatch: pytest.MonkeyPatch) -> None:
     assert windows(window.run().output, *names) == [("ann", "00:00", 3, 3, True), ("bob", "00:00", 1, 2, True)]
 
 
-def test_another_size_counts_for_open_windows() -> None:
-    hourly, longer = (declared(TumblingWindow, size=hours * HOUR, readings=Count()) for hours in (1, 3))
-    now = {**TIMED, "watermark_delay": timedelta(minutes=30)}
-    window = ready(hourly, READINGS, **now)
-    window.run([("ann", 1, at(0, 10), None)])
-    window.deploy(ready(longer, READINGS, **now).pipeline)
-    outputs = [windows(window.run().output, "readings") for _ in range(3)]
-    assert outputs == [[], [], [("ann", "00:00", 1)]]
-
-
 def test_an_overflow_names_key_and_window() -> None:
     sums = declared(TumblingWindow, size=HOUR, total=Sum("amount"))
     window = ready(sums, "user string, seq int, at timestamp, amount bigint", **TIMED)

@@ -24,6 +24,7 @@ from cairn.processors.ready_made import (
     check_free,
     check_length,
     check_times,
+    made_with,
     type_of_event_time,
 )
 from state_backend.values.errors import UsageError
@@ -117,7 +118,10 @@ class Funnel(ReadyMade):
         self._within = self.within // MICROSECOND
         self._values = self._step_values(handle)
         self._rows = handle.getListState(
-            STATE, StructType([StructField(AT, self._of_time), StructField(STEP, ShortType())])
+            STATE,
+            made_with(
+                self, ("step", "steps", "within"), [StructField(AT, self._of_time), StructField(STEP, ShortType())]
+            ),
         )
 
     def deriveOutputSchema(self, handle: Any) -> StructType:

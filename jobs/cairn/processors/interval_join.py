@@ -12,7 +12,7 @@ from pyspark.sql.types import BooleanType, StructField, StructType
 
 from cairn.arrow_processor import BatchResult, KeyedBatch
 from cairn.numpy_columns import Bools, Int64s, array_of, numbers, whole
-from cairn.processors.ready_made import MICROSECOND, ReadyMade, ceil_ms, check_choice
+from cairn.processors.ready_made import MICROSECOND, ReadyMade, ceil_ms, check_choice, made_with
 from cairn.processors.two_inputs import (
     NO_TIME,
     Side,
@@ -33,6 +33,7 @@ from state_backend.values.errors import UsageError
 __all__ = ["IntervalJoin"]
 
 STATES = ("left", "right")
+_FIXED = ("left", "right", "how")
 MATCHED = "matched"
 
 
@@ -111,7 +112,7 @@ class IntervalJoin(ReadyMade):
         self._none = [no_rows(side) for side in self._sides]
         self._schema = arrow_schema(output_schema(handle, self._sides))
         self._states = [
-            handle.getListState(name, StructType([*side.fields, *(matched if outer else [])]))
+            handle.getListState(name, made_with(self, _FIXED, [*side.fields, *(matched if outer else [])]))
             for name, side, outer in zip(STATES, self._sides, self._outer, strict=True)
         ]
 

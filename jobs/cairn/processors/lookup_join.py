@@ -9,7 +9,7 @@ from pyspark.sql.types import BooleanType, StructType
 
 from cairn.arrow_processor import BatchResult, KeyedBatch
 from cairn.numpy_columns import Bools, Int64s, numbers, whole
-from cairn.processors.ready_made import ReadyMade, ceil_ms, check_choice
+from cairn.processors.ready_made import ReadyMade, ceil_ms, check_choice, made_with
 from cairn.processors.two_inputs import (
     NO_TIME,
     SideRows,
@@ -93,7 +93,7 @@ class LookupJoin(ReadyMade):
         self._sides = sides_of(type(self).__name__, "LookupJoin", handle, (self.facts, self.table))
         self._no_version = no_rows(self._sides[1])
         self._facts, self._versions = (
-            handle.getListState(name, StructType(list(side.fields)))
+            handle.getListState(name, made_with(self, ("facts", "table"), list(side.fields)))
             for name, side in zip(STATES, self._sides, strict=True)
         )
 

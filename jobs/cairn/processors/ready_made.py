@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 from difflib import get_close_matches
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from pyspark.sql.types import DataType
+from pyspark.sql.types import DataType, StructField, StructType
 
 from cairn.arrow_processor import ArrowProcessor, KeyedBatch
 from cairn.numpy_columns import valid_rows, whole
+from state_backend.state.plan_state_schemas import MADE_WITH
 from state_backend.values.errors import ProcessorError, UsageError
 
 MICROSECOND = timedelta(microseconds=1)
@@ -89,6 +90,19 @@ class ReadyMade(ArrowProcessor, ABC):
 def ready_made(cls: type) -> type:
     """Return the ready-made class that a class is or inherits from."""
     return next(base for base in cls.__mro__ if base.__module__.startswith("cairn.processors."))
+
+
+def made_with(processor: ReadyMade, settings: Sequence[str], fields: Sequence[StructField]) -> StructType:
+    """Return a schema of a state that records settings. Cairn refuses other values of these settings later.
+
+    Args:
+        processor: The processor.
+        settings: Names of settings that give the entries their meaning.
+        fields: The fields of the schema.
+    """
+    first, *others = fields
+    values = {name: f"{name} = {getattr(processor, name)}" for name in settings}
+    return StructType([StructField(first.name, first.dataType, first.nullable, {MADE_WITH: values}), *others])
 
 
 class ChangedKeys:

@@ -14,7 +14,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 from cairn.aggregates import Groups
 from cairn.arrow_processor import BatchResult, KeyedBatch
 from cairn.numpy_columns import Int64s, array_of, numbers, whole
-from cairn.processors.ready_made import MICROSECOND, ceil_ms, check_length, check_times
+from cairn.processors.ready_made import MICROSECOND, ceil_ms, check_length, check_times, made_with
 from cairn.processors.windows import (
     VERSION,
     Windows,
@@ -100,7 +100,8 @@ class SlidingWindow(Windows):
         self._size, self._slide, self._offset = (span // MICROSECOND for span in (self.size, self.slide, self.offset))
         self._pane = gcd(self._size, self._slide)
         self._carried: Int64s = np.zeros(0, np.int64)
-        self._panes = handle.getMapState(PANES, StructType([StructField(PANE, self._of_time)]), StructType(values))
+        key = made_with(self, ("size", "slide", "offset"), [StructField(PANE, self._of_time)])
+        self._panes = handle.getMapState(PANES, key, StructType(values))
         if self._versioned:
             of_version = StructType([StructField(VERSION, LongType())])
             self._put_out = handle.getMapState(PUT_OUT, StructType([StructField(START, self._of_time)]), of_version)

@@ -12,7 +12,7 @@ from cairn.aggregates import nullable
 from cairn.arrow_processor import BatchResult, KeyedBatch
 from cairn.numpy_columns import array_of, whole
 from cairn.processors.ordering import check_order, order_codes, order_columns
-from cairn.processors.ready_made import ChangedKeys, ReadyMade, check_choice, check_free
+from cairn.processors.ready_made import ChangedKeys, ReadyMade, check_choice, check_free, made_with
 from state_backend.values.errors import UsageError
 
 __all__ = ["TopN"]
@@ -89,7 +89,7 @@ class TopN(ReadyMade):
             )
         row = [f for f in nullable(handle.input_schema) if f.name not in handle.key_schema.names]
         self._names = [f.name for f in row]
-        self._top = handle.getListState(STATE, StructType(row), self.ttl_ms)
+        self._top = handle.getListState(STATE, made_with(self, ("order",), row), self.ttl_ms)
 
     def deriveOutputSchema(self, handle: Any) -> StructType:
         """Return the schema of the output: the input columns, and `rank`.

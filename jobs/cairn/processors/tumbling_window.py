@@ -12,7 +12,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 from cairn.aggregates import Groups
 from cairn.arrow_processor import BatchResult, KeyedBatch
 from cairn.numpy_columns import Int64s, array_of, numbers, whole
-from cairn.processors.ready_made import MICROSECOND, ceil_ms, check_length, check_times
+from cairn.processors.ready_made import MICROSECOND, ceil_ms, check_length, check_times, made_with
 from cairn.processors.windows import VERSION, Windows, check_offset, joined, rows_by_window, versions_of
 
 __all__ = ["TumblingWindow"]
@@ -78,7 +78,8 @@ class TumblingWindow(Windows):
         self._carried: Int64s = np.zeros(0, np.int64)
         # No aggregate has a state field of this name: the names of its fields are `<aggregate>_<part>`.
         values += [StructField(VERSION, LongType())] if self._versioned else []
-        self._windows = handle.getMapState(STATE, StructType([StructField(START, self._of_time)]), StructType(values))
+        key = made_with(self, ("size", "offset"), [StructField(START, self._of_time)])
+        self._windows = handle.getMapState(STATE, key, StructType(values))
 
     def handleBatch(self, batch: KeyedBatch) -> BatchResult:
         """Add the rows of a batch to the aggregates of their windows.
@@ -172,7 +173,7 @@ class TumblingWindow(Windows):
             parts = entries.values.take(at).select(self._part_names())
             parts = parts.append_column(VERSION, array_of(versions[first], pa.int64()))
             self._windows.updateValue(owners[first], entries.keys.take(at), parts)
-        # The timer of an open window fired because its window was put out, or because the class had another size.
+        # The timer of an open window fired because its window was put out.
         self._handle.registerTimer(owners[~ended], self._due_after(ends[~ended], versions[~ended]))
         return BatchResult(output=output)
 

@@ -13,7 +13,16 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BooleanType, LongType, StructField, StructType
 
-from cairn.aggregates import Aggregate, Arrivals, Groups, aggregate_fields, declared_in, nullable, plan_fields
+from cairn.aggregates import (
+    Aggregate,
+    Arrivals,
+    Groups,
+    aggregate_fields,
+    declared_in,
+    nullable,
+    plan_fields,
+    state_fields,
+)
 from cairn.arrow_processor import KeyedBatch
 from cairn.numpy_columns import Bools, Int64s, array_of, numbers, whole
 from cairn.processors.ready_made import (
@@ -160,7 +169,7 @@ class Windows(ReadyMade, ABC):
         self._no_rows: pa.Table = schema.empty_table()
         self._lateness = self.allowed_lateness // MICROSECOND
         self._numbered_before = 0
-        return [StructField(f"{name}_{part}", of) for name in fields for part, of in fields[name]]
+        return state_fields(self.declared_aggregates, fields)
 
     # --- aggregates of many windows -----------------------------------------------------------------------------------
 
