@@ -36,7 +36,7 @@ def backfill(
     reprocess: Annotated[
         Reprocess, typer.Option(help="Which ended runs to repeat: none, failed or completed (all).")
     ] = Reprocess.completed,
-    max_active_runs: Annotated[int, typer.Option(min=1, help="How many runs at a time; intervals stay in order.")] = 1,
+    max_active_runs: Annotated[int, typer.Option(min=1, help="How many runs at a time; intervals stay in order.")] = 2,
     replace_overlapping: Annotated[
         bool,
         typer.Option("--replace-overlapping", help="Replace output of overlapping intervals with other boundaries."),
