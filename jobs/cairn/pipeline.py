@@ -308,13 +308,13 @@ class Pipeline:
             return None
         if not callable(sink):
             from cairn.sinks.table_sink import published_output
+            from state_backend.checkpoint.coordinator import ReplacedOutput
 
             def publish(record: Record) -> None:
-                content = record.content
+                content, replaced = record.content, isinstance(record, ReplacedOutput)
                 for table, late in sink.each_table():
-                    table.publish(
-                        published_output(name, root_url, content.interval, record.id, content.outputs, late=late)
-                    )
+                    made = published_output(name, root_url, content.interval, record.id, content.outputs, late=late)
+                    table.publish(replace(made, replaced=replaced))
 
             return publish
 

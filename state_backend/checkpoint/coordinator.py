@@ -20,7 +20,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from typing import Any, Literal, get_args
 
@@ -931,17 +931,20 @@ def _already(mine: Record | Tombstone) -> CommitResult:
     return CommitResult(id=mine.id, record=mine if isinstance(mine, Record) else None, outcome="already")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplacedOutput(Record):
+    """The record of a commit that replaced another interval's output, with that interval and without output files."""
+
+
 def as_published(record: Record, interval: Interval) -> Record:
     """Return the record that `publish` passes to the sink hook for one interval.
 
     Args:
         record: The record of the commit that made or replaced the interval's output.
-        interval: The commit's own interval: the result is `record` itself. Or an overlapping interval whose output the
-            commit replaced: the result has this interval and no output files, so that the sink can remove the old rows.
+        interval: The commit's own interval: the result is `record` itself. Or another interval whose output the commit
+            replaced: the result is a `ReplacedOutput`, so the sink can remove the old rows.
     """
-    content = record.content
-    return (
-        record
-        if interval == content.interval
-        else replace(record, content=replace(content, interval=interval, outputs=()))
-    )
+    if interval == record.content.interval:
+        return record
+    values = {field.name: getattr(record, field.name) for field in fields(record)}
+    return ReplacedOutput(**values | {"content": replace(record.content, interval=interval, outputs=())})

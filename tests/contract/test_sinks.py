@@ -7,7 +7,7 @@ import re
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -233,9 +233,10 @@ def run_of(sink: Any, tmp_path: Path) -> PipelineTester:
 def test_the_rows_that_a_call_replaces(
     stored: dict[Interval, int], call: tuple[Interval, int], replaced: set[Interval] | None
 ) -> None:
-    assert plan_publication(stored, *call, has_files=True) == replaced
-    # A call that only deletes leaves the rows of other intervals to their own calls.
-    assert plan_publication(stored, *call, has_files=False) == (None if replaced is None else {call[0]})
+    assert plan_publication(stored, *call) == replaced
+    # The call for a replaced interval leaves the rows of other intervals to their own calls.
+    newer = stored.get(call[0], 0) < call[1]
+    assert plan_publication(stored, *call, is_replaced=True) == ({call[0]} if newer else None)
 
 
 def test_runs_reruns_and_empty_intervals(sink: TableSink, read: Callable[[], Rows], tmp_path: Path) -> None:
@@ -624,9 +625,8 @@ def test_every_type_comes_back(kind: str, sink: TableSink, tmp_path: Path) -> No
 
 @dataclass(frozen=True)
 class Made(Publication):
-    """Output that no pipeline made, as if it came from a file."""
+    """Output that no pipeline made."""
 
-    files: Sequence[Any] = ("made",)
     made: pa.Table | None = None
 
     def output(self) -> Iterator[pa.Table]:

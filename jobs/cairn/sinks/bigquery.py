@@ -248,7 +248,7 @@ class BigQuerySink(TableSink):
         interval, pipeline = publication.interval, publication.pipeline
         stored = self._stored(dataset, pipeline, interval)
         ids = (stored and stored.ids) or {}
-        replaced = plan_publication(ids, interval, publication.checkpoint_id, has_files=bool(publication.files))
+        replaced = plan_publication(ids, interval, publication.checkpoint_id, is_replaced=publication.replaced)
         if replaced is None:
             return
         rows = call.rows

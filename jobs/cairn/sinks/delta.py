@@ -120,7 +120,7 @@ class DeltaSink(TableSink):
                 version = table.transaction_version(_app_id(pipeline, generation, near))
                 if version is not None:
                     stored[near] = version
-        replaced = plan_publication(stored, interval, publication.checkpoint_id, has_files=bool(publication.files))
+        replaced = plan_publication(stored, interval, publication.checkpoint_id, is_replaced=publication.replaced)
         if replaced is None:
             return
         transaction = deltalake.Transaction(_app_id(pipeline, generation, interval), publication.checkpoint_id)

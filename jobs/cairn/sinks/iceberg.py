@@ -160,7 +160,7 @@ class IcebergSink(TableSink):
         interval, pipeline, checkpoint_id = publication.interval, publication.pipeline, publication.checkpoint_id
         table = self._table(catalog, pipeline)
         stored = {} if table is None else _stored(table)
-        replaced = plan_publication(stored, interval, checkpoint_id, has_files=bool(publication.files))
+        replaced = plan_publication(stored, interval, checkpoint_id, is_replaced=publication.replaced)
         if replaced is None:
             return
         made = rows()

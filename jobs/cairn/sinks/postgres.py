@@ -79,7 +79,7 @@ class PostgresSink(TableSink):
             self._create_ids(cursor)
             near = self._stored(cursor, publication.pipeline, publication.interval)
             replaced = plan_publication(
-                near, publication.interval, publication.checkpoint_id, has_files=bool(publication.files)
+                near, publication.interval, publication.checkpoint_id, is_replaced=publication.replaced
             )
             if replaced is None:
                 return

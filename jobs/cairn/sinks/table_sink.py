@@ -49,6 +49,7 @@ class Publication:
         files: The Parquet files of the output without late rows, or those of the late rows; empty if the interval has no
             such rows.
         late: True if the rows are late rows.
+        replaced: True if another interval's commit replaced the output: the call only deletes the interval's rows.
     """
 
     pipeline: str
@@ -57,6 +58,7 @@ class Publication:
     root_url: str = ""
     files: Sequence[Handle] = ()
     late: bool = False
+    replaced: bool = False
 
     def output(self) -> Iterator[pa.Table]:
         """Download each file, compare its checksum, and yield its rows; late rows with the column `checkpoint_id`.
