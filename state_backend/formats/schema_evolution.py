@@ -247,7 +247,7 @@ def field_sources(
 def _row_conversion(
     chain: Sequence[StructType], struct_factory: StructFactory | None
 ) -> Callable[[tuple[Any, ...]], tuple[Any, ...]] | None:
-    """Return a function that converts a tuple from the chain's first schema to its last; None if tuples stay as they are."""
+    """Return a function that converts a tuple from the first schema of `chain` to the last; None if tuples need no conversion."""
     sources = field_sources(chain, struct_factory)
     places = [place for place, _ in sources]
     converts = [(i, convert) for i, (_, convert) in enumerate(sources) if convert is not None]

@@ -28,8 +28,9 @@ from state_backend.values.records import (
 )
 
 # A record may hold 40 KiB of manifests. If the manifests of all shards together fit, the record holds all of them.
-# Otherwise each shard gets an equal part of the 40 KiB. The record holds the changes since the shard's last manifest file,
-# or the whole manifest, if one of them fits into the part. If neither fits, the shard writes a new manifest file.
+# Otherwise each shard gets an equal share of the 40 KiB. For each shard, the record holds the changes since the shard's last
+# manifest file if they fit into the share, else the whole manifest if it fits. If neither fits, the shard's manifest becomes a
+# new file, which the record names.
 INLINE_MANIFESTS_BYTES = 40 * 1024
 
 

@@ -129,7 +129,7 @@ class Deduplicate(ReadyMade):
             check_free(type(self).__name__, NUMBER, handle.input_schema.names, "output_duplicates = True")
 
     def handleBatch(self, batch: KeyedBatch) -> BatchResult:
-        """Put out the rows that are not duplicates, and store until when later rows are duplicates of them.
+        """Put out the rows that are not duplicates, and store when their horizons begin.
 
         Args:
             batch: The rows of many keys, and the state of these keys.
