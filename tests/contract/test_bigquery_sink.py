@@ -27,6 +27,8 @@ from tests.contract.test_sinks import Killed, hour, publish
 from tests.support.bigquery_server import BigQueryServer, Request, bigquery_server
 from tests.support.tiers import at_tier
 
+pytestmark = pytest.mark.long("seconds for most tests", runs_in="ci")
+
 SCRIPT = b"BEGIN TRANSACTION"
 OLD = pa.table({"user": ["old"], "clicks": [0]})
 NEW = pa.table({"user": ["ann", "bob"], "clicks": [1, 2]})

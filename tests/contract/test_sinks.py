@@ -59,6 +59,8 @@ from tests.support.s3_server import BUCKET, SEAWEEDFS, s3_server
 from tests.support.tiers import REPOSITORY, at_tier
 
 ANYTHING = Permissions(allow_stale_base=True, allow_gap=True, replace_overlapping=True)
+# `make test-fast` runs the tests of Delta only.
+SECONDS = pytest.mark.long("seconds for some tests of this table format", runs_in="ci")
 # The methods of each sink that talk to the other system.
 CALLS = {
     "bigquery": ["_stored", "_create_ids", "_fit", "_stage", "_write", "_drop"],
@@ -111,7 +113,7 @@ def stand_in() -> Iterator[BigQueryServer]:
 Rows = list[tuple[Any, ...]]
 
 
-@pytest.fixture(params=["bigquery", "delta", "iceberg", "postgres"])
+@pytest.fixture(params=["delta", *(pytest.param(kind, marks=SECONDS) for kind in ("bigquery", "iceberg", "postgres"))])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -1139,6 +1141,7 @@ def test_a_missing_library_is_named_with_its_command(
         sink.publish(Publication("clicks", hour(0), 1))
 
 
+@SECONDS
 @pytest.mark.parametrize("rows", [1, 0])
 def test_a_call_of_iceberg_that_dies_at_any_request(rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The process dies before or after each request to the catalog and to the files. Then the call is repeated."""
@@ -1226,6 +1229,7 @@ def test_a_result_that_the_iceberg_catalog_can_not_tell(
     assert len(calls) == (1 if landed else 2)
 
 
+@SECONDS
 def test_a_call_of_iceberg_that_is_overtaken_reads_the_ids_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

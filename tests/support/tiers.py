@@ -47,12 +47,11 @@ def at_tier(*, fast: T, ci: T, all: T) -> T:
     return {"fast": fast, "ci": ci, "all": all}[TIER]
 
 
-def long_after(first: int, cases: Iterable[Any], reason: str) -> list[Any]:
+def long_after(first: int, cases: Iterable[Any], reason: str, *, runs_in: str = "all") -> list[Any]:
     """Return the cases of a test for `parametrize`. All but the first ones are marked `long`."""
     marked = [_as_parameters(case) for case in cases]
-    more = [
-        pytest.param(*case.values, id=case.id, marks=[*case.marks, pytest.mark.long(reason)]) for case in marked[first:]
-    ]
+    long = pytest.mark.long(reason, runs_in=runs_in)
+    more = [pytest.param(*case.values, id=case.id, marks=[*case.marks, long]) for case in marked[first:]]
     return [*marked[:first], *more]
 
 

@@ -51,7 +51,7 @@ from state_backend.values.records import (
 from state_backend.values.retention import AnyOf, KeepLast, KeepQuarantined
 from tests.support.checkpoints import PIPELINE, Folder, content, day, run, sst, start_ms
 from tests.support.faulty_storage import Fault, FaultyStorage, StopHere, lost_answer_at, stop_at
-from tests.support.tiers import at_tier
+from tests.support.tiers import at_tier, long_after
 
 When = Literal["before", "after"]
 
@@ -926,8 +926,8 @@ def calls_of_a_release() -> int:
     return len(faulty.calls)
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("retried", [False, True])
+@pytest.mark.parametrize("when", long_after(1, ["before", "after"], "seconds", runs_in="ci"))
+@pytest.mark.parametrize("retried", long_after(1, [False, True], "seconds", runs_in="ci"))
 def test_a_release_that_dies_at_any_call_leaves_no_result_on_replaced_state(
     when: Literal["before", "after"], retried: bool
 ) -> None:

@@ -28,6 +28,7 @@ from tests.support.accounts import DAYS, SCHEMA, accounts, at, day, position_of,
 from tests.support.layout import REPOSITORY
 from tests.support.replayed import ROW
 from tests.support.terminal import Terminal
+from tests.support.tiers import long_after
 
 ACCOUNTS = ("ann", "bob", "carl")
 
@@ -43,7 +44,7 @@ def replayed(folder: Path, pipeline: Pipeline, key: str, n: int, **settings: Any
     return replay_key(pipeline, key, day(n), f"file://{folder}", **settings)
 
 
-@pytest.mark.parametrize("api", ["row", "pandas", "arrow"])
+@pytest.mark.parametrize("api", long_after(1, ["row", "pandas", "arrow"], "seconds", runs_in="ci"))
 def test_a_replay_equals_what_was_committed(tmp_path: Path, api: str) -> None:
     pipeline = accounts(api, source=read_days)
     run_days(tmp_path, pipeline)

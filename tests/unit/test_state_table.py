@@ -182,6 +182,7 @@ def test_a_small_state_is_validated_without_spark(tmp_path: Path, monkeypatch: p
             validate(record)
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_expectations_open_a_session_only_if_spark_evaluates_them(tmp_path: Path) -> None:
     import great_expectations.expectations as gxe
 

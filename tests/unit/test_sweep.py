@@ -149,7 +149,8 @@ def test_a_dry_run_plans_and_touches_nothing() -> None:
         pytest.param(False, id="manifest files", marks=pytest.mark.long("seconds")),
     ],
 )
-@pytest.mark.parametrize("when", ["before", pytest.param("after", marks=pytest.mark.long("seconds", runs_in="ci"))])
+@pytest.mark.long("seconds", runs_in="ci")
+@pytest.mark.parametrize("when", ["before", "after"])
 def test_a_crash_at_any_call_loses_nothing_and_the_next_sweep_finishes(when: When, inline: bool) -> None:
     clock = Clock()
     folder, needed = scenario(clock, inline)
