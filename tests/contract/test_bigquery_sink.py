@@ -547,7 +547,7 @@ def test_the_stand_in_refuses_what_it_does_not_know(server: BigQueryServer) -> N
 
 
 @pytest.mark.long("seconds", runs_in="ci")
-@pytest.mark.parametrize("seed", range(at_tier(fast=1, ci=3, all=40)))
+@pytest.mark.parametrize("seed", range(at_tier(fast=1, ci=3, all=20)))
 def test_random_faults(seed: int, server: BigQueryServer, sink: TableSink) -> None:
     """Requests and answers are lost at random while three processes publish. Each interval ends with its newest output."""
     pick = random.Random(seed)

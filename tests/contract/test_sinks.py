@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import threading
@@ -56,7 +57,7 @@ from tests.support.bigquery_server import BigQueryServer, bigquery_server
 from tests.support.clicks_table import HOUR, SCHEMA, START, clicks, hour, iceberg_properties, run_hours, sink_of
 from tests.support.postgres_server import postgres_server
 from tests.support.s3_server import BUCKET, SEAWEEDFS, s3_server
-from tests.support.tiers import REPOSITORY, at_tier
+from tests.support.tiers import ALL, REPOSITORY, at_tier
 
 ANYTHING = Permissions(allow_stale_base=True, allow_gap=True, replace_overlapping=True)
 # `make test-fast` runs the tests of Delta only.
@@ -486,7 +487,7 @@ class History:
 
 
 SEEN = Counter[str]()
-HISTORIES = at_tier(fast=1, ci=4, all=100)
+HISTORIES = int(os.environ.get("CAIRN_HISTORIES", at_tier(fast=1, ci=4, all=25)))
 
 
 @pytest.mark.parametrize("seed", range(HISTORIES))
@@ -501,7 +502,7 @@ def test_any_history_of_runs_restores_quarantines_and_kills(
     assert read() == expected(history.tester)
     assert sink.check(current(history.tester)) == []
     SEEN.update({f"{kind}: {what}": n for what, n in history.seen.items()} | {kind: 1})
-    if SEEN[kind] == 100:  # Only the tier `all` has enough histories, and only if one process runs them all.
+    if ALL and SEEN[kind] == HISTORIES:  # A second run leaves out histories that passed in the first.
         for what in (
             "restore",
             "restore that retracts",
@@ -511,7 +512,7 @@ def test_any_history_of_runs_restores_quarantines_and_kills(
             "hours over day",
             "kill",
         ):
-            assert SEEN[f"{kind}: {what}"] > 20, (kind, what)
+            assert SEEN[f"{kind}: {what}"] > HISTORIES // 5, (kind, what)
 
 
 def by_interval(rows: Rows) -> dict[Interval, Rows]:

@@ -20,7 +20,7 @@ from tests.support.tiers import at_tier
 pytestmark = [pytest.mark.airflow]
 
 FIRST = int(os.environ.get("CAIRN_FIRST_SEED", "0"))
-SEEDS = range(FIRST, FIRST + int(os.environ.get("CAIRN_SEEDS", at_tier(fast=1, ci=3, all=12))))
+SEEDS = range(FIRST, FIRST + int(os.environ.get("CAIRN_SEEDS", at_tier(fast=1, ci=3, all=6))))
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ from tests.support.tiers import at_tier, long_after
 
 # An aircraft is idle after five days without a flight. So its timer fires on the sixth day at the earliest.
 DAYS = at_tier(fast=7, ci=7, all=60)
-KEYS = at_tier(fast=4, ci=4, all=200)
+KEYS = at_tier(fast=4, ci=4, all=40)
 CHANGED_DAYS = at_tier(fast=2, ci=2, all=12)
 pytestmark = pytest.mark.long("seconds", runs_in="ci")
 

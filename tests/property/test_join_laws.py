@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cairn.processors import IntervalJoin, LookupJoin
 from tests.support.cut_histories import as_texts, ask, histories, oracle_laws, pipeline_of, run_cut, three_cuts, union
 
-pytestmark = pytest.mark.long("up to 300 histories for each join, each in three cuts", runs_in="ci")
+pytestmark = pytest.mark.long("up to 100 histories for each join, each in three cuts", runs_in="ci")
 
 _SIDES = """
 WITH l AS (SELECT k, arrived AS l_arrived, seq AS l_seq, t AS l_t, l_value FROM history WHERE kind = 'l'),

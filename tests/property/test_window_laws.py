@@ -30,7 +30,7 @@ from tests.support.cut_histories import (
     union,
 )
 
-pytestmark = pytest.mark.long("up to 300 histories for each processor, each in three cuts", runs_in="ci")
+pytestmark = pytest.mark.long("up to 100 histories for each processor, each in three cuts", runs_in="ci")
 
 _AGGREGATES = {
     "rows": (Count(), "count(*)"),

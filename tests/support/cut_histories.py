@@ -6,6 +6,7 @@ pipeline, interval by interval, with re-runs, killed attempts, changes of parall
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -33,7 +34,7 @@ MOST_LATE = timedelta(minutes=90)
 DELAY = MOST_LATE + timedelta(milliseconds=1)
 oracle_laws = settings(
     deadline=None,
-    max_examples=at_tier(fast=3, ci=4, all=300),
+    max_examples=int(os.environ.get("CAIRN_EXAMPLES", at_tier(fast=3, ci=4, all=100))),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     report_multiple_bugs=False,
 )
