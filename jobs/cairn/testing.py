@@ -447,7 +447,8 @@ class PipelineTester:
         Raises:
             UsageError: The schedule has no interval that starts there.
         """
-        # No other process writes to a tester's own memory. So the tester knows the newest end without reading the log.
+        # If the tester made the root itself, in memory (`_alone`), no other process commits there. So the tester knows the
+        # newest end without reading the log.
         start = self._ended if self._alone else self._newest_end()
         start = start or self.pipeline.start
         schedule = self.pipeline.declared_schedule

@@ -338,7 +338,7 @@ def next_of(ref: PipelineRef, reading: Reading, airflow: str | None = None) -> N
         command = None
     elif ref.dag_id is None:
         command = local_command(ref.root, ref.name, status.rerun, ref.code)
-    elif status.rerun.replace_overlapping:  # `cairn heal` replaces no output of intervals with other boundaries.
+    elif status.rerun.replace_overlapping:  # `cairn heal` does not replace output of overlapping intervals.
         command = backfill_command(ref.dag_id, status.rerun, airflow)
     else:
         command = heal_command(ref.root, ref.name, format_instant(status.rerun.last), ref.dag_id, airflow)

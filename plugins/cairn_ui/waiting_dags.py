@@ -24,7 +24,9 @@ class WaitingDag:
 def waiting_dags(
     asset: str, scheduled_by: Mapping[str, Collection[str]], writes: Mapping[str, Collection[str]], own_dag: str | None
 ) -> tuple[WaitingDag, ...]:
-    """Return the DAGs that wait for an asset, nearest first.
+    """Return the DAGs that wait for an asset, directly or through assets of other waiting DAGs.
+
+    The DAGs with the fewest assets in between come first.
 
     Args:
         asset: URI of the asset.

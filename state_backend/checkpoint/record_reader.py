@@ -47,7 +47,7 @@ LISTED_AT_ONCE = timedelta(days=400)
 
 
 class Fact(NamedTuple):
-    """The fact that a commit is of an interval, or that the commit replaced the interval's output.
+    """An effect of a commit on one interval: the commit computed the interval, or replaced the interval's output.
 
     With `replace_overlapping`, a commit of one interval replaces the output of overlapping intervals with other
     boundaries. The name of a file in `settled/commits/` contains the three fields.

@@ -282,7 +282,8 @@ class _Steps:
 
     def _read(self, checkpoint_id: int) -> KeyEntries:
         if checkpoint_id not in self._entries:
-            while len(self._entries) > 8:  # A state is usually compared twice: with its base, and with its successor.
+            # Most states are read twice within a few steps: for the comparison with their base and with their successor.
+            while len(self._entries) > 8:
                 del self._entries[next(iter(self._entries))]
             self._entries[checkpoint_id] = self._entries_of(checkpoint_id)
         return self._entries[checkpoint_id]

@@ -117,7 +117,8 @@ class KeyVersions:
             versions = self._ssts[source]
             if versions is None:
                 raise UnknownTable("another format")
-            # RocksDB limits a deleted range to the key range of its SST, after it has split an SST.
+            # After RocksDB has split an SST, a deleted range can reach beyond the keys of its SST. RocksDB ignores that part
+            # of the range; this reader can't.
             if any(start < smallest or end > largest for start, end, _ in versions.ranges):
                 raise UnknownTable("a deleted range reaches beyond its SST")
             for key, sequence, value in versions.entries:

@@ -134,11 +134,11 @@ class ShardState:
     Attributes:
         now_ms: The interval's processing time, in milliseconds since the epoch. An entry has expired if its expiry is
             not after this time; the wall clock plays no role.
-        mismatches: Counts of the values that did not fit their type and were stored as NULL, as Spark does
-            (`spark_nulls`). None if `nulls_for_misfits` is false: then such a value raises an error.
+        mismatches: Counts, by state and field, of the values that did not fit their type. The state stores NULL instead,
+            as Spark does. None if `nulls_for_misfits` is false: then such a value raises an error.
         changed_bytes: Bytes of keys and entries written or deleted so far.
         struct_factory: Makes the struct values that processors get; None for tuples.
-        zone: The time zone of naive datetimes in timestamps.
+        zone: The time zone in which the state stores naive datetimes of `timestamp` fields.
         cache: The newest content of each entry that was read or changed since the last `flush`.
         before: For each entry whose change is not written yet: the entry that the store still holds, or the object
             `UNREAD` if that entry was not read.

@@ -383,7 +383,7 @@ class InvariantViolated(CairnError):
 
 
 class StorageError(CairnError):
-    """Base class of the storage's results that Cairn's own code must handle.
+    """Base class of errors of the storage that Cairn's own code must handle.
 
     What to do:
         Report the message as a bug, because Cairn handles these errors itself. Type `cairn verify` to see if a file is

@@ -133,7 +133,10 @@ class AirflowRest:
         return json.loads(text) if text else None
 
     def token(self) -> str:
-        """Return the user's token. Browsers send it as the cookie `_token`."""
+        """Return the user's token for Airflow's API. The first call gets the token from Airflow.
+
+        Airflow's pages accept the token as the cookie `_token`.
+        """
         if self._token is not None:
             return self._token
         if self._password is None:

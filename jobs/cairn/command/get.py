@@ -103,12 +103,13 @@ def look_up(source: StateSource, keys: Sequence[Key], states: Sequence[str] | No
 
 
 def _titled(source: StateSource) -> str:
-    # A table of a checkpoint that no later interval starts from must not pass for the current state.
+    # The title of a printed table has the status of a stale, replaced or quarantined checkpoint. Otherwise a reader would
+    # take the table for the current state.
     return f"{source}" if source.status in (None, "completed") else f"{source}, {source.status}"
 
 
 def _similar(source: StateSource, key: Key, schema: StructType, states: Sequence[str] | None) -> list[dict[str, Any]]:
-    """Return the keys with state that differ from `key` only in the case of a text, or in spaces or zeros around it."""
+    """Return the keys with state that differ from `key` only in upper and lower case, or in spaces or zeros around a text."""
     others = {_name(other): other for other in similar_keys(key, schema)}
     found = look_up(source, list(others.values()), states) if others else {}
     return [_as_json(others[name], schema) for name in sorted(found)]

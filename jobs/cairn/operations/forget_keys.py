@@ -326,9 +326,9 @@ def _attempt(
 def _forgotten_keys(
     log: Log, keys: Keys, content: Content, options: ForgetOptions, attempt: str, salt: str
 ) -> tuple[ForgottenKey, ...]:
-    """Return the entries of the new record for the keys.
+    """Return the salt and the hash of each forgotten key, for the new record.
 
-    A key that was forgotten before keeps its salt. So it has the same hash, and the new entry replaces the old one.
+    A key that was forgotten before keeps its salt, so its hash is the same. The new item of the key replaces the old item.
     """
     found = []
     for group, key in keys:

@@ -29,8 +29,8 @@ __all__ = ["Deduplicate"]
 STATES = {"first": "seen", "last": "waiting"}
 NUMBER = "duplicate_number"
 _NEVER = np.iinfo(np.int64).min
-# `opening_rows` works in rounds: each round finds the next opening row of every key with NumPy. After 32 rounds it goes
-# through the remaining rows one by one, because a round over few keys is slower.
+# `opening_rows` finds the rows that open a horizon. It works in rounds: each round finds the next such row of every key with
+# NumPy. After 32 rounds few keys have rows left, and a loop over their rows is faster than more rounds.
 _ROUNDS = 32
 
 
@@ -357,14 +357,14 @@ def walk_of(owners: Int64s, starts: Int64s, stored: Bools, timed: Bools, opens: 
 
 
 def running_winners(times: Int64s, walk: _Walk) -> tuple[Int64s, Int64s]:
-    """Return two positions for each row: the row of its horizon that counts so far, and the row that it displaces.
+    """Return two positions for each row: the winner among the rows of its horizon so far, and the row that loses at this row.
 
-    The row with the latest event time counts; of rows with equal event times, the last one. A row that does not count
-    displaces itself. -1 means that there is no such row.
+    The winner is the row with the latest event time, and the last one of rows with equal event times. If a row wins, the
+    former winner loses. Otherwise the row itself loses. -1 means that no row has won, or that no row loses.
 
     Args:
         times: Event time of each row.
-        walk: The rows, cut into horizons.
+        walk: The rows, cut into groups of duplicates (horizons).
     """
     rows = np.arange(len(times))
     rank = np.zeros(len(times), np.int64)

@@ -172,8 +172,8 @@ def route_in_order(spark: SparkSession, inputs: Inputs, *, parts: Sequence[bytes
         order_by = inputs.order_by if kind == INPUT else ()
         values += _in_order(name, of, [*order_by, *of.names], key)
         ties += tie_breaks([(_in(name, f.name), f.dataType) for f in of])
-        # The schema `of` is here already. `DataFrame.columns` would send a request to the Connect server, which then
-        # analyses the whole plan.
+        # The loop uses the columns of the schema in the variable `of`: `DataFrame.columns` would make the Connect server
+        # analyse the whole plan.
         if any(needs_bytes(f.dataType) for f in of):
             in_bytes.append(_BYTES[name])
     routed = _with_ticks(spark, parts, keyed, max_parallelism)
@@ -213,9 +213,9 @@ def flat_columns(kind: int, count: int) -> list[str]:
 def _with_ticks(
     spark: SparkSession, parts: Sequence[bytes], keyed: Sequence[DataFrame], max_parallelism: int
 ) -> DataFrame:
-    # Two steps fill missing columns with nulls. Ticks lack all columns of the rows. Their nulls are cast here, because
-    # `unionByName` adds no null for a key column that is NOT NULL. Rows lack the columns of other parts and `__part`. Their
-    # nulls come from `unionByName`, because Spark can't cast null to TIME.
+    # Two steps fill missing columns with nulls. The ticks get their nulls here, with a cast for each column of the rows,
+    # because `unionByName` fills no column that is NOT NULL, as key columns can be. The rows of each input get nulls for
+    # `__part` and for the columns of the other inputs from `unionByName`, because Spark can't cast null to TIME.
     types = {f.name: f.dataType for part in keyed for f in part.schema if f.name not in (KEY_GROUP, KIND, *_BYTES)}
     routed = _tick_rows(spark, parts, max_parallelism).select(
         "*",

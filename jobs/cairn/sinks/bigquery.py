@@ -613,7 +613,7 @@ def _renamed(field: Any, name: str) -> Any:
 
 
 def _read(value: Any, kind: pa.DataType) -> Any:
-    """Return a value of BigQuery for a column of the output: a number may have a wider type in the table."""
+    """Convert a value read from BigQuery to the type of the output's column. Numbers may have a wider type in the table."""
     if value is None:
         return None
     match kind:
