@@ -38,10 +38,8 @@ os.environ["TZ"] = "UTC"
 os.environ["AIRFLOW_HOME"] = tempfile.mkdtemp(prefix="cairn-airflow-")
 atexit.register(shutil.rmtree, os.environ["AIRFLOW_HOME"], ignore_errors=True)
 
-# Tests start hundreds of JVMs that live for seconds. Without the second compiler they take half of the CPU. `make test-all` uses both
-# compilers, as users do.
-if not ALL:
-    os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
+# Tests start hundreds of JVMs that live for seconds. Without the second compiler they take half of the CPU.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
 
 WITHOUT = pytest.StashKey[list[Site]]()
 # The errors that this process makes; those of xdist's workers come to the process that started them.
