@@ -62,8 +62,8 @@ def is_earlier_running(context: Any, start: datetime) -> bool:
 def is_earlier_blocked(context: Any, start: datetime) -> bool:
     """Return True if the last queued run before `start` may start only after the task's own run has ended.
 
-    Airflow counts the active runs of a backfill apart from all others. So a queued run of a backfill waits only for runs
-    of backfills, and any other run waits only for runs of no backfill.
+    Airflow counts runs of a backfill and other runs separately towards their `max_active_runs`. So a queued run never
+    waits for a run of the other kind.
     """
     run = _previous(context["dag_run"].dag_id, start, "queued")
     own = getattr(context["dag_run"], "run_type", None)

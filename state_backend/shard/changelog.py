@@ -137,7 +137,8 @@ class ShardChangelog:
             options: The thresholds above which the checkpoint uploads SSTs instead of a segment.
             base_ref: The ref of this shard in the base's record. None if the interval starts from empty state, or if
                 the base has another parallelism.
-            parallelism: The number of shards. Each gets an equal share of a record's room for inline segments.
+            parallelism: The number of shards. The manifests of all shards lie in one record, which has a limit for the bytes of
+                inline segments. Each shard may use an equal share.
         """
         folder.mkdir()
         # If the base's manifest is a file, the next record can refer to this file again.

@@ -127,7 +127,7 @@ class FileCache:
                     self._evict(folder)
 
     def forget(self, url: str, handles: Iterable[Handle]) -> int:
-        """Remove damaged files from the cache, and return how many were removed.
+        """Remove files from the cache because one of them is damaged, and return how many were removed.
 
         Later restores download the files again.
 

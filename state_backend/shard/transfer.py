@@ -1,4 +1,4 @@
-"""Functions that upload, copy or download many files at once in threads, and read one.
+"""Functions that upload, copy or download many files in parallel threads, and a function that reads one file.
 
 Snapshots, restores and savepoints use them. Either all transfers succeed, or the first error is raised.
 """

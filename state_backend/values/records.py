@@ -194,7 +194,8 @@ class ShardChanges:
 
     Attributes:
         segments: All current segments, including those in the manifest file.
-        key_group_states: The key groups that changed, ascending. A key group that became empty has no entries.
+        key_group_states: The key groups that changed, ascending. A key group that became empty is listed, without
+            `entries`.
     """
 
     segments: tuple[Segment, ...]
@@ -851,7 +852,8 @@ class Quarantine:
         reason: Why the checkpoint is refused, for people.
         findings: A sentence for each problem that validation found.
         dropped: True after a person has dropped the checkpoint: the next commit does not retain it.
-        releasing: True while a release is under way. The checkpoint still counts as quarantined, and nothing is committed.
+        releasing: True while a release is under way. Until it ends, the checkpoint counts as quarantined, and commits of the
+            pipeline are refused.
     """
 
     id: int

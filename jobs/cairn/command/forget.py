@@ -132,7 +132,10 @@ def _described(found: Forgot, places: list[Place], *, dry_run: bool) -> dict[str
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield the strings in a key, and its other fields as a finding of a validation writes them."""
+    """Yield the parts of a key by which a search finds the key in the findings of validations.
+
+    A string is yielded as it is. A number or boolean is yielded with its field name, as findings write it.
+    """
     if isinstance(value, dict):
         for name, inner in value.items():
             yield from _texts(inner)

@@ -197,7 +197,7 @@ def validate_attempt(
 
     Raises:
         StateUnusable: The attempt was never prepared.
-        UsageError: An expectation itself can't be evaluated. Nothing is marked.
+        UsageError: An expectation itself can't be evaluated. The attempt is not marked as refused.
     """
     folder = join_url(root, pipeline.name)
     coordinator = Coordinator(open_storage(folder), pipeline.name)

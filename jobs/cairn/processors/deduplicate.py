@@ -268,12 +268,13 @@ class _Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Walk:
-    """Rows of a batch, cut into horizons.
+    """Rows of a batch, sorted by key and cut into horizons: groups of rows that are duplicates of the group's first row.
 
     Attributes:
         timed: True for each row with an event time.
         opens: True for each row that opens a horizon.
-        begins: Position of the first row of each horizon. Rows of a key before its first horizon count as a horizon.
+        begins: Position of the first row of each horizon. Rows of a key before the first row that opens a horizon form a
+            group too: they belong to the horizon that an earlier batch opened.
         horizon_of_row: Index in `begins`, for each row.
         numbers: For each duplicate its number in its horizon; 0 for all other rows.
         duplicates: For each key, the number of duplicates of its last horizon.

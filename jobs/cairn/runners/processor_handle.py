@@ -478,7 +478,7 @@ class ArrowHandle(ProcessorHandle):
         self._timers = ArrowTimers(self.timers, "a timer")
 
     def begin(self, key_groups: Groups, keys: pa.Array) -> None:
-        """Set the keys of the next call, which lists, maps and timers act on.
+        """Set the keys of the processor's next call. Lists, maps and timers act on these keys.
 
         Args:
             key_groups: The key group of each key.

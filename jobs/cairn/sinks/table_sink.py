@@ -196,7 +196,10 @@ class TableSink(ABC):
 
     @abstractmethod
     def clear(self, pipeline: str) -> None:
-        """Delete all rows and the stored checkpoints in one transaction. The table stays."""
+        """Delete all rows of the table, and the checkpoint ids that the sink stored, in one transaction.
+
+        The table itself stays.
+        """
 
     def check(self, current: Iterable[Publication]) -> list[Difference]:
         """Compare the table with the output: for each interval the number of rows, and a hash of their values.

@@ -1,4 +1,4 @@
-"""Follow the tasks of the Spark jobs that a block runs."""
+"""Report the progress of the Spark tasks that run inside a `with` block."""
 
 from __future__ import annotations
 
