@@ -238,8 +238,8 @@ class StaleStateError(StateUnusable):
 
     What to do:
         Run the `cairn` command in the message: it runs the stale intervals again, in order. Type `cairn status` to see
-        all stale checkpoints. In Airflow, the task `process` first waits until they were run again; its log has the
-        command.
+        all stale checkpoints. In Airflow, the task `process` does not raise this error at once: it waits up to a day
+        (`wait_timeout`) until the stale intervals have run again. Its log has the command.
     """
 
 

@@ -40,7 +40,7 @@ The errors of this page are in groups. The first error of each group is the base
 such as `StaleStateError`, or the group's base class, such as `StateUnusable`: `from cairn.errors import StaleStateError, StateUnusable`.
 
 The number of retries under each error holds for Airflow tasks that `stateful_pipeline` and `backfill_pipeline` make. Tasks that you wire by hand
-need `retry_arguments()` for these retries ([airflow.md](airflow.md#tasks)).
+need `retry_arguments()` for these retries ([airflow.md](airflow.md#retry)).
 """
 
 _CODES = f"""## Exit codes of `cairn`

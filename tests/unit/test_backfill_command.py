@@ -22,7 +22,8 @@ DATES = [f"2024-01-0{n}T00:00:00+00:00" for n in (1, 2, 3)]
 
 class FakeAirflow:
     """Backfills as Airflow keeps them. ``answers``: what the next calls that create one meet: "ok", "half" (503, with a part of the
-    runs), "locked" (503, nothing left) or "busy" (409: a former one still counts)."""
+    runs), "lost" (503, although the backfill is whole), "locked" (503, nothing left), "busy" (409: a former one still counts) or
+    "colleague" (409: somebody else has just created a backfill of other dates)."""
 
     def __init__(self, *answers: str) -> None:
         self.answers = list(answers)
@@ -54,15 +55,22 @@ class FakeAirflow:
         return self._create(body, self.answers.pop(0) if len(self.answers) > 1 else self.answers[0])
 
     def _create(self, body: Mapping[str, Any], answer: str) -> Any:
+        if answer == "colleague":
+            earlier = {
+                "from_date": "2023-01-01T00:00:00+00:00",
+                "to_date": "2023-01-31T00:00:00+00:00",
+                "dag_run_conf": None,
+            }
+            self._create(earlier, "ok")
         if answer == "busy" or any(b["completed_at"] is None for b in self.backfills):
             raise RestError(409, "There is already a running backfill")
         if answer == "locked":
             raise RestError(503, "Database is locked")
         made = {"id": len(self.backfills) + 1, "created_at": "2024-02-01T00:00:00+00:00", "completed_at": None}
-        self.backfills.append({**made, **{name: body[name] for name in ("from_date", "to_date")}})
+        self.backfills.append({**made, **{name: body[name] for name in ("from_date", "to_date", "dag_run_conf")}})
         for date in DATES[: 1 if answer in ("half", "quiet half") else 3]:
             self.runs[date] = {"logical_date": date, "state": "queued", "queued_at": "2024-02-01T00:00:00+00:00"}
-        if answer == "half":
+        if answer in ("half", "lost"):
             raise RestError(503, "Database is locked")
         return made
 
@@ -90,6 +98,7 @@ def backfill(*more: str) -> Any:
         (["locked", "busy", "ok"], 3),
         (["half", "ok"], 2),
         (["half", "half", "locked", "ok"], 4),
+        (["lost"], 1),
         (["quiet half", "ok"], 2),  # Airflow said yes, and yet two runs are missing
     ],
 )
@@ -138,7 +147,10 @@ def scheduled(pipeline: str, schedule: Schedule) -> None:
 def test_a_half_one_of_an_earlier_call_is_cancelled_and_made_again(server: Callable[..., FakeAirflow]) -> None:
     airflow = server("half", "ok")
     with pytest.raises(RestError):
-        airflow._create({"from_date": DATES[0], "to_date": "2024-01-03T23:59:59.999000+00:00"}, airflow.answers.pop(0))
+        airflow._create(
+            {"from_date": DATES[0], "to_date": "2024-01-03T23:59:59.999000+00:00", "dag_run_conf": None},
+            airflow.answers.pop(0),
+        )
     result = backfill()
     assert (result.exit_code, sorted(airflow.runs)) == (0, DATES)
     assert "backfill 2 of DAG clicks: 3 runs from 2024-01-01 to 2024-01-03" in result.stdout
@@ -146,10 +158,30 @@ def test_a_half_one_of_an_earlier_call_is_cancelled_and_made_again(server: Calla
 
 def test_one_that_is_in_the_way_is_named_and_left_alone(server: Callable[..., FakeAirflow]) -> None:
     airflow = server("ok")
-    airflow._create({"from_date": "2023-01-01T00:00:00+00:00", "to_date": "2023-01-31T00:00:00+00:00"}, "ok")
+    earlier = {"from_date": "2023-01-01T00:00:00+00:00", "to_date": "2023-01-31T00:00:00+00:00", "dag_run_conf": None}
+    airflow._create(earlier, "ok")
     result = backfill("--timeout", "0s")
     assert result.exit_code == 3
     assert "backfill 1 of 2023-01-01T00:00:00Z to 2023-01-31T00:00:00Z is still active" in result.stderr
+    assert airflow.backfills[0]["completed_at"] is None and True not in airflow.paused
+
+
+@pytest.mark.parametrize("conf", [None, {"replace_overlapping": True}])
+def test_one_that_somebody_creates_meanwhile_is_left_alone(server: Callable[..., FakeAirflow], conf: Any) -> None:
+    """Both calls wait for an earlier backfill, and the other call is first: with other dates, or with another setting."""
+    airflow = server("colleague" if conf is None else "busy")
+    if conf is not None:
+        dates = {"from_date": DATES[0], "to_date": "2024-01-03T23:59:59.999000+00:00", "dag_run_conf": conf}
+        create = airflow._create
+
+        def busy(body: Mapping[str, Any], answer: str) -> Any:
+            if not airflow.backfills:
+                create(dates, "ok")
+            return create(body, answer)
+
+        airflow._create = busy  # type: ignore[method-assign]
+    result = backfill("--timeout", "0s")
+    assert result.exit_code == 3 and "backfill 1 of " in result.stderr, result.output
     assert airflow.backfills[0]["completed_at"] is None and True not in airflow.paused
 
 

@@ -264,20 +264,24 @@ class AirflowRest:
                     if error.status != 409 and error.status < 500:
                         raise
                     problem = str(error)
-                mine, other = list[dict[str, Any]](), list[dict[str, Any]]()
-                for one in self.active_backfills(dag_id):
-                    half_of_ours = one["id"] not in former or (
-                        _same_dates(one, body) and self._missing(dag_id, dates, one["created_at"])
-                    )
-                    (mine if half_of_ours else other).append(one)
-                if mine:
+                active = self.active_backfills(dag_id)
+                same = [one for one in active if _same_dates(one, body)]
+                incomplete = [one for one in same if self._missing(dag_id, dates, one["created_at"])]
+                # Airflow may create the whole backfill and then fail to answer.
+                if whole := [
+                    one for one in same if one not in incomplete and one["id"] not in former and _same_conf(one, body)
+                ]:
+                    made = whole[0]
+                    break
+                if incomplete:
                     # Without the pause the scheduler would start runs of the incomplete backfill while it is cancelled.
                     self.pause(dag_id, True)
                     paused = True
-                    for half in mine:
+                    for half in incomplete:
                         self.cancel_backfill(half["id"])
                 if time.monotonic() > deadline_s:
-                    raise StorageUnavailable(_in_the_way(dag_id, other, problem))
+                    others = [one for one in active if one not in incomplete]
+                    raise StorageUnavailable(_in_the_way(dag_id, others, problem))
                 if tries == 1:
                     say(f"Airflow could not create the backfill at once ({problem[:200]}); trying again")
                 time.sleep(1)
@@ -335,6 +339,10 @@ def _in_the_way(dag_id: str, others: Sequence[Mapping[str, Any]], problem: str) 
         f"DAG {dag_id}: backfill {one['id']} of {_short(one['from_date'])} to {_short(one['to_date'])} is still active, and Airflow runs one "
         "per DAG\nWait until half a minute after its last run, or cancel it in Airflow's UI. Then try again, or use a longer --timeout"
     )
+
+
+def _same_conf(one: Mapping[str, Any], body: Mapping[str, Any]) -> bool:
+    return (one.get("dag_run_conf") or {}) == (body["dag_run_conf"] or {})
 
 
 def _same_dates(one: Mapping[str, Any], body: Mapping[str, Any]) -> bool:
