@@ -227,7 +227,8 @@ def test_the_look_up_in_a_browser(root: Path, big_values: Path) -> None:
                     (notes, "ann", f"{2_500_026 + len(SCRIPT):,} characters"),
                 ):
                     chrome.get(where)
-                    field = chrome.find_element(By.NAME, "key")
+                    # A page whose storage needs more than five seconds has no form, and refreshes by itself.
+                    field = wait_for(lambda: chrome.find_element(By.NAME, "key"))
                     chrome.execute_script("arguments[0].value = arguments[1]", field, key)
                     field.submit()
                     wait_for(lambda says=says: says in chrome.find_element(By.TAG_NAME, "body").text, 60)
