@@ -155,8 +155,8 @@ def plan_start(
         alone = not earlier_running and all(run.state == "queued" for run in open_runs)
         if not alone or alone_for < patience:
             before_it = _start_before(log, interval, schedule)
-            # True if the base of `open_runs` is committed: the newest checkpoint ends at or after the start of their
-            # interval. Otherwise these runs wait too, although Airflow may show their `process` tasks as running.
+            # True if the earlier interval, that of `open_runs`, can be computed: the checkpoint from which it starts is
+            # committed. If not, `open_runs` wait too, although Airflow may show their `process` tasks as running.
             begun = log.newest is None or log.newest.content.interval.end >= before_it
             return Wait(
                 reason=", ".join(map(str, open_runs)),

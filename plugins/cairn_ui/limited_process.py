@@ -46,9 +46,9 @@ class Ended:
 
     @property
     def out_of_memory(self) -> bool:
-        """Return True if the process probably got no memory within its limit.
+        """Return True if the process probably ended because it reached its limit of memory.
 
-        A signal is treated as lack of memory: native code ends the process if it gets no memory.
+        Any signal counts, because native code aborts if it can't allocate memory.
         """
         return self.code is not None and (self.code < 0 or any(words in self.errors for words in _OUT_OF_MEMORY))
 

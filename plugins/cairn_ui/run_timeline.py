@@ -88,7 +88,7 @@ def timeline_of(run: Run, tries: Sequence[TaskTry], now: datetime) -> Timeline:
     ordered = sorted(tries, key=lambda t: (_first(t) is None, _first(t) or now, t.task_id, t.try_number))
     firsts = [at for one in ordered if (at := _first(one)) is not None]
     began = run.began or min(firsts, default=now)
-    # Airflow sets a run's end with the next loop of the scheduler, so the last task may end later.
+    # A try may seem to end after its run: the scheduler's clock dates the run, and the worker's clock dates the try.
     latest = max((t.ended for t in tries if t.ended is not None), default=began)
     until = max(run.ended or (now if run.unfinished else latest), latest)
     lines = tuple(_line(one, ordered, began, until, now) for one in ordered)

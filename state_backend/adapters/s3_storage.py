@@ -627,7 +627,7 @@ class S3Storage:
                 break
             time.sleep(self._patience.delay_s(repeats))
             repeats += 1
-        # The error is raised outside the except block: otherwise its traceback would show the cause with its request.
+        # Raise outside the except block: inside, the traceback would also show boto's error, which holds the request.
         raise self._translated(doing, failure, write)
 
     def _translated(self, doing: str, error: Exception, write: Write | None) -> CairnError:

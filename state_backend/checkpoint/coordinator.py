@@ -727,13 +727,13 @@ class Coordinator:
         """Return the record of a checkpoint.
 
         Args:
-            which: A checkpoint's id; an interval's end, for the newest usable checkpoint that ends there; or
-                `"latest"`, for the usable checkpoint with the highest id. Usable means: not quarantined, and without a
+            which: A checkpoint's id; an interval's end, for the newest checkpoint that ends there; or `"latest"`, for
+                the checkpoint with the highest id. End and `"latest"` skip checkpoints that are quarantined or have a
                 quarantined ancestor. An id may also be that of a dropped checkpoint that a lease protects.
 
         Raises:
             NoSuchCheckpoint: No such checkpoint exists. The message lists the retained checkpoints.
-            UsageError: `which` is another text than `"latest"`.
+            UsageError: `which` is a text other than `"latest"`.
         """
         return self._find(self.log(), which)[1]
 

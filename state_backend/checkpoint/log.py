@@ -527,7 +527,7 @@ def outputs_of(entry: Record | Tombstone) -> tuple[OutputFile, ...]:
 
 
 def replaces_overlapping(entry: Record | Tombstone) -> bool:
-    """Return True if the commit replaces the output of overlapping intervals with other boundaries.
+    """Return True if the commit replaces the output of intervals that overlap its own but have other boundaries.
 
     For a rewind, True means that the rewind retracts the output of all later intervals.
     """
@@ -700,10 +700,10 @@ def _read_hint(storage: Storage) -> int:
 
 
 def _last_listed(storage: Storage) -> int:
-    """Return the highest id in a full listing of the log, for a root without `HEAD.json`.
+    """Return the highest id in a full listing of the log, for a pipeline without `HEAD.json`.
 
     Raises:
-        CorruptRecord: The listing shows that a record is missing (`end_of_log.py`).
+        CorruptRecord: The listing shows that a record is missing, by the rule of `missing_records`.
     """
     records = [info.path for info in storage.list(paths.CHECKPOINTS)]
     marks = [info.path for folder in paths.MARKS for info in storage.list(folder)]

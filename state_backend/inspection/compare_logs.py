@@ -18,7 +18,7 @@ Same = Literal["same", "other", "unknown"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """Result of one interval in one run.
+    """Result of one interval in one of the compared logs.
 
     Attributes:
         id: The checkpoint's id.

@@ -329,7 +329,8 @@ def due_until_ms(content: Content, base: Content | None) -> int:
     time = content.time
     if time.mode != "event":
         return time.processing_time_ms
-    # With `watermark="observed"`, the record has a late watermark, and timers fire up to the base's watermark.
+    # With `watermark="observed"`, the record has a second watermark, for late rows. Timers then fire up to the watermark
+    # of the base.
     if time.late_watermark_ms is not None:
         return (base.time.watermark_ms if base is not None else 0) or 0
     return time.watermark_ms or 0

@@ -59,13 +59,13 @@ class Snapshot:
     Attributes:
         manifest: The manifest that the checkpoint's record will name.
         uploaded_files: The number of new files on the storage.
-        uploaded_bytes: Bytes of these files and of new inline files.
-        in_segment: The position of the manifest in the file of the last segment; None if the manifest is not stored
-            there.
-        changes: The difference between `manifest` and the manifest in a file that the base's record names. The new
-            record can name this file again and list the changes, so that no new manifest file is needed. None if the
-            base's record names no manifest file of the shard. Also None if the difference is more than segments and
-            key-group states (counts and digests), for instance a new SST.
+        uploaded_bytes: Bytes of these files, and of new SSTs that the manifest holds inline.
+        in_segment: The position of the manifest in the newest segment's file; None if the manifest is stored
+            elsewhere.
+        changes: Changes since the manifest file that the base's record names. The new record names that file again
+            and adds the changes, so the shard writes no new manifest file. None if the base's record names no manifest
+            file of the shard, or if more than segments and key-group states (counts and digests) changed, such as
+            a new SST.
     """
 
     manifest: ShardManifest

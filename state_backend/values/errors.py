@@ -403,7 +403,7 @@ class AlreadyExists(StorageError):
     """A new file could not be created, because a file already has that path.
 
     What to do:
-        Repeat the command. Report the message as a bug.
+        Run the command again. Report the message as a bug, even if the second run succeeds.
     """
 
 
@@ -411,5 +411,5 @@ class PreconditionFailed(StorageError):
     """A write or a deletion failed, because another process has changed the file.
 
     What to do:
-        Repeat the command. Report the message as a bug.
+        Run the command again. Report the message as a bug, even if the second run succeeds.
     """

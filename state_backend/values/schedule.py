@@ -223,7 +223,7 @@ def next_interval(schedule: Schedule, last: Interval) -> Interval:
     # The same steps as `_DataIntervalTimetable.next_dagrun_info`.
     previous = before(last.end)
     start = last.end if after(previous) == last.end else previous
-    while start <= last.start:  # One step, but more after some changes of clocks, where Airflow raises an error.
+    while start <= last.start:  # One step; more after some daylight saving changes, where Airflow raises an error.
         start = after(start)
     return Interval(start, after(start))
 

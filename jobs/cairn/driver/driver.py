@@ -317,7 +317,7 @@ def _counts(outcomes: Sequence[Outcome]) -> RangeResult:
 
 
 def _committed(outcome: Outcome) -> dict[str, Any]:
-    """Return the extra fields of the interval's asset event. A `checkpoint` task writes the same fields."""
+    """Return the `extra` of the interval's asset event, with the same fields as in an event of the task `checkpoint`."""
     if outcome.record is not None:
         return summarise(outcome.record)
     return {"checkpoint": outcome.checkpoint, "interval": str(outcome.interval)}

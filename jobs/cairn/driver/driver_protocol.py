@@ -345,6 +345,7 @@ class ValidateResult(TypedDict):
     Attributes:
         success: True if there are no findings.
         what: Name of the validated thing, as text.
+        mode: "full" or "fast".
         checkpoint: Id of the checkpoint; None for an attempt.
         findings: A sentence for each problem.
         files: Number of checked files.
@@ -353,7 +354,8 @@ class ValidateResult(TypedDict):
         expectations: Number of evaluated expectations.
         pids: Processes that restored the state.
         docs: Path of the Data Docs page with all checks; None without Data Docs.
-        published: Intervals whose current output was computed from the quarantined state, as text.
+        published: Intervals whose current output was computed from the state that this validation quarantined, as
+            text; empty without a quarantine.
         rerun: Fields of `Rerun`, the intervals to run again; None if no re-run is needed.
     """
 

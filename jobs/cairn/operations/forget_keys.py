@@ -497,14 +497,15 @@ def suspected(log: Log, encoded: Collection[bytes], storage: Storage, engine: En
 def _is_suspected(
     record: Record, keys: Keys, storage: Storage, engine: EngineOptions, known: dict[bytes, bool]
 ) -> bool:
-    """Return True if a shard's files may hold one of the keys.
+    """Return True if the files of any shard of the checkpoint may hold one of the keys.
 
     Args:
         record: Record of the checkpoint.
         keys: The keys with their key groups.
         storage: Storage of the pipeline's folder.
         engine: RocksDB settings with which the shards are opened.
-        known: Answers so far, by the files of a shard. Checkpoints that share files share the answer.
+        known: Answers so far, by the keys and the names of a shard's files. This function adds to it, so that
+            checkpoints with the same files need one look.
     """
     for ref in record.content.shards:
         manifest = needed_manifest(ref, storage)

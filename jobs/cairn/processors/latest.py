@@ -192,6 +192,6 @@ class Latest(ReadyMade):
         self._handle.registerTimer(np.flatnonzero(is_deleted & replaces), expiry)
 
     def _output(self, batch: KeyedBatch, state: pa.Table, changed: Bools) -> pa.Table:
-        """Return the new rows of the changed keys. A key that continues in the next batch is put out with that batch."""
+        """Return the new rows of the changed keys. The row of a key that continues in the next batch comes with that batch."""
         chosen = self._changed.to_put_out(batch, changed)
         return with_keys(batch, state).filter(pa.array(chosen)).select(self._handle.input_schema.names)

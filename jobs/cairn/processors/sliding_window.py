@@ -164,7 +164,7 @@ class SlidingWindow(Windows):
         waiting_for = np.maximum(self._first_end(panes), self._end_after(due_us + self._lateness)) - self._lateness
         if self._versioned:
             self._close(owners, due_us)
-            # With `allowed_lateness`, a pane closes after its last window was put out.
+            # With `allowed_lateness`, a pane also needs a timer at the end of its last window, because the pane closes then.
             waiting_for = np.minimum(waiting_for, self._last_end(panes))
         for_key = np.full(batch.keys.num_rows, np.iinfo(np.int64).max)
         np.minimum.at(for_key, owners[~closed], waiting_for[~closed])

@@ -173,7 +173,7 @@ class TumblingWindow(Windows):
             parts = entries.values.take(at).select(self._part_names())
             parts = parts.append_column(VERSION, array_of(versions[first], pa.int64()))
             self._windows.updateValue(owners[first], entries.keys.take(at), parts)
-        # The timer of an open window fired because its window was put out.
+        # These windows stay open: their timers fired only to put out a result. They need a timer for the next result.
         self._handle.registerTimer(owners[~ended], self._due_after(ends[~ended], versions[~ended]))
         return BatchResult(output=output)
 

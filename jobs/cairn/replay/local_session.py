@@ -157,11 +157,11 @@ class LocalFrame(LocalRows):
         return LocalFrame(schema, self.zone, files=self._files, tables=tables)
 
     def rows_of(self, key: SearchedKey, names: Sequence[str]) -> LocalRows:
-        """Return the rows of one key.
+        """Return the input rows of one key.
 
         Args:
             key: The key.
-            names: The frame's key columns, in the order of the key.
+            names: The names of the input's key columns, in the order of the key's parts.
         """
         wanted = to_arrow_schema(self.schema, timezone=self.zone.name, prefers_large_types=False)
         found = [_filtered(part, key, names) for part in self._parts(wanted)]

@@ -134,7 +134,7 @@ class DeltaSink(TableSink):
         }
         if table is None:
             made = {"partition_by": [START, END], "description": _description(pipeline)}
-            # Without rows, too: the table keeps the checkpoint's id, and a call that comes late with an older id changes nothing.
+            # Create the table even without rows: it stores the checkpoint's id, so a late call with an older id changes nothing.
             deltalake.write_deltalake(self._url, rows, mode="error", **made, **common)
             return
         rows = _fitted(rows, pa.schema(table.schema()))

@@ -1,4 +1,4 @@
-"""Base class of the sinks that write tables, and the rows that a sink gets."""
+"""Base class of the sinks that write tables, and `Publication`: the output of one interval, as these sinks read it."""
 
 from __future__ import annotations
 
