@@ -199,7 +199,10 @@ def aggregate_fields(aggregates: Mapping[str, Aggregate], handle: Any) -> list[S
 def state_fields(
     aggregates: Mapping[str, Aggregate], parts: Mapping[str, Sequence[tuple[str, DataType]]]
 ) -> list[StructField]:
-    """Return a field of the state for each part of each aggregate. Cairn refuses an aggregate of another column later.
+    """Return a field of the state for each part of each aggregate.
+
+    The field's metadata names the aggregate's input column. So Cairn refuses changed code that computes the same output
+    column from another input column.
 
     Args:
         aggregates: Aggregates by the name of their output column.

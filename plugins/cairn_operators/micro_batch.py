@@ -37,7 +37,7 @@ _LOOK_S = 0.05
 # Seconds between two requests to Airflow, while a task waits in its worker slot for another run's commit. Only Airflow
 # shows that the other run ended without a commit: that run failed, or its interval already had the same result.
 _ASK_AIRFLOW_S = 1.0
-# How long a task that can't see commits waits for a stale interval before it looks again.
+# Pause of a task that waits until a stale interval has run again, if its trigger can't see commits.
 _LOOK_FOR_COMMIT = timedelta(minutes=5)
 
 

@@ -45,9 +45,9 @@ def declared_schedule(pipeline: str) -> Schedule | None:
         pipeline: The `Pipeline`, as `module:NAME`.
 
     Raises:
-        ValueError: The module's source can't be read, has no assignment such as `NAME = Pipeline(name="clicks", …)`, or
-            the source does not show the value of `schedule`, or of `start` for the zone of a cron text. A value that a
-            function returns or that another module defines is not shown.
+        ValueError: The module's source can't be read, or has no assignment such as `NAME = Pipeline(name="clicks", …)`.
+            Or the value of `schedule` can't be read from the source alone, because a function returns it or another
+            module defines it. A cron text takes its time zone from `start`, so the same holds for `start` then.
         UsageError: The value of `schedule` is no schedule.
     """
     from state_backend.values.schedule import schedule_of
@@ -98,7 +98,7 @@ def _shown(node: ast.expr, assigned: Mapping[str, ast.expr], argument: str) -> A
             case ast.Constant(value=value):
                 return value
             case ast.Name(id=name) if name in assigned:
-                # Without the name itself: a variable that is assigned twice may stand in its own expression.
+                # The name itself is left out: for `x = x + 1`, the recursion would never end.
                 return value_of(assigned[name], {other: assigned[other] for other in assigned if other != name})
             case ast.Name(id="UTC") | ast.Attribute(attr="UTC" | "utc"):
                 return UTC

@@ -72,8 +72,8 @@ def page(path: str, rights: Asks) -> Response:
         rights: Tells which pipelines the logged-in user may read.
 
     Raises:
-        HTTPException: 404 if the file does not exist. 403 if the user may not read every pipeline that has the name of
-            the file's pipeline: these pipelines share one folder.
+        HTTPException: 404 if the file does not exist. 403 if the user may not read one of the pipelines with the name of
+            the file's pipeline: pipelines of one name share one folder, so the file may belong to any of them.
     """
     root = docs_root()
     file = page_in(root, path)

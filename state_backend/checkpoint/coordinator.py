@@ -580,12 +580,12 @@ class Coordinator:
     ) -> list[int]:
         """Call the sink hook for every current output without a published mark, and return the ids of the commits.
 
-        If the hook raises for an interval, the interval gets no mark. The other intervals are published, and the next
-        call of `publish` runs the hook again.
+        If the hook raises for an interval, that interval gets no mark, and the next call of `publish` tries it again. The
+        other intervals are still published; with `in_order`, only those before it.
 
-        If a commit of an overlapping interval replaced an interval's output, the hook gets the replacing commit's
-        record with the replaced interval and without files. By default these calls come first: a sink that replaces only
-        the rows of the call's interval then never has the same rows twice.
+        If a commit of an overlapping interval replaced an interval's output, the rows must leave the sink. The hook then
+        gets a copy of that commit's record with the replaced interval and without files. By default these calls come
+        first, so a sink that replaces only the rows of the call's interval never has the same rows twice.
 
         Args:
             hook: The sink hook; None writes the marks without a call.
@@ -595,7 +595,7 @@ class Coordinator:
             code: The pipeline's `MODULE:NAME`, for the commands in the error message.
 
         Raises:
-            SinkFailed: The hook raised for some interval. The error is raised after all other intervals were published.
+            SinkFailed: The hook raised for an interval. This error comes after the calls for the other intervals.
         """
         log = self._committed or self._newest()
         published: list[int] = []

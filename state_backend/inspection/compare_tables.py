@@ -174,7 +174,7 @@ def _codes(old: pa.ChunkedArray, new: pa.ChunkedArray) -> tuple[Numbers, Numbers
 
 
 def _combined(codes: Sequence[tuple[Numbers, Numbers]], old_rows: int, new_rows: int) -> tuple[Numbers, Numbers]:
-    """Return one code for each row, computed from its codes in several columns. Equal rows have equal codes.
+    """Return one code for each row of both tables. Two rows have equal codes if their codes are equal in every column.
 
     Args:
         codes: For each column, the codes of the old and of the new table's rows.

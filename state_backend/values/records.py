@@ -714,14 +714,16 @@ RELEASE = "release of checkpoint "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepRecord:
-    """The record of a sweep in the log. The attempts that it names can't be committed afterwards.
+    """The record of a sweep in the log, or of the release of a quarantined checkpoint.
+
+    The attempts that it names can't be committed afterwards.
 
     The record is no checkpoint. It copies `retained` from the record before it.
 
     Attributes:
         id: The number of the record.
         retained: The checkpoints that the record retains.
-        sweep: The uuid of the sweep, or the release of a quarantined checkpoint that added the record.
+        sweep: The uuid of the operation that added the record: a sweep, or the release of a quarantined checkpoint.
         abandoned: The attempts that the sweep abandons.
         summary: The facts about earlier records.
     """

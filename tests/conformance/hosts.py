@@ -2,7 +2,7 @@
 
     TZ=Asia/Kolkata python -m tests.conformance.hosts ROOT FIRST END
 
-runs the intervals FIRST .. END-1 and prints the last checkpoint's digest and all rows that they put out.
+runs the intervals FIRST .. END-1 and prints the last checkpoint's digest and all rows that they emitted.
 """
 
 from __future__ import annotations

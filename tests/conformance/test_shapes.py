@@ -49,7 +49,7 @@ READ = {"Composite_v", "IntoState_m", "Script_v", "Script_i", "Script_l", "Scrip
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Per shape what differs, and per key of ``Script`` what either engine put out."""
+    """Per shape what differs, and per key of ``Script`` what either engine emitted."""
 
     differences: dict[str, list[str]]
     spark: dict[str, list[str]]

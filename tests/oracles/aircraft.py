@@ -1,4 +1,4 @@
-"""What pipeline ``aircraft`` must hold and put out, computed with pandas over all days at once.
+"""What pipeline ``aircraft`` must hold and emit, computed with pandas over all days at once.
 
 Straight from the archive, by sorting, cumulative sums and shifts: no state, no timers, no day-by-day loop, nothing shared
 with the pipeline, so that they hardly share a mistake. Intervals are single days. "Day" numbers count from 1970-01-01.

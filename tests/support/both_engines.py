@@ -146,7 +146,7 @@ def read_states(root: Path, record: Record, *, timed: bool) -> States:
 
 
 def by_key(rows: Sequence[dict[str, Any]], key: Sequence[str]) -> dict[str, list[Any]]:
-    """The rows of each key, by those of its columns that are put out, in their order; keys come in another order under Spark."""
+    """The rows of each key, by those of its columns that are emitted, in their order; keys come in another order under Spark."""
     found: dict[str, list[Any]] = {}
     for row in rows:
         found.setdefault(repr([comparable(row[name]) for name in key if name in row]), []).append(comparable(row))

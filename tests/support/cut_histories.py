@@ -178,7 +178,7 @@ def run_cut(
 ) -> list[list[dict[str, Any]]]:
     """Run a history in the intervals of a cut. Return the output of each interval.
 
-    A re-run must put out the rows of the first run.
+    A re-run must emit the rows of the first run.
 
     Args:
         pipeline: The pipeline.

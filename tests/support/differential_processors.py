@@ -1,6 +1,6 @@
 """Processors that run under Spark streaming and under Cairn alike, and programs for them.
 
-``Scripted`` evaluates the Python expression that each input row carries and puts out the ``repr`` of the result, which
+``Scripted`` evaluates the Python expression that each input row carries and emits the ``repr`` of the result, which
 tells a Row from a tuple and a date from its number of days. So a whole contract is a list of expressions, and what differs
 between two engines shows as a differing row.
 """

@@ -129,7 +129,7 @@ class Oracle:
         return [json.loads(data) for data in noted(self.history, self.history, f"origins/{attempt}")]
 
     def output(self, checkpoint_id: int) -> Counter[OutputRow]:
-        """The rows that an interval's checkpoint put out."""
+        """The rows that an interval's checkpoint emitted."""
         record = self.commit(checkpoint_id)
         return Counter(self._applied(record)[1]) if record.content.kind == "interval" else Counter()
 

@@ -46,7 +46,7 @@ def read_state(root: Path, record: Record, name: str, work: Path) -> dict[tuple[
 
 
 def read_output(root: Path | str, record: Record) -> list[dict[str, Any]]:
-    """The rows that a checkpoint's interval put out, file by file. ``root`` is the pipeline's folder, or its URL."""
+    """The rows that a checkpoint's interval emitted, file by file. ``root`` is the pipeline's folder, or its URL."""
     storage = open_storage(str(root))
     files = (io.BytesIO(storage.read(f.handle.path)) for f in record.content.outputs)
     return [row for file in files for row in pq.read_table(file).to_pylist()]

@@ -33,7 +33,7 @@ MAX_PARALLELISM, PARALLELISM = 16, 2
 
 
 def output_of(n: int, values: dict[str, int], *, late: bool = False) -> bytes:
-    """What the n-th day puts out; the same in every try."""
+    """What the n-th day emits; the same in every try."""
     return f"day {n}: {sorted(values.items())} late={late}".encode()
 
 

@@ -72,7 +72,7 @@ def test_a_checkpoint_shows_fields_timers_rows_code_and_run(root: Path) -> None:
         '  + days day="2024-01-02": rows=2',
         "  timer set: 2024-01-05T00:00:00Z",
         "  timer deleted: 2024-01-04T00:00:00Z",
-        "  1 row put out",
+        "  1 row emitted",
     ]
 
 

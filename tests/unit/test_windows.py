@@ -347,7 +347,7 @@ def test_rows_before_1970() -> None:
 @pytest.mark.parametrize(
     ("base", "settings", "delay", "rows", "late", "put_out"),
     [
-        # The watermark is 00:30, and each interval puts out windows up to 01:30.
+        # The watermark is 00:30, and each interval emits windows up to 01:30.
         (TumblingWindow, {"size": HOUR}, 30 * MINUTE, [at(0, 10), at(0, 40)], [], [("00:00", "01:00", 3)]),
         (TumblingWindow, {"size": 10 * MINUTE}, 30 * MINUTE, [at(0, 19), at(0, 20)], [0, 1], [("00:50", "01:00", 1)]),
         (
@@ -388,7 +388,7 @@ def test_a_row_counts_while_its_window_is_open(
     assert seqs(result.late) == sorted(late * 2)
     of_key = {key: spans([row for row in result.output if row["user"] == key], "n") for key in ("ann", "bob")}
     assert of_key["ann"] == [("ann", *row) for row in put_out]
-    # Without earlier rows in the state, no window that has closed is put out again.
+    # Without earlier rows in the state, no window that has closed is emitted again.
     assert {row[1] for row in of_key["bob"]} <= {row[1] for row in of_key["ann"]}
 
 

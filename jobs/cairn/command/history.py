@@ -99,7 +99,7 @@ def lines_of(step: dict[str, Any], *, rows: bool) -> list[str]:
         lines.append(f"  {line_of({name: value for name, value in change.items() if name != 'key'})}")
     for name, what in (("timers_set", "set"), ("timers_fired", "fired"), ("timers_deleted", "deleted")):
         lines += [f"  timer {what}: {at}" for at in step[name]]
-    for name, what, several in (("output", "row put out", "rows put out"), ("late", "late row", "late rows")):
+    for name, what, several in (("output", "row emitted", "rows emitted"), ("late", "late row", "late rows")):
         found = step[name]
         if found is None and name == "output" and step["status"] != "dropped":
             lines.append("  the output has no key columns, so rows of the key can't be told apart")

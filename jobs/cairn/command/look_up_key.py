@@ -76,7 +76,7 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def cut(text: str) -> str:
-    """Return a text, or its beginning with the number of its characters."""
+    """Return a short text unchanged. Of a longer text, return the beginning and the number of characters of the whole."""
     return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}… ({len(text):,} characters)"
 
 

@@ -163,7 +163,7 @@ _WINDOWS = ReadyMadeTemplate(
         "readings",
         "$key string, celsius double, at timestamp",
         '''class Hourly(TumblingWindow):
-    """Aggregates of each hour. A window is put out when the watermark passes its end."""
+    """Aggregates of each hour. A window is emitted when the watermark passes its end."""
 
     size = timedelta(hours=1)
     readings = Count()
@@ -197,7 +197,7 @@ _SESSIONS = ReadyMadeTemplate(
         "clicks",
         _CLICKS,
         '''class Sessions(SessionWindow):
-    """Aggregates of each session. A session is put out when the watermark passes its end."""
+    """Aggregates of each session. A session is emitted when the watermark passes its end."""
 
     gap = timedelta(minutes=20)
     clicks = Count()
@@ -228,7 +228,7 @@ _FUNNEL = ReadyMadeTemplate(
         "clicks",
         _CLICKS,
         '''class Checkout(Funnel):
-    """One row for each checkout. A checkout without payment is put out when an hour has passed."""
+    """One row for each checkout. A checkout without payment is emitted when an hour has passed."""
 
     step = "page"
     steps = ("cart", "payment")
@@ -341,7 +341,7 @@ _JOIN = ReadyMadeTemplate(
         {"order": "amount int", "payment": "paid int"},
         "order_amount int, payment_paid int",
         '''class PaidOrders(IntervalJoin):
-    """Each order with each of its payments. An order without payment is put out when six hours have passed."""
+    """Each order with each of its payments. An order without payment is emitted when six hours have passed."""
 
     left, right = "order", "payment"
     lower, upper = timedelta(0), timedelta(hours=6)
@@ -377,7 +377,7 @@ _LOOKUP = ReadyMadeTemplate(
         {"sale": "pieces int", "price": "euro int"},
         "sale_pieces int, price_euro int",
         '''class PricedSales(LookupJoin):
-    """Each sale with the newest price as of the sale's time. It is put out when the watermark passes this time."""
+    """Each sale with the newest price as of the sale's time. It is emitted when the watermark passes this time."""
 
     facts, table = "sale", "price"
 

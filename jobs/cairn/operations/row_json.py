@@ -52,7 +52,7 @@ def _values(column: pa.ChunkedArray, zone: str) -> pa.Array:
     elif pa.types.is_string(kind) and not pc.any(pc.match_substring_regex(values, _ESCAPED)).as_py():
         written = pc.binary_join_element_wise('"', values, '"', "")
     else:
-        # Dates, times and decimals of keys repeat seldom; the failing rows are few.
+        # One call for each value is fast enough: only failing rows get here, and they are few.
         to_json = _to_json(kind, zone)
         written = pa.array([None if value is None else to_json(value) for value in values.to_pylist()], pa.string())
     return pc.fill_null(written, "null")

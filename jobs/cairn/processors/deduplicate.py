@@ -35,27 +35,27 @@ _ROUNDS = 32
 
 
 class Deduplicate(ReadyMade):
-    """Processor that puts out one row per key within a horizon, across intervals.
+    """Processor that emits one row per key within a horizon, across intervals.
 
     The pipeline's `key` says which rows are duplicates of each other. Rows come interval by interval, and within an
     interval in the order of `order_by`. The first row of a key opens a horizon at its event time. As long as the
     horizon lasts, all further rows of the key are duplicates, also rows with an earlier event time. The first row with
     an event time after the horizon opens the next horizon.
 
-    A row whose event time is null is put out at once. It opens no horizon and is never a duplicate.
+    A row whose event time is null is emitted at once. It opens no horizon and is never a duplicate.
 
     The output has the columns of the input.
 
     The state `seen` has for each open horizon its beginning, `opened_at`, and the number of its `duplicates` so far.
-    With `keep = "last"` the state is named `waiting`, and its fields `row_...` have the row that will be put out. A timer deletes the
+    With `keep = "last"` the state is named `waiting`, and its fields `row_...` have the row that will be emitted. A timer deletes the
     state when the watermark has passed the end of the horizon.
 
     Attributes:
         horizon: Length of time. None remembers every key for ever, and needs no event time.
-        keep: "first" puts out the row that opens the horizon, at once. "last" puts out the row with the latest event
+        keep: "first" emits the row that opens the horizon, at once. "last" emits the row with the latest event
             time of the horizon, when the horizon has ended. Of rows with equal event times, the last one in the order
             counts.
-        output_duplicates: True puts out duplicates too. The output then has the column `duplicate_number`: 0 for the
+        output_duplicates: True emits duplicates too. The output then has the column `duplicate_number`: 0 for the
             row that counts, and 1, 2, ... for the duplicates of its horizon in the order in which they came.
 
     Example:
@@ -80,7 +80,7 @@ class Deduplicate(ReadyMade):
         check_choice(cls, "output_duplicates", (True, False))
         if cls.keep == "last" and cls.horizon is None:
             raise UsageError(
-                f"{cls.__name__}.keep is 'last' and horizon is None: the last row would never be known; set a horizon, or use Latest, which puts out every newer row"
+                f"{cls.__name__}.keep is 'last' and horizon is None: the last row would never be known; set a horizon, or use Latest, which emits every newer row"
             )
 
     def init(self, handle: Any) -> None:
@@ -112,7 +112,7 @@ class Deduplicate(ReadyMade):
         handle.getValueState(self._state, StructType(fields))
 
     def deriveOutputSchema(self, handle: Any) -> StructType:
-        """Return the schema of the output: the input columns, and `duplicate_number` if duplicates are put out.
+        """Return the schema of the output: the input columns, and `duplicate_number` if duplicates are emitted.
 
         Args:
             handle: The handle that Cairn passes to each processor.
@@ -164,7 +164,7 @@ class Deduplicate(ReadyMade):
         return BatchResult(states={self._state: pa.table(states)}, cleared={self._state: ~known}, output=output)
 
     def handleExpiredTimers(self, batch: KeyedBatch) -> BatchResult:
-        """Delete the state of horizons that have ended. With `keep = "last"`, put out their rows.
+        """Delete the state of horizons that have ended. With `keep = "last"`, emit their rows.
 
         Args:
             batch: The keys whose horizons may have ended, and their state.

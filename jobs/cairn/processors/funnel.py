@@ -48,7 +48,7 @@ _ROUNDS = 32
 
 
 class Funnel(ReadyMade):
-    """Processor that puts out one row for each completed or abandoned funnel.
+    """Processor that emits one row for each completed or abandoned funnel.
 
     The rows of a key are read in the order of their event times; rows with equal times in the order of arrival. A row of
     the first step opens a funnel. From there, the next row of the second step counts, then the next row of the third
@@ -60,7 +60,7 @@ class Funnel(ReadyMade):
 
     The output has a row for each funnel: the key columns, `funnel_start` and `funnel_end` (times of the opening row and
     of the last row that counted), `steps_reached`, `last_step`, `is_completed` and `step_times`, an array with the time
-    of each reached step. A completed funnel is put out in the interval in which the watermark reaches its last step, an
+    of each reached step. A completed funnel is emitted in the interval in which the watermark reaches its last step, an
     abandoned one when the watermark has passed `funnel_start` plus `within`.
 
     The state `rows` is a list of event time and step of the rows that may still count. Timers put funnels out and remove

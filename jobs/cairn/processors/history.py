@@ -23,7 +23,7 @@ VALID_FROM, VALID_TO = "valid_from", "valid_to"
 
 
 class History(ReadyMade):
-    """Processor that puts out the versions of each key, with the time in which each version is valid.
+    """Processor that emits the versions of each key, with the time in which each version is valid.
 
     A row of the input is a change: at its event time, the values of its key become those of the row. The version is
     valid until the key's next change. A later row with the same key and event time replaces the earlier row.
@@ -47,7 +47,7 @@ class History(ReadyMade):
             deleted = "is_deleted"
     """
 
-    # One call must have all rows of a key: an interval puts out a version once, with its final `valid_to`.
+    # One call must have all rows of a key: an interval emits a version once, with its final `valid_to`.
     splits_keys = False
     settings: ClassVar[tuple[str, ...]] = ("deleted",)
     deleted: str | None = None
@@ -148,7 +148,7 @@ class History(ReadyMade):
             batch: The keys whose last change is before the watermark.
 
         Returns:
-            An empty result: the versions have been put out.
+            An empty result: the versions have been emitted.
         """
         held = self._changes.get()
         columns = {name: whole(held.rows[name]) for name in self._names}

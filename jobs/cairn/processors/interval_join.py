@@ -43,8 +43,8 @@ class IntervalJoin(ReadyMade):
     A left row and a right row match if the right row's event time minus the left row's is at least `lower` and at most
     `upper`. The source returns both inputs as one, as `union_by_kind` does.
 
-    The output has the key columns, the columns of the left row, and those of the right row. A pair is put out in the
-    interval in which the later of its rows arrives. An outer join puts out a row without partner, with nulls for the
+    The output has the key columns, the columns of the left row, and those of the right row. A pair is emitted in the
+    interval in which the later of its rows arrives. An outer join emits a row without partner, with nulls for the
     other side, in the interval in which the watermark passes the row's last possible partner.
 
     As in SQL, a row with a null in its key or its event time matches nothing.
@@ -56,7 +56,7 @@ class IntervalJoin(ReadyMade):
         right: The value of the column `kind` in rows of the right input.
         lower: The least time from a left row to a right row. A negative time lets the right row come first.
         upper: The greatest time from a left row to a right row.
-        how: "inner" puts out pairs. "left", "right" and "full" also put out rows of the left, the right or both inputs
+        how: "inner" emits pairs. "left", "right" and "full" also emit rows of the left, the right or both inputs
             that found no partner.
 
     Example:
@@ -164,7 +164,7 @@ class IntervalJoin(ReadyMade):
         return BatchResult(output=pa.concat_tables(output))
 
     def handleExpiredTimers(self, batch: KeyedBatch) -> BatchResult:
-        """Remove the rows that can find no more partners. An outer join puts out those that found none.
+        """Remove the rows that can find no more partners. An outer join emits those that found none.
 
         Args:
             batch: The keys that have such rows.

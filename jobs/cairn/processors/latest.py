@@ -23,7 +23,7 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 
 class Latest(ReadyMade):
-    """Processor that puts out the newest row of each key, and keeps it as state.
+    """Processor that emits the newest row of each key, and keeps it as state.
 
     In each interval, the output has one row for each key whose newest row changed. A sink that replaces the row of the
     key, such as a MERGE, keeps a table of the newest rows. The state `latest` is this table too.

@@ -38,7 +38,7 @@ class LookupJoin(ReadyMade):
     the same key and event time replaces the earlier row. The source returns facts and versions as one input, as
     `union_by_kind` does.
 
-    The output has the key columns, the columns of the fact, and those of the version. A fact is put out once, in the
+    The output has the key columns, the columns of the fact, and those of the version. A fact is emitted once, in the
     interval in which the watermark passes its event time. So versions may be late by the pipeline's `watermark_delay`.
 
     As in SQL, a row with a null in its key or its event time matches nothing.
@@ -49,7 +49,7 @@ class LookupJoin(ReadyMade):
     Attributes:
         facts: The value of the column `kind` in facts.
         table: The value of the column `kind` in versions of the table.
-        how: "left" puts out a fact without version too, with nulls for the version. "inner" leaves such facts out.
+        how: "left" emits a fact without version too, with nulls for the version. "inner" leaves such facts out.
         deleted: A boolean column of the table's rows; True in it deletes the key from the row's event time on. It is not
             in the output. None: no row deletes.
 

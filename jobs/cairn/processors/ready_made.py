@@ -106,7 +106,7 @@ def made_with(processor: ReadyMade, settings: Sequence[str], fields: Sequence[St
 
 
 class ChangedKeys:
-    """The changed keys of a processor that puts out each changed key once, after the last of its batches."""
+    """The changed keys of a processor that emits each changed key once, after the last of its batches."""
 
     def __init__(self) -> None:
         self._changed_before = False

@@ -26,7 +26,7 @@ _SECOND = 1_000_000
 
 
 class SessionWindow(Windows):
-    """Processor that puts out aggregates per key and session.
+    """Processor that emits aggregates per key and session.
 
     A row keeps its session open for a gap: from its event time up to event time plus gap. A row within this time, or
     exactly at its end, belongs to the same session. A late row may join two sessions: they merge. A subclass declares
@@ -40,18 +40,18 @@ class SessionWindow(Windows):
     The state `sessions` is a map from `session_start` to `session_end` and the aggregates of each open session. A timer
     puts the session out and removes it. A session that opens and closes in the same interval never enters the state.
 
-    With `early` or `allowed_lateness`, a session is put out before it closes. `version` numbers the rows of a
+    With `early` or `allowed_lateness`, a session is emitted before it closes. `version` numbers the rows of a
     `session_start` from 1. If a late row changes the begin of a session, or merges two sessions, then the rows that were
-    put out under another `session_start` are wrong. The output has one more row for each such `session_start`, in which
+    emitted under another `session_start` are wrong. The output has one more row for each such `session_start`, in which
     `is_deleted` is true, and `session_end` and the aggregates are null. A sink deletes the session with the same key and
     `session_start`.
 
     Attributes:
         gap: Length of time, or the name of a column with the gap of each row: an interval, or an integer of seconds.
-        early: True also puts out a session in each interval with new rows for it, as one row. The output then has the
+        early: True also emits a session in each interval with new rows for it, as one row. The output then has the
             columns `version`, `is_final` and `is_deleted`.
-        allowed_lateness: Part of the watermark delay. A session is put out when the watermark reaches its end minus
-            this time. Later rows put out corrected rows. The output has the columns `version` and `is_deleted`.
+        allowed_lateness: Part of the watermark delay. A session is emitted when the watermark reaches its end minus
+            this time. Later rows lead to corrected rows. The output has the columns `version` and `is_deleted`.
 
     Example:
         class Visits(SessionWindow):
@@ -113,8 +113,8 @@ class SessionWindow(Windows):
 
         Returns:
             A row for each changed session that closes in this interval. If `early` is set: for each changed session. If
-            `allowed_lateness` is set: for each changed session that was put out before, or whose time to be put out
-            has come. If a session that was put out no longer exists: a row that deletes it.
+            `allowed_lateness` is set: for each changed session that was emitted before, or whose time to be emitted
+            has come. If a session that was emitted no longer exists: a row that deletes it.
 
         Raises:
             ProcessorError: A row has no event time or no gap, or the value of an aggregate exceeds the range of its type.
@@ -147,7 +147,7 @@ class SessionWindow(Windows):
             batch: The keys that have such sessions.
 
         Returns:
-            A row for each session. With `allowed_lateness`, only for sessions that were not put out before.
+            A row for each session. With `allowed_lateness`, only for sessions that were not emitted before.
         """
         stored = self._stored()
         due_ms = batch.time.getCurrentWatermarkInMs()
@@ -243,7 +243,7 @@ class SessionWindow(Windows):
         waits = owners == batch.keys.num_rows - 1 if batch.last_key_continues else np.zeros(len(owners), np.bool_)
         self._carried = begins[waits]
         # `versions`: the version of the stored session with the same start, else 0. `known`: True if this session contains
-        # a stored session whose result was put out.
+        # a stored session whose result was emitted.
         member_owners, member_versions = stored.owners[line.members], stored.versions[line.members]
         same_begin = stored.begins[line.members] == begins[line.of_member]
         versions = np.zeros(len(owners), np.int64)
@@ -316,7 +316,7 @@ class _Stored:
         owners: Index of each session's key.
         begins: Begin of each session, in microseconds.
         ends: End of each session, in microseconds.
-        versions: Version of each session; 0 for a session that was not put out.
+        versions: Version of each session; 0 for a session that was not emitted.
         parts: Aggregates of each session.
     """
 

@@ -35,28 +35,28 @@ _PAIRS = 1 << 19
 
 
 class SlidingWindow(Windows):
-    """Processor that puts out aggregates per key and window of event time, where windows overlap.
+    """Processor that emits aggregates per key and window of event time, where windows overlap.
 
     A window has the length `size`, and a window begins every `slide`. So a row belongs to several windows. A subclass
     declares its aggregates as class attributes, as for `RunningAggregate`.
 
     The output has a row for each window with rows: the key columns, `window_start`, `window_end` and the aggregates. A
-    window is put out in the interval in which the watermark passes its end. A window counts its rows as long as it is
+    window is emitted in the interval in which the watermark passes its end. A window counts its rows as long as it is
     open.
 
     The state `panes` is a map from `pane_start` to aggregates. A pane is a span in which no window begins or ends. Its
     length is the greatest common divisor of `size` and `slide`. Each row is added to one pane. A window merges the
-    aggregates of its panes when it is put out. A pane leaves the state with its last window.
+    aggregates of its panes when it is emitted. A pane leaves the state with its last window.
 
     Attributes:
         size: Length of the windows.
         slide: Distance between the beginnings of two windows. At most `size`.
         offset: Shift of the windows. Windows begin at 1970-01-01 00:00 UTC plus `offset` plus a multiple of `slide`.
-        early: True also puts out a window in each interval with new rows for it, as one row. The output then has the
+        early: True also emits a window in each interval with new rows for it, as one row. The output then has the
             columns `version`, which numbers the output rows of a window from 1, and `is_final`. The state
             `put_out` has the version of each open window.
-        allowed_lateness: Part of the watermark delay. A window is put out when the watermark reaches its end minus
-            this time. Each later interval with late rows puts out a corrected row. The output has the column `version`.
+        allowed_lateness: Part of the watermark delay. A window is emitted when the watermark reaches its end minus
+            this time. Each later interval with late rows emits a corrected row. The output has the column `version`.
 
     Example:
         class LastDay(SlidingWindow):
@@ -88,7 +88,7 @@ class SlidingWindow(Windows):
         super().check_settings()
 
     def init(self, handle: Any) -> None:
-        """Declare the map state `panes`, and `put_out` if windows are put out several times.
+        """Declare the map state `panes`, and `put_out` if windows are emitted several times.
 
         Args:
             handle: The handle that Cairn passes to each processor.
@@ -114,7 +114,7 @@ class SlidingWindow(Windows):
 
         Returns:
             With `early`, the windows that changed and stay open. With `allowed_lateness`, those that changed and have
-            been put out before. Otherwise no rows.
+            been emitted before. Otherwise no rows.
 
         Raises:
             ProcessorError: A row has no event time, or an aggregate does not fit its type.
@@ -146,12 +146,12 @@ class SlidingWindow(Windows):
             batch: The keys that have such windows.
 
         Returns:
-            A row for each window. With `allowed_lateness`, only for windows that were not put out before.
+            A row for each window. With `allowed_lateness`, only for windows that were not emitted before.
         """
         entries = self._panes.iterator()
         owners, panes = entries.key_of_row, numbers(whole(entries.keys[PANE]))
         due_us = batch.time.getCurrentWatermarkInMs() * 1000
-        # The first expired timer of a key belongs to its first window that is not put out yet.
+        # The first expired timer of a key belongs to its first window that is not emitted yet.
         first_fired_us = (numbers(whole(batch.rows["expiry_ms"]))[batch.row_offsets[:-1]] - 1) * 1000
         low = self._end_after(first_fired_us + self._lateness)[owners]
         high = np.full(len(owners), self._end_up_to(due_us + self._lateness))
@@ -273,7 +273,7 @@ class SlidingWindow(Windows):
     def _changed_rows(self, batch: KeyedBatch, owners: Int64s, panes: Int64s) -> pa.Table | None:
         """Return the output rows of the changed windows; None without such windows.
 
-        If the last key has more rows in the next batch, its windows are put out with that batch.
+        If the last key has more rows in the next batch, its windows are emitted with that batch.
 
         Args:
             batch: The rows of many keys.
@@ -292,7 +292,7 @@ class SlidingWindow(Windows):
         of_keys = np.unique(owners)
         entries = self._panes.iterator(of_keys)
         all_owners, all_panes = of_keys[entries.key_of_row], numbers(whole(entries.keys[PANE]))
-        # A timer puts out the windows that close in this interval.
+        # A timer emits the windows that close in this interval.
         due_us = self._handle.due_ms * 1000
         low = np.full(len(all_owners), self._end_after(due_us) if self.early else np.iinfo(np.int64).min)
         high = np.full(len(all_owners), np.iinfo(np.int64).max)

@@ -22,7 +22,7 @@ RANK = "rank"
 
 
 class TopN(ReadyMade):
-    """Processor that puts out the first rows of each key in an order.
+    """Processor that emits the first rows of each key in an order.
 
     In each interval, the output has all best rows of each key whose best rows changed: the columns of the input, and
     the `rank`. A sink that replaces all rows of the key keeps a table of the best rows.

@@ -22,13 +22,13 @@ START = Windows.bounds[0]
 
 
 class TumblingWindow(Windows):
-    """Processor that puts out aggregates per key and window of event time.
+    """Processor that emits aggregates per key and window of event time.
 
     Windows follow each other without gap and overlap. A row belongs to the window of its event time: from `window_start`
     up to, but not at, `window_end`. A subclass declares its aggregates as class attributes, as for `RunningAggregate`.
 
     The output has a row for each window with rows: the key columns, `window_start`, `window_end` and the aggregates. A
-    window is put out in the interval in which the watermark passes its end. A window counts its rows as long as it is
+    window is emitted in the interval in which the watermark passes its end. A window counts its rows as long as it is
     open.
 
     The state `windows` is a map from `window_start` to the aggregates of each open window. A timer puts the window out
@@ -37,10 +37,10 @@ class TumblingWindow(Windows):
     Attributes:
         size: Length of the windows.
         offset: Shift of the windows. Windows begin at 1970-01-01 00:00 UTC plus `offset` plus a multiple of `size`.
-        early: True also puts out a window in each interval with new rows for it, as one row. The output then has the
+        early: True also emits a window in each interval with new rows for it, as one row. The output then has the
             columns `version`, which numbers the output rows of a window from 1, and `is_final`.
-        allowed_lateness: Part of the watermark delay. A window is put out when the watermark reaches its end minus
-            this time. Each later interval with late rows puts out a corrected row. The output has the column `version`.
+        allowed_lateness: Part of the watermark delay. A window is emitted when the watermark reaches its end minus
+            this time. Each later interval with late rows emits a corrected row. The output has the column `version`.
 
     Example:
         class Hourly(TumblingWindow):
@@ -89,7 +89,7 @@ class TumblingWindow(Windows):
 
         Returns:
             The changed windows that close in this interval. With `early` all changed windows, and with
-            `allowed_lateness` those that have been put out or that are due.
+            `allowed_lateness` those that have been emitted or that are due.
 
         Raises:
             ProcessorError: A row has no event time, or an aggregate does not fit its type.
@@ -127,9 +127,9 @@ class TumblingWindow(Windows):
         gone = np.flatnonzero(closes & exists)
         if len(gone):
             self._windows.removeKey(owners[gone], self._user_keys(begins[gone]))
-            # Two windows of a key may share a timer: if windows are shorter than a millisecond; and with `allowed_lateness`,
-            # because one window may close at the time at which another is put out. In both cases the timer stays. For a
-            # window that is gone, the timer does nothing.
+            # Two windows of a key may share a timer in two cases: windows are shorter than a millisecond; or, with
+            # `allowed_lateness`, one window closes at the time at which the result of another is emitted. In both cases
+            # the timer is not deleted. If it fires for a window that is gone, nothing happens.
             if self._size >= 1000 and not self._lateness:
                 self._handle.deleteTimer(owners[gone], ceil_ms(ends[gone]))
         if not put_out.any():
@@ -148,7 +148,7 @@ class TumblingWindow(Windows):
             batch: The keys that have such windows.
 
         Returns:
-            A row for each window. With `allowed_lateness`, only for windows that were not put out before.
+            A row for each window. With `allowed_lateness`, only for windows that were not emitted before.
         """
         entries = self._windows.iterator()
         owners, begins = entries.key_of_row, numbers(whole(entries.keys[START]))
@@ -173,7 +173,7 @@ class TumblingWindow(Windows):
             parts = entries.values.take(at).select(self._part_names())
             parts = parts.append_column(VERSION, array_of(versions[first], pa.int64()))
             self._windows.updateValue(owners[first], entries.keys.take(at), parts)
-        # These windows stay open: their timers fired only to put out a result. They need a timer for the next result.
+        # These windows stay open: their timers fired only to emit a result. They need a timer for the next result.
         self._handle.registerTimer(owners[~ended], self._due_after(ends[~ended], versions[~ended]))
         return BatchResult(output=output)
 

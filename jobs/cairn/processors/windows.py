@@ -40,13 +40,13 @@ VERSION, FINAL, DELETED = "version", "is_final", "is_deleted"
 
 
 class Windows(ReadyMade, ABC):
-    """Base class of processors that put out aggregates per key and window.
+    """Base class of processors that emit aggregates per key and window.
 
     Attributes:
         bounds: Names of the two output columns with a window's begin and end.
         merges: True if the processor merges aggregates of disjoint sets of rows.
-        early: True also puts out a window in each interval with new rows for it.
-        allowed_lateness: Length of time in which a window that was put out still takes late rows.
+        early: True also emits a window in each interval with new rows for it.
+        allowed_lateness: Length of time in which a window that was emitted still takes late rows.
     """
 
     settings: ClassVar[tuple[str, ...]] = ("early", "allowed_lateness")
@@ -114,7 +114,7 @@ class Windows(ReadyMade, ABC):
         if delay is not None and cls.allowed_lateness > delay:
             raise UsageError(
                 f"pipeline {pipeline.name!r}: {cls.__name__}.allowed_lateness is {cls.allowed_lateness}, longer than watermark_delay = {delay}: "
-                "windows would be put out before they end\nallowed_lateness is a part of watermark_delay; set a longer watermark_delay"
+                "windows would be emitted before they end\nallowed_lateness is a part of watermark_delay; set a longer watermark_delay"
             )
 
     def deriveOutputSchema(self, handle: Any) -> StructType:
@@ -325,7 +325,7 @@ def joined(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 def versions_of(state: pa.Table) -> Int64s:
-    """Return the version of each stored window; 0 for a window that was not put out."""
+    """Return the version of each stored window; 0 for a window that was not emitted."""
     found: Int64s = numbers(whole(state[VERSION])) if VERSION in state.column_names else np.zeros(len(state), np.int64)
     return found
 

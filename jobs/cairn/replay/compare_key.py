@@ -22,7 +22,7 @@ class RowsDifference:
     Attributes:
         known: False if the committed files lack the key's columns, so nothing was compared.
         only_committed: Rows that only the committed output has.
-        only_replayed: Rows that only the replay put out.
+        only_replayed: Rows that only the replay emitted.
         other_order: True if the rows are equal, but in another order.
         other_types: A text for each column whose types differ.
     """

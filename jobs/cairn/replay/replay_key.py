@@ -72,7 +72,7 @@ class Replay:
 
     @property
     def output(self) -> list[dict[str, Any]]:
-        """The rows that the replay put out."""
+        """The rows that the replay emitted."""
         return self.run.output.to_pylist()  # type: ignore[no-any-return]
 
     @property

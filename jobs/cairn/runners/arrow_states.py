@@ -41,10 +41,10 @@ class KeyedRows:
     """Rows of many keys.
 
     Attributes:
-        rows: The rows of all keys that the caller passed to the method of the state (None: all keys of the batch), key
-            after key.
-        offsets: Positions in `rows` as int64. The i-th key that the caller passed has the rows
-            `offsets[i] .. offsets[i+1]-1`. So there is one more offset than keys that the caller passed.
+        rows: The rows of the requested keys, key after key. The requested keys are those that the caller passed to the
+            state's method, or all keys of the batch if the caller passed None.
+        offsets: Positions in `rows` as int64. The i-th requested key has the rows `offsets[i] .. offsets[i+1]-1`, so n
+            keys have n + 1 offsets.
     """
 
     rows: pa.Table

@@ -353,8 +353,8 @@ def _is_in_site(file: str) -> bool:
 def _packages() -> frozenset[str]:
     """Return the folders of installed packages, as Python's build defines them.
 
-    A build of Python may install packages directly into the folder of its standard library. Such a folder is left out:
-    its modules would be taken for installed packages.
+    Some builds of Python install packages directly into the folder of the standard library. That folder is left out:
+    otherwise the modules of the standard library would be taken for installed packages.
     """
     return frozenset(map(sysconfig.get_path, ("purelib", "platlib"))) - {sysconfig.get_path("stdlib")}
 

@@ -254,7 +254,7 @@ class BigQuerySink(TableSink):
         rows = call.rows
         if stored is None:
             stored = self._create_ids(dataset, pipeline)
-        # An interval without an id has no rows. A delete reads the partitions of its day, and BigQuery bills what it reads.
+        # Delete only intervals with an id: the others have no rows, and BigQuery bills each partition that a delete reads.
         old = sorted(replaced & ids.keys())
         changes = []
         if len(rows) or old:
