@@ -188,10 +188,11 @@ class CorruptFile(StateUnusable):
     """A file of a checkpoint or savepoint is missing or truncated, or its checksum or content is wrong.
 
     What to do:
-        Type `cairn verify`: its last line names the newest checkpoint without damage. Put the damaged file back from a
-        copy. If there is no copy, run the interval that wrote the file again, and then all later intervals. To go back
-        to an older checkpoint instead, type `cairn restore --checkpoint ID --dry-run`, and read what the command would
-        discard. Then type it again with `--yes` in place of `--dry-run`.
+        Pause the DAG. Type `cairn verify`: its last line names the newest checkpoint without damage. If a backup has
+        the damaged file, put the file back from there. Otherwise run all intervals after that checkpoint again, in
+        Airflow with `cairn backfill`, which unpauses the DAG. To go back to that checkpoint instead, type
+        `cairn restore --checkpoint ID --dry-run`, and read what the command would discard. Then type it again with
+        `--yes` in place of `--dry-run`. At the end, `cairn verify` must find nothing.
     """
 
 
@@ -211,8 +212,9 @@ class CorruptRecord(CorruptFile):
     """A record, manifest or other metadata file can't be decoded.
 
     What to do:
-        Put the file that the message names back from a copy. Then type `cairn verify` to find other damaged files.
-        While a record can't be read, Cairn deletes no state files.
+        Pause the DAG, and keep the damaged file outside of the root. Put the file that the message names back from a
+        backup. Then type `cairn verify` to find other damaged files. While a record can't be read, Cairn deletes no
+        state files.
     """
 
 
@@ -239,7 +241,7 @@ class StaleStateError(StateUnusable):
     What to do:
         Run the `cairn` command in the message: it runs the stale intervals again, in order. Type `cairn status` to see
         all stale checkpoints. In Airflow, the task `process` does not raise this error at once: it waits up to a day
-        (`wait_timeout`) until the stale intervals have run again. Its log has the command.
+        (`wait_timeout`) until the stale intervals have run again, and then goes on by itself. Its log has the command.
     """
 
 
@@ -350,8 +352,8 @@ class SourceError(UserCodeError):
 
     What to do:
         If the input has not arrived yet, wait: Airflow retries the task. Otherwise repair the file, or the source's
-        code, and clear the task. For Spark's own stack trace, run the interval with `cairn run` and the option
-        `--spark-log error`.
+        code, and clear the task. Spark's own stack trace is in the log of the task or of the Spark Connect server.
+        Without Airflow, `cairn run` prints it with the option `--spark-log error`.
     """
 
 

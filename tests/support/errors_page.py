@@ -36,6 +36,8 @@ take the root and the pipeline from two variables:
 $ export CAIRN_ROOT=file:///data/state CAIRN_PIPELINE=clicks
 ```
 
+If this page says *clear a task* of Airflow, clear the task together with its downstream tasks. Otherwise Airflow may compute the interval, but not commit it.
+
 The errors of this page are in groups. The first error of each group is the base class of the others. Python code can catch a single error,
 such as `StaleStateError`, or the group's base class, such as `StateUnusable`: `from cairn.errors import StaleStateError, StateUnusable`.
 
