@@ -388,8 +388,6 @@ def test_the_page_of_commands_has_every_command_and_option() -> None:
         assert long - shared - named_by[command.split()[0]] == set(), command
     overview = text.split("## Options of all commands")[0]
     assert {label.split()[0] for label in re.findall(r"\[([a-z][^\]]*)\]\(#", overview)} == commands
-    readme = re.search(r"`cairn (\w+ \| [^`]+)`", (REPOSITORY / "README.md").read_text())
-    assert readme and set(readme[1].split(" | ")) <= commands
 
 
 # --- what needs a root, and neither Spark nor Airflow --------------------------------------------------------------------------------
