@@ -188,11 +188,13 @@ class CorruptFile(StateUnusable):
     """A file of a checkpoint or savepoint is missing or truncated, or its checksum or content is wrong.
 
     What to do:
-        Pause the DAG. Type `cairn verify`: its last line names the newest checkpoint without damage. If a backup has
-        the damaged file, put the file back from there. Otherwise run all intervals after that checkpoint again, in
-        Airflow with `cairn backfill`, which unpauses the DAG. To go back to that checkpoint instead, type
+        Pause the DAG. Type `cairn verify`: each finding names a checkpoint or an interval. If a backup has the damaged
+        file, put the file back from there. Otherwise find the earliest interval with a finding in `cairn list`, and run
+        this interval and all later ones again, in Airflow with `cairn backfill`, which unpauses the DAG. `cairn verify`
+        may then find damage only in checkpoints that are replaced, until retention drops them. To go back instead,
+        choose a checkpoint without a finding that ends at or before the start of that interval. Type
         `cairn restore --checkpoint ID --dry-run`, and read what the command would discard. Then type it again with
-        `--yes` in place of `--dry-run`. At the end, `cairn verify` must find nothing.
+        `--yes` in place of `--dry-run`.
     """
 
 
