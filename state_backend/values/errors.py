@@ -189,10 +189,10 @@ class CorruptFile(StateUnusable):
 
     What to do:
         Pause the DAG. Type `cairn verify`: each finding names a checkpoint or an interval. If a backup has the damaged
-        file, put the file back from there. Otherwise find the earliest interval with a finding in `cairn list`, and run
-        this interval and all later ones again, in Airflow with `cairn backfill`, which unpauses the DAG. `cairn verify`
-        may then find damage only in checkpoints that are replaced, until retention drops them. To go back instead,
-        choose a checkpoint without a finding that ends at or before the start of that interval. Type
+        file, put the file back from there. Otherwise run the earliest interval with a finding, which `cairn list`
+        shows, and all later ones again, in Airflow with `cairn backfill`, which unpauses the DAG. `cairn verify` may
+        then find damage only in checkpoints that are replaced, until retention drops them. To go back instead, choose
+        a checkpoint without a finding that ends at or before the start of that interval. Type
         `cairn restore --checkpoint ID --dry-run`, and read what the command would discard. Then type it again with
         `--yes` in place of `--dry-run`.
     """

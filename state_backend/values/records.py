@@ -714,16 +714,16 @@ RELEASE = "release of checkpoint "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepRecord:
-    """The record of a sweep in the log, or of the release of a quarantined checkpoint.
+    """The record of a sweep in the log, or of the release of a quarantined checkpoint, which may be used again.
 
-    The attempts that it names can't be committed afterwards.
+    Once this record is in the log, the attempts in `abandoned` can't be committed.
 
     The record is no checkpoint. It copies `retained` from the record before it.
 
     Attributes:
         id: The number of the record.
         retained: The checkpoints that the record retains.
-        sweep: The uuid of the operation that added the record: a sweep, or the release of a quarantined checkpoint.
+        sweep: The uuid of the sweep. In the record of a release: `RELEASE`, followed by the checkpoint's id.
         abandoned: The attempts that the sweep abandons.
         summary: The facts about earlier records.
     """

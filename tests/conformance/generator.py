@@ -8,7 +8,7 @@ program, one call per row (row API) or per frame (pandas API). Seeds that differ
 ``--zone`` sets the session's zone; TZ of the process is the caller's. Where they differ, Spark's naive values in state depend on
 the machine, and the programs turn them into instants. What even then depends on the machine is not generated: TIMESTAMP_NTZ, whose
 seconds since the epoch are asked for; in frames any instant, which comes in the session's zone and goes into state by TZ; and
-an instant as key where there are timers, whose handlers get it by TZ and put it out in the session's zone.
+an instant as key where there are timers, whose handlers get it by TZ and emit it in the session's zone.
 
 What differs by design is not generated, and each of it stands in docs/processors.md: floats that are keys and -0.0 or NaN, null
 keys and nulls among integers in frames and their cells, the order of a map's entries, the fold of a repeated hour, naive instants in

@@ -607,7 +607,7 @@ def run_columns(seeds: range) -> list[str]:
 
 
 def run_query(spark: SparkSession, api: str, seed: int, programs: int, folder: Path) -> tuple[int, int, list[str]]:
-    """Programs that put rows out, their rows, and what differs between Spark and Cairn."""
+    """Programs that emit rows, their rows, and what differs between Spark and Cairn."""
     from tests.support.both_engines import run_both
 
     both = run_both(spark, make_case(api, seed, programs), folder)

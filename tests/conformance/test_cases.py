@@ -88,7 +88,7 @@ LONG = {"pandas-keys", "row-keys", "row-outputs", "row-initial", "pandas-initial
 )
 def test_a_case(spark: SparkSession, tmp_path: Path, name: str) -> None:
     both = run_both(spark, CASES[name], tmp_path)
-    assert all(both.spark.outputs), "Spark put nothing out"
+    assert all(both.spark.outputs), "Spark emitted nothing"
     differences = both.differences()
     assert differences == [], "\n".join(differences)
 

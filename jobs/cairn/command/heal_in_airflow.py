@@ -152,7 +152,7 @@ class InAirflow:
         return begin
 
     def _note_starts(self, runs: Sequence[AirflowRun]) -> None:
-        """Remember the starts of queued and running runs. A run that has ended leaves this list, but not the schedule."""
+        """Remember the starts of queued and running runs: when a run has ended, its interval still belongs to the schedule."""
         self._starts |= {run.start for run in runs if run.at_work and not run.manual}
 
     def _schedule(self, begin: datetime, dag: Mapping[str, Any]) -> set[datetime]:

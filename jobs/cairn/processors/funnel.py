@@ -63,7 +63,7 @@ class Funnel(ReadyMade):
     of each reached step. A completed funnel is emitted in the interval in which the watermark reaches its last step, an
     abandoned one when the watermark has passed `funnel_start` plus `within`.
 
-    The state `rows` is a list of event time and step of the rows that may still count. Timers put funnels out and remove
+    The state `rows` is a list of event time and step of the rows that may still count. Timers emit funnels and remove
     rows.
 
     Attributes:
@@ -174,7 +174,7 @@ class Funnel(ReadyMade):
             batch: The rows of many keys.
 
         Returns:
-            An empty result: timers put the funnels out.
+            An empty result: timers emit the funnels.
 
         Raises:
             ProcessorError: A row has no event time.

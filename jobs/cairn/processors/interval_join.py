@@ -164,7 +164,7 @@ class IntervalJoin(ReadyMade):
         return BatchResult(output=pa.concat_tables(output))
 
     def handleExpiredTimers(self, batch: KeyedBatch) -> BatchResult:
-        """Remove the rows that can find no more partners. An outer join emits those that found none.
+        """Remove the rows that can find no more partners. An outer join emits the removed rows that never found one.
 
         Args:
             batch: The keys that have such rows.

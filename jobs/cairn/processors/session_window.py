@@ -38,7 +38,7 @@ class SessionWindow(Windows):
     plus `gap`; if `gap` is a column, its event time.
 
     The state `sessions` is a map from `session_start` to `session_end` and the aggregates of each open session. A timer
-    puts the session out and removes it. A session that opens and closes in the same interval never enters the state.
+    emits the session and removes it. A session that opens and closes in the same interval never enters the state.
 
     With `early` or `allowed_lateness`, a session is emitted before it closes. `version` numbers the rows of a
     `session_start` from 1. If a late row changes the begin of a session, or merges two sessions, then the rows that were

@@ -31,7 +31,7 @@ class TumblingWindow(Windows):
     window is emitted in the interval in which the watermark passes its end. A window counts its rows as long as it is
     open.
 
-    The state `windows` is a map from `window_start` to the aggregates of each open window. A timer puts the window out
+    The state `windows` is a map from `window_start` to the aggregates of each open window. A timer emits the window
     and removes it. A window that opens and closes in the same interval never enters the state.
 
     Attributes:
@@ -103,7 +103,7 @@ class TumblingWindow(Windows):
         versions = versions_of(old)
         carried = np.setdiff1d(self._carried, begins[owners == 0])
         if len(carried):
-            # Earlier batches of the first key changed these windows, and left it to this batch to put them out.
+            # Earlier batches of the first key changed these windows, and left it to this batch to emit them.
             of_first = np.zeros(len(carried), np.int64)
             stored, there = self._windows.getValue(of_first, self._user_keys(carried))
             more = self._values(batch, of_first, carried, stored)
