@@ -188,13 +188,14 @@ class CorruptFile(StateUnusable):
     """A file of a checkpoint or savepoint is missing or truncated, or its checksum or content is wrong.
 
     What to do:
-        Pause the DAG. Type `cairn verify`: each finding names a checkpoint or an interval. If a backup has the damaged
-        file, put the file back from there. Otherwise run the earliest interval with a finding, which `cairn list`
+        Pause the DAG. Type `cairn verify`: each finding names a checkpoint or an interval. If only checkpoints before
+        the newest one have findings, the pipeline can go on: unpause the DAG. To repair the damage: if a backup has
+        the file, put the file back from there; otherwise run the earliest interval with a finding, which `cairn list`
         shows, and all later ones again, in Airflow with `cairn backfill`, which unpauses the DAG. `cairn verify` may
         then find damage only in checkpoints that are replaced, until retention drops them. To go back instead, choose
-        a checkpoint without a finding that ends at or before the start of that interval. Type
-        `cairn restore --checkpoint ID --dry-run`, and read what the command would discard. Then type it again with
-        `--yes` in place of `--dry-run`.
+        a checkpoint without a finding that ends at or before the start of that interval. Type `cairn restore
+        --checkpoint ID --dry-run`, and read what the command would discard. Then type it again with `--yes` in place
+        of `--dry-run`.
     """
 
 
