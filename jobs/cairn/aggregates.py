@@ -990,7 +990,10 @@ def _sum_type(of: Any) -> DataType:
 
 
 def is_scalar(of: Any) -> bool:
-    """Return True for a Spark type whose values can be ordered here."""
+    """Return True for a type that ready-made processors can order: numbers, strings, binary, booleans, dates and timestamps.
+
+    The caller checks the collation of a string type.
+    """
     return isinstance(of, (*_INTEGERS, *_FLOATS, DecimalType, *_SCALARS))
 
 

@@ -260,6 +260,7 @@ _GAUGES = (
     "keys_touched",
     "input_rows",
     "output_rows",
+    "late_rows",
 )
 
 

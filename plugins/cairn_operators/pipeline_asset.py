@@ -6,9 +6,9 @@ from airflow.sdk import Asset
 
 
 def pipeline_asset(pipeline_name: str) -> Asset:
-    """Return the asset of a pipeline, without a name: the same as `Asset("cairn://sums")` in a DAG that consumes it.
+    """Return the asset of a pipeline. Its name and its URI are both `cairn://<pipeline>`.
 
-    The asset must not get a name of its own. If two assets have the same URI and different names, Airflow deactivates
+    A DAG that consumes the asset writes `Asset("cairn://sums")`. Do not give the asset another name: if two assets have the same URI and different names, Airflow deactivates
     one of them, and the task that writes it fails without a retry.
     """
     return Asset(f"cairn://{pipeline_name}")

@@ -34,8 +34,8 @@ class Ended:
 
     Attributes:
         code: Exit code; negative for the signal that killed the process; None if it took too long and was killed.
-        said: Beginning of the output: at most the limit and one byte more.
-        errors: Beginning of the error output.
+        said: The first `said_bytes + 1` bytes of the output. The last byte shows that the output exceeds `said_bytes`.
+        errors: The error output, cut at the same length.
         seconds: How long the process ran.
     """
 
@@ -69,7 +69,7 @@ def run_module(
         environment: Variables to add to the environment of the process.
         seconds: The process is killed after this time.
         memory_bytes: Largest memory for the process's data (RLIMIT_DATA).
-        said_bytes: The result has at most this many bytes of the output, plus one.
+        said_bytes: Limit of the output. The result has at most one byte more than this limit.
         given: The process's standard input.
     """
     root, began_s = repo_root(), time.monotonic()

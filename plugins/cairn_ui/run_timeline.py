@@ -10,7 +10,7 @@ from typing import Literal
 from cairn_ui.airflow_values import Run, TaskTry
 
 Kind = Literal["pause", "scheduler", "queue", "ran", "failed"]
-# Colours of Cairn's tasks, as numbers of the style sheet's classes p0 to p9. Other tasks share the last number.
+# The colour of each of Cairn's tasks: n stands for the class `p<n>` of the style sheet. Other tasks have `_OTHER`.
 _COLOURS = {"process": 0, "checkpoint": 2, "validate": 3, "savepoint": 4, "sweep": 6}
 _OTHER = 8
 

@@ -1,1 +1,1 @@
-"""Adapters of the ports: storage on disk, in memory and on Google Cloud Storage, and RocksDB."""
+"""Adapters of the ports: RocksDB, and storage on disk, in memory, on Google Cloud Storage and on S3."""

@@ -6,7 +6,7 @@ Every write has a precondition on the generation (0: the file is absent), so a r
 the server's answer to a write is lost, the repeat is refused, because the file is there now. Then the uuid shows
 whether this write or another process made the file. If neither can be shown, the write raises `UnknownOutcome`.
 
-A step is one request, `STEP_BYTES` of an upload, or `CHUNK_BYTES` of a download, with all repeats (see `Patience`).
+A step is one request, `STEP_BYTES` of an upload, or `CHUNK_BYTES` of a download, with all retries (see `Patience`).
 Error messages contain no URLs, because the URL of an upload session is a credential.
 """
 
@@ -85,14 +85,14 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """Time limits of requests and their repeats, in seconds.
+    """Time limits of requests and their retries, in seconds.
 
     Attributes:
         deadline_s: A step is given up this long after its beginning.
         permission_s: A request is repeated for this long if permission is refused. Google's servers learn of a new
             permission with delay.
         request_s: Timeout of one request, or the rest of the deadline if that is shorter.
-        first_delay_s: The n-th repeat waits for a random time of at most `first_delay_s * 2**(n-1)`.
+        first_delay_s: The n-th retry waits for a random time of at most `first_delay_s * 2**(n-1)`.
         longest_delay_s: Upper limit of this delay.
     """
 
@@ -788,7 +788,7 @@ class GcsStorage:
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def _send(self, doing: str, request: Callable[[float], R], write: Write | None = None) -> R:
-        """Send a request, and repeat it while a repeat may help.
+        """Send a request, and retry while a retry may help.
 
         Args:
             doing: The action and the file, in words: the text after "can't" in messages.
@@ -1001,7 +1001,7 @@ def _steps(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
 
 
 def _is_transient(error: BaseException) -> bool:
-    """Return True if a repeat of the same request may succeed."""
+    """Return True if a retry of the same request may succeed."""
     if isinstance(error, GoogleAPICallError):
         return error.code in _TRANSIENT or (error.code == 403 and not _is_refusal(error))
     if isinstance(error, GoogleAuthError):

@@ -115,13 +115,13 @@ _NEVER_SENT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """Time limits of requests and their repeats, in seconds.
+    """Time limits of requests and their retries, in seconds.
 
     Attributes:
-        deadline_s: A request is repeated for at most this time.
+        deadline_s: A failed request is sent again for at most this time.
         connect_s: Timeout of a connection.
         read_s: Timeout of the next bytes of an answer.
-        first_delay_s: The n-th repeat waits for a random time of at most `first_delay_s * 2**(n-1)`.
+        first_delay_s: The n-th retry waits for a random time of at most `first_delay_s * 2**(n-1)`.
         longest_delay_s: Upper limit of this delay.
     """
 
@@ -132,7 +132,7 @@ class Patience:
     longest_delay_s: float = 20.0
 
     def delay_s(self, repeats: int) -> float:
-        """Return a random delay before the next repeat, after so many repeats."""
+        """Return a random delay before the next retry, in seconds. `repeats` is the number of earlier retries."""
         return uniform(0, min(self.first_delay_s * 2.0 ** min(repeats, 30), self.longest_delay_s))
 
 
@@ -169,7 +169,7 @@ class _Clients:
             config=Config(
                 connect_timeout=self._patience.connect_s,
                 read_timeout=self._patience.read_s,
-                # `_send` repeats requests. The SDK limits the repeats of a client, and an outage would use them up.
+                # `_send` retries requests. The SDK limits the retries of a client, and an outage would use them up.
                 retries={"total_max_attempts": 1},
                 max_pool_connections=32,
                 user_agent_extra="cairn",
@@ -597,7 +597,7 @@ class S3Storage:
         raise self._translated(doing, failure, None)
 
     def _send(self, doing: str, operation: str, write: Write | None, **arguments: Any) -> dict[str, Any]:
-        """Send a request, and repeat it while a repeat may help.
+        """Send a request, and retry while a retry may help.
 
         Args:
             doing: The action and the file, in words: the text after "can't" in messages.
@@ -734,7 +734,7 @@ class _Body:
 
 
 def _is_transient(error: Exception) -> bool:
-    """Return True if a repeat of the same request may succeed."""
+    """Return True if a retry of the same request may succeed."""
     if isinstance(error, ClientError):
         status, code = _answered(error)
         # 409: another write of the same file is under way. After that write, the precondition decides.

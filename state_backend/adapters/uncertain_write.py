@@ -14,7 +14,7 @@ WRITE_KEY = "cairn-write"
 
 @dataclass(slots=True)
 class Write:
-    """A write and its repeats.
+    """A write and its retries.
 
     Attributes:
         nonce: The uuid that the file's metadata gets.

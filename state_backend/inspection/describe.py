@@ -323,4 +323,5 @@ def summarise(record: Record) -> dict[str, Any]:
         "keys_touched": totals.keys_touched,
         "input_rows": totals.input_rows,
         "output_rows": totals.output_rows,
+        "late_rows": totals.late_rows,
     }

@@ -16,8 +16,8 @@ from state_backend.values.errors import StateSchemaError
 from state_backend.values.records import SchemaVersion, StateDescriptor
 
 MAX_SCHEMA_VERSION = 255
-# In the metadata of a schema's field: settings of the processor that give the entries their meaning. Each value is a text for
-# messages, such as "size = 2:00:00".
+# Key in the metadata of a field. Its value holds the processor's settings that must not change, because they decide how
+# entries are read. A change raises `StateSchemaError`, whose message quotes the setting, such as "size = 2:00:00".
 MADE_WITH = "cairn.made_with"
 
 

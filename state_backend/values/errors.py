@@ -216,8 +216,10 @@ class CorruptRecord(CorruptFile):
 
     What to do:
         Pause the DAG, and keep the damaged file outside of the root. Put the file that the message names back from a
-        backup. Then type `cairn verify` to find other damaged files. While a record can't be read, Cairn deletes no
-        state files.
+        backup, or from an older version of the object in the bucket. Then type `cairn verify` to find other damaged
+        files. While a record can't be read, Cairn deletes no state files. Without a backup, begin in another root: restore
+        a savepoint there (`cairn restore --savepoint`), or process all intervals from `Pipeline.start` again. First read
+        *Ids that begin again* in upgrade.md.
     """
 
 
@@ -243,8 +245,9 @@ class StaleStateError(StateUnusable):
 
     What to do:
         Run the `cairn` command in the message: it runs the stale intervals again, in order. Type `cairn status` to see
-        all stale checkpoints. In Airflow, the task `process` does not raise this error at once: it waits up to a day
-        (`wait_timeout`) until the stale intervals have run again, and then goes on by itself. Its log has the command.
+        all stale checkpoints. In Airflow, the task `process` raises this error only after a wait: for up to a day
+        (`wait_timeout`), it waits until the stale intervals have run again, and then goes on by itself. Its log has the
+        command.
     """
 
 

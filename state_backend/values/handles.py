@@ -1,4 +1,4 @@
-"""Handles of durable files, and the search for all handles inside a record or manifest."""
+"""The handle of a stored file (path, size and checksum), and a search for all handles in a record or manifest."""
 
 from __future__ import annotations
 

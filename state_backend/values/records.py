@@ -648,9 +648,9 @@ class Summary:
         superseded: The retained checkpoints that were replaced: their interval has a later commit with another state.
         marks: The ids of the checkpoints that had a file in `quarantine/` when the record was written, because
             validation refused them.
-        refused: Those retained checkpoints, and those commits in `superseded`, that are quarantined or descend from a
-            quarantined checkpoint. Commits in `superseded` are listed because a replaced checkpoint counts again if all
-            commits that replaced it are quarantined.
+        refused: The checkpoints that are quarantined or descend from a quarantined checkpoint, among the retained
+            checkpoints and the commits in `Superseded.by`. The commits in `by` are included because a replaced
+            checkpoint is used again if all commits in its `by` are quarantined.
         levels: Numbers of the folder groups in `settled/commits/` that have files. The files are grouped by the length
             of their intervals: up to 1 day in group 0, up to 32 days in group 1, and so on (`paths.SETTLED_DAYS`). A
             look-up skips the folders of all other groups.

@@ -505,7 +505,7 @@ def checkpoint(
 
 
 def record() -> Any:
-    names = "changed_bytes uploaded_bytes state_bytes state_files keys keys_touched input_rows output_rows"
+    names = "changed_bytes uploaded_bytes state_bytes state_files keys keys_touched input_rows output_rows late_rows"
     totals = SimpleNamespace(**{name: number for number, name in enumerate(names.split())})
     return SimpleNamespace(
         id=7, content=SimpleNamespace(base_id=6, interval=Interval(START, END), totals=totals, durations_us={})

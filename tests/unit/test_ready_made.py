@@ -6,12 +6,16 @@ Their laws beside oracles in SQL: tests/property/test_ready_made_laws.py.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
+import duckdb
+import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 
@@ -20,6 +24,7 @@ from cairn.aggregates import Count, First, Max, Min, Sum
 from cairn.errors import ProcessorError, UsageError
 from cairn.processors import Deduplicate, History, Latest, TopN, TumblingWindow
 from cairn.testing import PipelineTester
+from tests.support.layout import REPOSITORY
 
 DAY = datetime(2024, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -43,6 +48,17 @@ def ready(processor: Any, schema: str, **settings: Any) -> PipelineTester:
         **{"start": DAY, "key": ["user"], "order_by": ["seq"], **settings},
     )
     return PipelineTester(pipeline, input_schema=schema)
+
+
+def newest_rows(table: str, tester: PipelineTester, *intervals: Sequence[tuple[Any, ...]]) -> list[dict[str, Any]]:
+    """Return the rows that the page's query finds in a table of the output of hourly intervals."""
+    page = (REPOSITORY / "docs/ready-made.md").read_text()
+    (query,) = (q for q in re.findall(r"```sql\n(.*?)```", page, re.DOTALL) if f"AS n FROM {table}\n" in q)
+    outputs = [(at(hour), tester.run(rows).output) for hour, rows in enumerate(intervals)]
+    rows = [{**row, "interval_start": start} for start, output in outputs for row in output]
+    with duckdb.connect() as connection:
+        connection.register(table, pa.Table.from_pylist(rows))
+        return connection.sql(query).to_arrow_table().to_pylist()
 
 
 def seqs(rows: list[dict[str, Any]], *names: str) -> list[Any]:
@@ -191,6 +207,20 @@ def test_a_deleted_key_is_remembered_for_a_horizon() -> None:
     assert seqs(newest.run([old]).output) == [3]
 
 
+def test_the_pages_query_finds_the_newest_row_of_each_key() -> None:
+    """Neither a deleted key nor a row that was replaced."""
+    of = {"key": ["customer"], "order_by": []}
+    tester = ready(
+        declared(Latest, version="v", deleted="is_deleted", horizon=None),
+        "customer string, v int, is_deleted boolean",
+        **of,
+    )
+    first = [("ann", 1, False), ("bob", 1, False), ("cy", 1, None)]
+    second = [("ann", 3, False), ("bob", 2, True)]
+    found = newest_rows("customers", tester, first, second, [("ann", 2, False), ("bob", 1, False)])
+    assert sorted((row["customer"], row["v"]) for row in found) == [("ann", 3), ("cy", 1)]
+
+
 def test_a_key_that_comes_back_is_not_forgotten() -> None:
     newest = ready(declared(Latest, version="version", deleted="gone", horizon=HOUR), CHANGES)
     newest.run([("ann", 1, 5, True, None), ("bob", 2, 5, True, None)])
@@ -296,6 +326,20 @@ def test_a_later_row_replaces_a_row_of_the_same_time() -> None:
 
 
 @pytest.mark.long("half a second", runs_in="ci")
+def test_the_pages_query_finds_the_versions_that_exist() -> None:
+    """Later rows change the end of a version, and delete one."""
+    schema = "customer string, at timestamp, city string, is_deleted boolean"
+    tester = ready(declared(History, deleted="is_deleted"), schema, **TIMED, key=["customer"], order_by=[])
+    first = [("ann", at(0), "Oslo", False), ("ann", at(0, 30), "Rome", False), ("bob", at(0, 5), "Bern", False)]
+    second = [("ann", at(0, 15), "Bern", False), ("bob", at(0, 5), None, True), ("ann", at(1), None, True)]
+    found = newest_rows("customer_history", tester, first, second)
+    assert sorted((row["valid_from"].minute, row["city"], row["valid_to"].minute) for row in found) == [
+        (0, "Oslo", 15),
+        (15, "Bern", 30),
+        (30, "Rome", 0),
+    ]
+
+
 def test_changes_before_the_watermark_leave_the_state() -> None:
     history = ready(History, MOVES, **TIMED)
     history.run([("ann", minute, at(0, minute), None, "Oslo") for minute in range(5)])

@@ -206,7 +206,7 @@ class SparkState:
 
     Args:
         now: The state, as `format("keyed_state")` reads it.
-        before: The state of the base; None for none.
+        before: The same state in the base; None if the base lacks the state or no expectation compares with the base.
     """
 
     def __init__(self, now: DataFrame, before: DataFrame | None) -> None:
@@ -254,8 +254,8 @@ class ArrowState:
 
     Attributes:
         now: The state, with the columns of `table_schema`.
-        before: The state of the base; None for none.
-        zone: Name of the time zone for times in `lost_row`.
+        before: The same state in the base; None if the base lacks the state or no expectation compares with the base.
+        zone: Name of the time zone of the times in the column `lost_row` of `changes`, which identifies a lost row as JSON.
         selects: Returns which rows an SQL condition selects; None if no condition can be evaluated.
     """
 

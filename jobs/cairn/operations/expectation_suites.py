@@ -119,7 +119,7 @@ class Suites:
         self.checks: list[Check] = []
         self.counts: dict[str, tuple[int, int]] = {}  # By state: numbers of evaluated and failed expectations.
         self._pipeline, self._run_name = pipeline, run_name
-        self._sources: dict[type, Any] = {}  # By kind of the tables: the data source of Great Expectations.
+        self._sources: dict[type, Any] = {}  # The data source of Great Expectations for each class of tables.
         self._built: list[tuple[str, Any]] = []  # For the Data Docs: names of tables, and ids of their results.
         self._docs = docs is not None
         if docs is None:

@@ -107,7 +107,7 @@ def check_destination(pipeline_root: str, to: str, format: str) -> None:
 
     Raises:
         UsageError: The format is unknown, or `to` lies inside the pipeline's own folder. There the savepoint would be
-            deleted with the pipeline, and a sweep would not know its files.
+            deleted with the pipeline, and `cairn sweep` would report its files as unknown.
     """
     if format not in FORMATS:
         raise UsageError(f"savepoint format {format!r} is not one of {', '.join(FORMATS)}")

@@ -33,9 +33,9 @@ class SessionWindow(Windows):
     its aggregates as class attributes, as for `RunningAggregate`.
 
     The output has a row for each session: the key columns, `session_start`, `session_end` and the aggregates.
-    `session_start` is the event time of the first row. `session_end` is the latest event time plus gap. A session is put
-    out in the interval in which the watermark passes its end. A row counts until the watermark passes its event time
-    plus `gap`; if `gap` is a column, its event time.
+    `session_start` is the event time of the first row. `session_end` is the latest event time plus gap. A session is
+    emitted in the interval in which the watermark passes its end. A row counts until the watermark passes its event time
+    plus `gap`. If `gap` is a column, the row counts until the watermark passes its event time.
 
     The state `sessions` is a map from `session_start` to `session_end` and the aggregates of each open session. A timer
     emits the session and removes it. A session that opens and closes in the same interval never enters the state.
@@ -112,9 +112,10 @@ class SessionWindow(Windows):
             batch: The rows of many keys.
 
         Returns:
-            A row for each changed session that closes in this interval. If `early` is set: for each changed session. If
-            `allowed_lateness` is set: for each changed session that was emitted before, or whose time to be emitted
-            has come. If a session that was emitted no longer exists: a row that deletes it.
+            The output rows. Without `early` and `allowed_lateness`, they are the changed sessions that close in this
+            interval. With `early`, they are all changed sessions. With `allowed_lateness`, they are the changed
+            sessions that were emitted before, and those whose end minus `allowed_lateness` the watermark reaches in
+            this interval. A row with `is_deleted` withdraws an emitted session that no longer exists.
 
         Raises:
             ProcessorError: A row has no event time or no gap, or the value of an aggregate exceeds the range of its type.
@@ -242,8 +243,8 @@ class SessionWindow(Windows):
         owners, begins, ends, due_ms = line.owners, line.begins, line.ends, self._handle.due_ms
         waits = owners == batch.keys.num_rows - 1 if batch.last_key_continues else np.zeros(len(owners), np.bool_)
         self._carried = begins[waits]
-        # `versions`: the version of the stored session with the same start, else 0. `known`: True if this session contains
-        # a stored session whose result was emitted.
+        # `versions`: the number of rows that were emitted so far for this `session_start`. `known`: True if this session
+        # contains a stored session that was emitted.
         member_owners, member_versions = stored.owners[line.members], stored.versions[line.members]
         same_begin = stored.begins[line.members] == begins[line.of_member]
         versions = np.zeros(len(owners), np.int64)

@@ -185,7 +185,7 @@ def _flat(rows: pa.RecordBatch, kind: int, columns: Columns) -> list[pa.Array]:
 
 
 def _zero_signs(floats: Sequence[pa.Array]) -> pa.Array:
-    """Return a mask with one bit for each of at most 62 columns. The bit is set where the value is -0.0."""
+    """Return an integer for each row: bit n is set if the value in column n is -0.0. At most 62 columns."""
     mask = np.zeros(len(floats[0]), np.int64)
     for bit, column in enumerate(floats):
         numbers = column.to_numpy(zero_copy_only=False)

@@ -46,8 +46,10 @@ class RestoreJob:
         h0: The highest checkpoint id when the job was planned.
         parallelism: The number of shards that the job makes.
         max_parallelism: The number of key groups of these shards.
-        first_task: A number that is added to Spark's task numbers in file names. Another try of the same attempt has
-            equal task numbers.
+        engine: RocksDB's settings for the new shards.
+        retention: The pipeline's retention policy, which the new record gets; None if the pipeline sets none.
+        first_task: A number that is added to Spark's task numbers in file names: 0 for a new attempt, random if an attempt
+            is repeated. An earlier try of the attempt may still write files, and the number keeps the names apart.
     """
 
     root: str

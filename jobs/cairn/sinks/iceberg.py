@@ -149,8 +149,9 @@ class IcebergSink(TableSink):
                     if refusals == _REFUSALS:
                         raise
                 except exceptions.CommitStateUnknownException:
-                    # The next round finds the id or commits. If the first commit arrives after all, the catalog refuses it or
-                    # the next round's: both are commits on the same snapshot.
+                    # The next round reads the table. If the table has this checkpoint's id, the commit succeeded; else the
+                    # round commits again. If the first commit still arrives later, both commits build on the same
+                    # snapshot, and the catalog accepts only one of them.
                     unknown += 1
                     if unknown == _UNKNOWN:
                         raise
