@@ -201,22 +201,27 @@ def state_fields(
 ) -> list[StructField]:
     """Return a field of the state for each part of each aggregate.
 
-    The field's metadata names the aggregate's input column. So Cairn refuses changed code that computes the same output
-    column from another input column.
+    The field's metadata names the aggregate's input column and `ignore_nulls`. So Cairn refuses changed code that
+    computes the same output column in another way.
 
     Args:
         aggregates: Aggregates by the name of their output column.
         parts: The names and Spark types of each aggregate's parts, as `plan_fields` returns them.
     """
     return [
-        StructField(f"{name}_{part}", of, metadata={MADE_WITH: {f"{name}_{part}": _made_with(name, aggregates[name])}})
+        StructField(f"{name}_{part}", of, metadata={MADE_WITH: _made_with(name, part, aggregates[name])})
         for name in parts
         for part, of in parts[name]
     ]
 
 
-def _made_with(name: str, aggregate: Aggregate) -> str:
-    return f"{name} = {type(aggregate).__name__}({aggregate.column!r})"
+def _made_with(name: str, part: str, aggregate: Aggregate) -> dict[str, str]:
+    made = f"{name} = {type(aggregate).__name__}({aggregate.column!r})"
+    if not isinstance(aggregate, First | Last):
+        return {f"{name}_{part}": made}
+    # A key of its own: state of older code has the first key, and without `ignore_nulls` in its text.
+    nulls = f"{made[:-1]}, ignore_nulls={aggregate.ignore_nulls})"
+    return {f"{name}_{part}": made, f"{name}_{part}.ignore_nulls": nulls}
 
 
 def plan_fields(

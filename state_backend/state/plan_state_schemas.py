@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from state_backend.formats.row_codec import RowCodec
 from state_backend.formats.schema_evolution import compare_schemas
@@ -19,6 +20,9 @@ MAX_SCHEMA_VERSION = 255
 # Key in the metadata of a field. Its value holds the processor's settings that must not change, because they decide how
 # entries are read. A change raises `StateSchemaError`, whose message quotes the setting, such as "size = 2:00:00".
 MADE_WITH = "cairn.made_with"
+# Key in the metadata of a field, for a setting that decides the name of the state. Its value holds, by the name of the state
+# that the other value of the setting gives, both values as texts: the other one and the declared one.
+INSTEAD_OF = "cairn.instead_of"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +50,10 @@ def plan_states(
 ) -> StatePlan:
     """Plan the states of an interval.
 
-    A recorded state keeps its id. A new state gets the next id. A changed schema becomes a new schema version. Settings in the
-    metadata of a schema (`MADE_WITH`) can't change. A changed expiry applies to entries written from now on. A state that is no longer declared is kept: after a rollback
-    of the deployed code, the older code finds the state again.
+    A recorded state keeps its id. A new state gets the next id. A changed schema becomes a new schema version. A
+    changed expiry applies to entries written from now on. A state that is no longer declared is kept: after a rollback
+    of the deployed code, the older code finds the state again. Settings in the metadata of a schema (`MADE_WITH`,
+    `INSTEAD_OF`) can't change.
 
     Args:
         pipeline: The pipeline's name, for messages.
@@ -73,6 +78,8 @@ def plan_states(
         else:
             planned.append(_evolved(pipeline, before, now, warnings))
         _check_storable(pipeline, planned[-1])
+    for now in declared:
+        _check_instead_of(pipeline, now, by_name)
     if taken > MAX_STATE_ID:
         raise StateSchemaError(
             f"pipeline {pipeline!r}: {taken} states were declared since its start, and the most is {MAX_STATE_ID}; start the "
@@ -99,13 +106,10 @@ def _evolved(pipeline: str, before: StateDescriptor, now: StateDescriptor, warni
                 f"{owner}: its {what} is recorded as {a}, declared as {b}; it can't change: declare it as recorded, "
                 "or under another name"
             )
-    made, wanted = _made_with(latest), _made_with(now.versions[-1])
+    made, wanted = _in_metadata(latest, MADE_WITH), _in_metadata(now.versions[-1], MADE_WITH)
     for name in sorted(made.keys() & wanted.keys()):
         if made[name] != wanted[name]:
-            raise StateSchemaError(
-                f"{owner}: its entries were made with {made[name]}, but the code has {wanted[name]}; the state would mix both\n"
-                "Set the old value again, or declare a pipeline with another name"
-            )
+            raise _changed_setting(owner, made[name], wanted[name], "the state would mix both")
     change = compare_schemas(was, declared)
     if change.refused:
         raise StateSchemaError(f"{owner} {'; '.join(change.refused)}")
@@ -138,9 +142,24 @@ def _check_storable(pipeline: str, state: StateDescriptor) -> None:
         raise StateSchemaError(f"pipeline {pipeline!r}, {error}") from None
 
 
-def _made_with(version: SchemaVersion) -> dict[str, str]:
+def _check_instead_of(pipeline: str, declared: StateDescriptor, left: Collection[str]) -> None:
+    for name, (made, wanted) in _in_metadata(declared.versions[-1], INSTEAD_OF).items():
+        if name in left:
+            raise _changed_setting(
+                f"pipeline {pipeline!r}, state {name!r}", made, wanted, "nothing would read the state"
+            )
+
+
+def _changed_setting(owner: str, made: str, wanted: str, effect: str) -> StateSchemaError:
+    return StateSchemaError(
+        f"{owner}: its entries were made with {made}, but the code has {wanted}; {effect}\n"
+        "Set the old value again, or declare a pipeline with another name"
+    )
+
+
+def _in_metadata(version: SchemaVersion, key: str) -> dict[str, Any]:
     fields = [field for schema in (version.user_key, version.value) if schema is not None for field in schema["fields"]]
-    return {name: value for field in fields for name, value in field.get("metadata", {}).get(MADE_WITH, {}).items()}
+    return {name: value for field in fields for name, value in field.get("metadata", {}).get(key, {}).items()}
 
 
 def _user_key(version: SchemaVersion) -> StructType | None:

@@ -217,9 +217,9 @@ class CorruptRecord(CorruptFile):
     What to do:
         Pause the DAG, and keep the damaged file outside of the root. Put the file that the message names back from a
         backup, or from an older version of the object in the bucket. Then type `cairn verify` to find other damaged
-        files. While a record can't be read, Cairn deletes no state files. Without a backup, begin in another root: restore
-        a savepoint there (`cairn restore --savepoint`), or process all intervals from `Pipeline.start` again. First read
-        *Ids that begin again* in upgrade.md.
+        files. While a record can't be read, Cairn deletes no state files. Without a backup, begin in another root:
+        restore a savepoint there, or process all intervals from `Pipeline.start` again. First read *Ids that begin
+        again* in upgrade.md.
     """
 
 

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from cairn import Interval, Pipeline
-from cairn.aggregates import Count, Max, RunningAggregate, Sum
+from cairn.aggregates import Count, First, Max, RunningAggregate, Sum
 from cairn.errors import StateSchemaError, UsageError
 from cairn.processors import (
     Deduplicate,
     Funnel,
+    History,
     IntervalJoin,
     Latest,
     LookupJoin,
@@ -29,6 +30,7 @@ from cairn.testing import PipelineTester
 START = datetime(2024, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 SCHEMA = "k string, at timestamp, v long, w long"
+WITH_DELETES = f"{SCHEMA}, gone boolean"
 TIMED = {"time_mode": "event", "event_time": "at", "watermark_delay": timedelta(0), "watermark": "interval"}
 
 
@@ -118,6 +120,22 @@ def test_a_new_horizon_holds_for_keys_that_are_remembered(new: type, hours: list
     assert [row[1].hour for rows in found for row in rows] == hours
 
 
+class Ever(Deduplicate):
+    horizon = None
+
+
+class FourHoursLast(FourHours):
+    keep = "last"
+
+
+@pytest.mark.parametrize("clock", [{}, {"order_by": ["at"]}])
+def test_keys_that_are_remembered_for_ever_stay_so(clock: dict[str, Any], tmp_path: Path) -> None:
+    """A horizon that comes later holds for new keys."""
+    after = [[("a", at(n, 30), n, 0), ("b", at(n, 30), n, 0)] for n in range(1, 7)]
+    found = outputs(tmp_path, Ever, FourHours, [[("a", at(0), 0, 0)]], after, **TIMED, **clock)
+    assert [(row[0], row[1].hour) for rows in found for row in rows] == [("b", 1), ("b", 5)]
+
+
 class TwoBest(TopN):
     n = 2
     order = "v desc"
@@ -191,6 +209,14 @@ class OtherLookup(LookupJoin):
     facts, table = "r", "l"
 
 
+def with_setting(base: type, **settings: Any) -> type:
+    return type(base.__name__, (base,), settings)
+
+
+EARLY, LATE = {"early": True}, {"allowed_lateness": HOUR}
+FIRST, FIRST_KNOWN = (
+    with_setting(RunningAggregate, total=First("v", ignore_nulls=ignore_nulls)) for ignore_nulls in (False, True)
+)
 TWO_INPUTS = "kind string, k string, at timestamp, l_v long, r_v long"
 
 
@@ -205,6 +231,52 @@ TWO_INPUTS = "kind string, k string, at timestamp, l_v long, r_v long"
         (TwoBest, OtherOrder, "made with order = v desc, but the code has order = w desc"),
         (Pairs, OtherPairs, "made with how = inner, but the code has how = left"),
         (Lookup, OtherLookup, "made with facts = l, but the code has facts = r"),
+        (FIRST, FIRST_KNOWN, "First('v', ignore_nulls=False), but the code has total = First('v', ignore_nulls=True)"),
+        (FIRST_KNOWN, FIRST, "First('v', ignore_nulls=True), but the code has total = First('v', ignore_nulls=False)"),
+        *(
+            (old, new, says)
+            for base in (ShortWindows, Sliding, Session)
+            for old, new, says in (
+                (base, with_setting(base, **EARLY), "made with early = False, but the code has early = True"),
+                (with_setting(base, **EARLY), base, "made with early = True, but the code has early = False"),
+                (
+                    base,
+                    with_setting(base, **LATE),
+                    "allowed_lateness = 0:00:00, but the code has allowed_lateness = 1:00:00",
+                ),
+                (
+                    with_setting(base, **LATE),
+                    base,
+                    "allowed_lateness = 1:00:00, but the code has allowed_lateness = 0:00:00",
+                ),
+            )
+        ),
+        (
+            with_setting(Latest, version="v"),
+            with_setting(Latest, version="w"),
+            "made with version = v, but the code has version = w",
+        ),
+        (
+            with_setting(Latest),
+            with_setting(Latest, version="w"),
+            "made with version = None, but the code has version = w",
+        ),
+        (with_setting(Latest), with_setting(Latest, deleted="gone", horizon=None), "made with deleted = None, but"),
+        (
+            with_setting(History),
+            with_setting(History, deleted="gone"),
+            "made with deleted = None, but the code has deleted = gone",
+        ),
+        (
+            FourHours,
+            FourHoursLast,
+            "state 'seen': its entries were made with keep = first, but the code has keep = last; nothing would read",
+        ),
+        (
+            FourHoursLast,
+            FourHours,
+            "state 'waiting': its entries were made with keep = last, but the code has keep = first; nothing would read",
+        ),
     ],
 )
 def test_settings_that_give_the_state_its_meaning_can_not_change(
@@ -212,8 +284,10 @@ def test_settings_that_give_the_state_its_meaning_can_not_change(
 ) -> None:
     """The state would mix entries of both: windows that overlap, a sum of two columns."""
     joins = old in (Pairs, Lookup)
-    schema, row = (TWO_INPUTS, ("l", "a", at(0), 1, None)) if joins else (SCHEMA, ("a", at(0), 1, 2))
-    settings = {} if old in (Totals, TwoBest) else TIMED
+    schema, row = (
+        (TWO_INPUTS, ("l", "a", at(0, 30), 1, None)) if joins else (WITH_DELETES, ("a", at(0, 30), 1, 2, False))
+    )
+    settings = {} if old in (Totals, TwoBest) else {**TIMED, "watermark_delay": HOUR}
     assert outputs(tmp_path / "same", old, old, [[row]], [[]], (schema, schema), **settings) is not None
     with pytest.raises(StateSchemaError, match=re.escape(says)):
         outputs(tmp_path / "changed", old, new, [[row]], [[]], (schema, schema), **settings)

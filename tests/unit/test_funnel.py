@@ -87,6 +87,7 @@ def test_a_step_without_a_time_is_refused() -> None:
         ({"step": None}, r'Mine\.step is None; name the column with the steps, as in step = "page"'),
         ({"steps": ("cart",)}, r"Mine\.steps is \('cart',\); name at least two different steps"),
         ({"steps": ("cart", "cart")}, r"Mine\.steps is .*; name at least two different steps"),
+        ({"steps": (["cart"], ["payment"])}, r"Mine\.steps is .*; name at least two different steps"),
         ({"within": 5}, r"Mine\.within is 5; write within = timedelta\(hours=1\)"),
         ({"gap": HOUR}, r"Mine\.gap is no setting of Funnel; its settings are step, steps, within"),
     ],
@@ -102,6 +103,11 @@ def test_a_wrong_setting_is_refused_where_the_class_is_declared(change: Any, mes
         (Funnel, TIMED, r'Funnel\.step is missing; name the column with the steps, as in step = "page"'),
         (declared(Funnel, **STEPS), {}, "Mine: Funnel needs event time"),
         (declared(Funnel, **{**STEPS, "step": "at"}), TIMED, r"Mine\.steps is .*, but column 'at' is timestamp; name"),
+        (
+            declared(Funnel, step="seq", steps=(1, 2.7), within=HOUR),
+            TIMED,
+            r"Mine\.steps is \(1, 2\.7\), but column 'seq' is int; name values of this column",
+        ),
         (declared(Funnel, **{**STEPS, "step": "day"}), TIMED, r"Mine\.step names column 'day', which the input lacks"),
     ],
 )

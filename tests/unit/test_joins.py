@@ -269,6 +269,13 @@ def test_a_wrong_setting_is_refused_where_the_class_is_declared(base: type, sett
             "Mine: IntervalJoin adds the column 'order_at' to the output, but the output has a column 'order_at'",
         ),
         (
+            IntervalJoin,
+            ORDERS + ", order_time timestamp",
+            CLOSE,
+            {"event_time": "order_time"},
+            "Mine: the event time is column 'order_time', which by its name belongs to 'order' alone; give both inputs",
+        ),
+        (
             LookupJoin,
             PRICES,
             {**AS_OF, "deleted": "gone"},
@@ -298,6 +305,10 @@ def test_a_join_that_does_not_fit_the_pipeline_is_refused(
         ({"order": "amount int"}, "input 'order' lacks the shared column 'id'; its columns are amount"),
         ({"order": "id int", "payment": "id string"}, "'id' is int in one input, but string in input 'payment'; cast"),
         ({"order": "id int, kind string"}, "input 'order' has a column 'kind'; rename it"),
+        (
+            {"order_line": "id int, price int", "order": "id int, line_count int"},
+            "column 'line_count' of input 'order' becomes 'order_line_count', which is the name of a column of input 'order_line'; rename",
+        ),
     ],
 )
 def test_inputs_that_have_no_union_are_refused(schemas: dict[str, str], message: str) -> None:

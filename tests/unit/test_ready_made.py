@@ -465,6 +465,8 @@ def test_an_overflow_names_key_and_window() -> None:
         (TopN, {"n": 0, "order": "score"}, r"Mine\.n is 0; write a whole number from 1 to 10,000"),
         (TopN, {"n": True, "order": "score"}, r"Mine\.n is True; write a whole number"),
         (TopN, {"n": 1, "order": "score", "ties": None}, r"Mine\.ties is None; write one of 'first', 'all'"),
+        (TopN, {"n": 1, "order": "score", "ttl_ms": True}, r"Mine\.ttl_ms is True; write a number of milliseconds"),
+        (TopN, {"n": 1, "order": "score", "ttl_ms": 0}, r"Mine\.ttl_ms is 0; write a number of milliseconds"),
     ],
 )
 def test_a_wrong_setting_is_refused_where_the_class_is_declared(base: type, settings: Any, message: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.types import LongType, StructField, StructType
 
 from cairn.aggregates import nullable
@@ -22,13 +23,15 @@ from cairn.processors.ready_made import (
     check_span,
     type_of_event_time,
 )
+from state_backend.state.plan_state_schemas import INSTEAD_OF
 from state_backend.values.errors import UsageError
 
 __all__ = ["Deduplicate"]
 
 STATES = {"first": "seen", "last": "waiting"}
 NUMBER = "duplicate_number"
-_NEVER = np.iinfo(np.int64).min
+# As the end of a horizon: before and after every event time.
+_NOW, _NEVER = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 # `opening_rows` finds the rows that open a horizon. It works in rounds: each round finds the next such row of every key with
 # NumPy. After 32 rounds few keys have rows left, and a loop over their rows is faster than more rounds.
 _ROUNDS = 32
@@ -99,7 +102,7 @@ class Deduplicate(ReadyMade):
         self._row_names: list[str] = []
         self._horizon_us = 0
         self._number_is_free(handle)
-        fields = [StructField("duplicates", LongType())]
+        fields = [StructField("duplicates", LongType(), metadata={INSTEAD_OF: self._other_states()})]
         if self.horizon is not None:
             owner = type(self).__name__
             fields.append(StructField("opened_at", type_of_event_time(owner, f"horizon = {self.horizon!r}", handle)))
@@ -128,6 +131,10 @@ class Deduplicate(ReadyMade):
         if self.output_duplicates:
             check_free(type(self).__name__, NUMBER, handle.input_schema.names, "output_duplicates = True")
 
+    def _other_states(self) -> dict[str, list[str]]:
+        """Return the states of other values of `keep`: for each state both values, as texts for an error message."""
+        return {state: [f"keep = {keep}", f"keep = {self.keep}"] for keep, state in STATES.items() if keep != self.keep}
+
     def handleBatch(self, batch: KeyedBatch) -> BatchResult:
         """Put out the rows that are not duplicates, and store when their horizons begin.
 
@@ -141,6 +148,9 @@ class Deduplicate(ReadyMade):
             known=batch.exists[self._state],
             duplicates=numbers(whole(batch.states[self._state]["duplicates"])),
             opened=None if self._time is None else numbers(whole(batch.states[self._state]["opened_at"])),
+            for_ever=np.zeros(batch.keys.num_rows, np.bool_)
+            if self._time is None
+            else batch.exists[self._state] & ~valid_rows(whole(batch.states[self._state]["opened_at"])),
         )
         if self.keep == "first":
             rows, owners, stored = batch.rows, batch.key_of_row, np.zeros(batch.rows.num_rows, np.bool_)
@@ -153,7 +163,8 @@ class Deduplicate(ReadyMade):
             opened = seen.opened.copy()
             new = walk.opened_by >= 0
             opened[new] = numbers(whole(rows[self._time]))[walk.opened_by[new]]
-            states["opened_at"] = array_of(opened, batch.states[self._state]["opened_at"].type)
+            of_time = batch.states[self._state]["opened_at"].type
+            states["opened_at"] = pc.if_else(pa.array(seen.for_ever), None, array_of(opened, of_time))
             self._move_timers(seen.known & new, seen.opened, new, opened)
         if self.keep == "first":
             output = self._output(rows, ~walk.timed | walk.opens, walk.numbers)
@@ -195,7 +206,8 @@ class Deduplicate(ReadyMade):
             column = whole(rows[self._time])
             timed = valid_rows(column)
             opened = np.zeros(keys, np.int64) if seen.opened is None else seen.opened
-            limits = np.where(seen.known, opened + self._horizon_us, _NEVER)
+            limits = np.where(seen.known, opened + self._horizon_us, _NOW)
+            limits[seen.for_ever] = _NEVER
             opens = opening_rows(numbers(column), timed & ~stored, owners, limits, self._horizon_us)
         return walk_of(owners, starts, stored, timed, opens, seen)
 
@@ -259,11 +271,13 @@ class _Seen:
         known: True for each key with an open horizon.
         duplicates: Number of duplicates of each open horizon.
         opened: Beginning of each open horizon in microseconds; None if `horizon` is None.
+        for_ever: True for each key that got its state while `horizon` was None. Its horizon never ends.
     """
 
     known: Bools
     duplicates: Int64s
     opened: Int64s | None
+    for_ever: Bools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

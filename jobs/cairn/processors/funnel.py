@@ -95,7 +95,7 @@ class Funnel(ReadyMade):
         if not isinstance(step, str) or not step:
             found = f"is {step!r}" if hasattr(cls, "step") else "is missing"
             raise UsageError(f'{cls.__name__}.step {found}; name the column with the steps, as in step = "page"')
-        if not isinstance(steps, list | tuple) or len(steps) < 2 or len(set(steps)) < len(steps) or None in steps:
+        if not isinstance(steps, list | tuple) or len(steps) < 2 or None in steps or not _all_different(steps):
             found = f"is {steps!r}" if hasattr(cls, "steps") else "is missing"
             raise UsageError(
                 f'{cls.__name__}.steps {found}; name at least two different steps, as in steps = ("cart", "payment")'
@@ -160,7 +160,10 @@ class Funnel(ReadyMade):
         of = type_of(owner, "step", self.step, handle)
         try:
             if is_scalar(of):
-                return pa.array(list(self.steps), to_arrow_type(of, timezone="UTC"))
+                values = pa.array(list(self.steps), to_arrow_type(of, timezone="UTC"))
+                # Arrow makes an integer of 2.7 without an error.
+                if not pa.types.is_integer(values.type) or values.to_pylist() == list(self.steps):
+                    return values
         except (pa.ArrowException, TypeError, ValueError):
             pass
         raise UsageError(
@@ -387,3 +390,10 @@ def _one_by_one(
                     keep_from[key] = funnels.opens[opened]
                 break
     return np.array(chosen, np.int64)
+
+
+def _all_different(steps: Sequence[Any]) -> bool:
+    try:
+        return len(set(steps)) == len(steps)
+    except TypeError:  # A list or dict has no hash, and is no value of a column of steps.
+        return False

@@ -13,7 +13,7 @@ from cairn.aggregates import nullable
 from cairn.arrow_processor import BatchResult, KeyedBatch, with_keys
 from cairn.numpy_columns import Bools, Int64s, numbers, whole
 from cairn.processors.ordering import OrderColumn, check_order, order_codes, order_columns, type_of
-from cairn.processors.ready_made import ChangedKeys, ReadyMade, check_span
+from cairn.processors.ready_made import ChangedKeys, ReadyMade, check_span, made_with
 from state_backend.values.errors import UsageError
 
 __all__ = ["Latest"]
@@ -109,7 +109,7 @@ class Latest(ReadyMade):
             raise UsageError(
                 f"{owner}: all columns of the input are in the key, and no column is left that could change; take columns out of the key"
             )
-        handle.getValueState(STATE, StructType(row))
+        handle.getValueState(STATE, made_with(self, ("version", "deleted"), row))
 
     def deriveOutputSchema(self, handle: Any) -> StructType:
         """Return the schema of the output: the input columns.

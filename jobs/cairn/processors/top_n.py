@@ -66,6 +66,10 @@ class TopN(ReadyMade):
             raise UsageError(f"{cls.__name__}.n is {cls.n!r}; write a whole number from 1 to 10,000, as in n = 3")
         order_columns(cls.__name__, "order", cls.order)
         check_choice(cls, "ties", ("first", "all"))
+        if cls.ttl_ms is not None and (type(cls.ttl_ms) is not int or cls.ttl_ms <= 0):
+            raise UsageError(
+                f"{cls.__name__}.ttl_ms is {cls.ttl_ms!r}; write a number of milliseconds, as in ttl_ms = 86_400_000, or None"
+            )
 
     def init(self, handle: Any) -> None:
         """Declare the list state `top` with all input columns except the key.

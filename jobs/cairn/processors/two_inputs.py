@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Literal
@@ -36,7 +36,8 @@ def union_by_kind(inputs: Mapping[str, Any], *, shared: Sequence[str]) -> Any:
         shared: Columns that all inputs have, and that keep their names: the key, the event time, columns of `order_by`.
 
     Raises:
-        UsageError: An input lacks a shared column, has it with another type, or has a column `kind`.
+        UsageError: An input lacks a shared column, has it with another type, or has a column `kind`. Or a column would get
+            the prefix of another kind, as `line_count` of the kind "order" beside a kind "order_line".
 
     Example:
         union_by_kind({"order": orders, "payment": payments}, shared=["order_id", "at"])
@@ -67,6 +68,11 @@ def _check_inputs(schemas: Mapping[str, StructType], shared: Sequence[str]) -> N
                 )
         if KIND in found:
             raise UsageError(f"union_by_kind: input {kind!r} has a column {KIND!r}; rename it")
+        for name in found.keys() - set(shared):
+            if (of := _kind_of(f"{kind}_{name}", schemas)) != kind:
+                raise UsageError(
+                    f"union_by_kind: column {name!r} of input {kind!r} becomes {f'{kind}_{name}'!r}, which is the name of a column of input {of!r}; rename the column or a kind"
+                )
     if not schemas:
         raise UsageError('union_by_kind: there is no input; write union_by_kind({"order": orders, ...}, shared=[...])')
 
@@ -157,7 +163,7 @@ def check_kinds(cls: type, *settings: str) -> None:
 def sides_of(owner: str, processor: str, handle: Any, kinds: Sequence[str]) -> tuple[Side, Side]:
     """Assign the columns of the input to the two sides.
 
-    A column belongs to the side whose kind is its prefix, as in `order_amount`. Other columns belong to both sides. In
+    A column belongs to the side whose kind is its prefix, as in `order_amount`; to the longer kind if both are. Other columns belong to both sides. In
     the output, their names get the kind as a prefix.
 
     Args:
@@ -167,8 +173,8 @@ def sides_of(owner: str, processor: str, handle: Any, kinds: Sequence[str]) -> t
         kinds: The two kinds.
 
     Raises:
-        UsageError: The pipeline has no event time, the input has no column `kind`, or two columns of the output have
-            one name.
+        UsageError: The pipeline has no event time, its event time has the prefix of one side, the input has no column
+            `kind`, or two columns of the output have one name.
     """
     type_of_event_time(owner, processor, handle)
     key, schema = handle.key_schema.names, handle.input_schema
@@ -180,7 +186,10 @@ def sides_of(owner: str, processor: str, handle: Any, kinds: Sequence[str]) -> t
         raise UsageError(
             f'{owner}: {processor} needs the string column {KIND!r} in the input, outside of the key; let the source return union_by_kind({{"{kinds[0]}": ..., "{kinds[1]}": ...}}, shared=[...])'
         )
-    longest_first = sorted(kinds, key=len, reverse=True)
+    if (of_time := _kind_of(handle.event_time, kinds)) is not None:
+        raise UsageError(
+            f"{owner}: the event time is column {handle.event_time!r}, which by its name belongs to {of_time!r} alone; give both inputs the event time under one name, such as 'at'"
+        )
     sides: list[Side] = []
     taken: list[str] = list(key)
     for kind in kinds:
@@ -189,7 +198,7 @@ def sides_of(owner: str, processor: str, handle: Any, kinds: Sequence[str]) -> t
         for field in nullable(schema):
             if field.name in (*key, KIND):
                 continue
-            of = next((k for k in longest_first if field.name.startswith(f"{k}_")), None)
+            of = _kind_of(field.name, kinds)
             if of not in (None, kind):
                 continue
             columns[field.name] = field.name if of else f"{kind}_{field.name}"
@@ -198,6 +207,10 @@ def sides_of(owner: str, processor: str, handle: Any, kinds: Sequence[str]) -> t
             fields.append(StructField(columns[field.name], field.dataType))
         sides.append(Side(kind=kind, columns=columns, fields=tuple(fields), time=columns[handle.event_time]))
     return sides[0], sides[1]
+
+
+def _kind_of(column: str, kinds: Iterable[str]) -> str | None:
+    return max((kind for kind in kinds if column.startswith(f"{kind}_")), key=len, default=None)
 
 
 def output_schema(handle: Any, sides: Sequence[Side], without: str | None = None) -> StructType:
