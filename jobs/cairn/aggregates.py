@@ -219,7 +219,7 @@ def _made_with(name: str, part: str, aggregate: Aggregate) -> dict[str, str]:
     made = f"{name} = {type(aggregate).__name__}({aggregate.column!r})"
     if not isinstance(aggregate, First | Last):
         return {f"{name}_{part}": made}
-    # A key of its own: state of older code has the first key, and without `ignore_nulls` in its text.
+    # A separate key: state of older code lacks `ignore_nulls`, so Cairn must not compare it there.
     nulls = f"{made[:-1]}, ignore_nulls={aggregate.ignore_nulls})"
     return {f"{name}_{part}": made, f"{name}_{part}.ignore_nulls": nulls}
 

@@ -34,7 +34,7 @@ class Ended:
 
     Attributes:
         code: Exit code; negative for the signal that killed the process; None if it took too long and was killed.
-        said: The first `said_bytes + 1` bytes of the output. The last byte shows that the output exceeds `said_bytes`.
+        said: At most the first `said_bytes + 1` bytes of the output. If it is longer than `said_bytes`, the output was cut.
         errors: The error output, cut at the same length.
         seconds: How long the process ran.
     """

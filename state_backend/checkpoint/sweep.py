@@ -60,8 +60,8 @@ from state_backend.values.records import Record, Savepoint, SweepRecord, Tombsto
 
 logger = logging.getLogger("cairn")
 
-# A sweep treats an attempt as dead if the attempt wrote no file for this long. The time exceeds a weekend, because a person
-# may clear a task that failed on Friday only on Monday.
+# A sweep treats an attempt as dead if the attempt wrote no file for this long. The time exceeds a weekend, because a task
+# that failed on Friday may be cleared as late as Monday.
 MIN_AGE = timedelta(days=3)
 
 _ROUNDS = 100

@@ -20,8 +20,8 @@ MAX_SCHEMA_VERSION = 255
 # Key in the metadata of a field. Its value holds the processor's settings that must not change, because they decide how
 # entries are read. A change raises `StateSchemaError`, whose message quotes the setting, such as "size = 2:00:00".
 MADE_WITH = "cairn.made_with"
-# Key in the metadata of a field, for a setting that decides the name of the state. Its value holds, by the name of the state
-# that the other value of the setting gives, both values as texts: the other one and the declared one.
+# Key in the metadata of a field, for a setting that decides the name of the state. Its value maps the name of another state
+# to two texts: the setting that gives the other name, and the declared setting.
 INSTEAD_OF = "cairn.instead_of"
 
 

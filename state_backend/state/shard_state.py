@@ -37,7 +37,7 @@ from state_backend.values.records import KeyGroupState, StateDescriptor
 UNREAD: Any = object()
 _FLUSH_ENTRIES = 10_000
 MIB = 1024 * 1024
-# Limits, in bytes of entries. A prefetch reads about PREFETCH_BYTES at most. When entries that were read on demand or
+# Limits, in bytes of entries. A prefetch reads about PREFETCH_BYTES. When entries that were read on demand or
 # changed exceed GATHERED_BYTES, they are flushed. A flush converts about PART_BYTES to Arrow at a time.
 PREFETCH_BYTES, GATHERED_BYTES, PART_BYTES = 16 * MIB, 32 * MIB, 32 * MIB
 # Bytes of entries in one write batch. RocksDB holds a batch twice in memory until the batch is written.

@@ -218,8 +218,8 @@ class CorruptRecord(CorruptFile):
         Pause the DAG, and keep the damaged file outside of the root. Put the file that the message names back from a
         backup, or from an older version of the object in the bucket. Then type `cairn verify` to find other damaged
         files. While a record can't be read, Cairn deletes no state files. Without a backup, begin in another root:
-        restore a savepoint there, or process all intervals from `Pipeline.start` again. First read *Ids that begin
-        again* in upgrade.md.
+        restore a savepoint there, or process all intervals from `Pipeline.start` again. If the pipeline has a sink, read *Ids
+        that begin again* in upgrade.md before.
     """
 
 
@@ -245,9 +245,9 @@ class StaleStateError(StateUnusable):
 
     What to do:
         Run the `cairn` command in the message: it runs the stale intervals again, in order. Type `cairn status` to see
-        all stale checkpoints. In Airflow, the task `process` raises this error only after a wait: for up to a day
-        (`wait_timeout`), it waits until the stale intervals have run again, and then goes on by itself. Its log has the
-        command.
+        all stale checkpoints. In Airflow, the task `process` first waits up to a day (`wait_timeout`) until the stale
+        intervals have run again, and then goes on by itself. Its log has the command. Only if they do not run in this time,
+        the task fails.
     """
 
 

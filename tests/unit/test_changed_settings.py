@@ -136,6 +136,25 @@ def test_keys_that_are_remembered_for_ever_stay_so(clock: dict[str, Any], tmp_pa
     assert [(row[0], row[1].hour) for rows in found for row in rows] == [("b", 1), ("b", 5)]
 
 
+def test_a_timer_of_an_earlier_horizon_forgets_no_key(tmp_path: Path) -> None:
+    """The key got its state without a horizon, while the timer of a horizon was there."""
+    hours: list[tuple[type, list[tuple[Any, ...]]]] = [
+        (FourHours, [("a", at(0), 0, 0)]),
+        (Ever, [("a", at(1), 0, 0)]),
+        (EightHours, []),
+        (EightHours, []),
+        (EightHours, []),
+        (EightHours, [("a", at(5, 30), 0, 0)]),
+    ]
+    for n, (processor, rows) in enumerate(hours):
+        pipeline = Pipeline(
+            name="changed", start=START, source=lambda spark, interval: None, key=["k"], processor=processor, **TIMED
+        )
+        tester = PipelineTester(pipeline, input_schema=SCHEMA, every=HOUR, root=f"file://{tmp_path}")
+        output = tester.run(rows, Interval(at(n), at(n + 1))).output
+        assert len(output) == (n == 0)
+
+
 class TwoBest(TopN):
     n = 2
     order = "v desc"

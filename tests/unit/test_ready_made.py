@@ -325,7 +325,6 @@ def test_a_later_row_replaces_a_row_of_the_same_time() -> None:
     assert versions(deletion.output) == [("Bern", "00:20", "00:20")]  # The version is to be deleted.
 
 
-@pytest.mark.long("half a second", runs_in="ci")
 def test_the_pages_query_finds_the_versions_that_exist() -> None:
     """Later rows change the end of a version, and delete one."""
     schema = "customer string, at timestamp, city string, is_deleted boolean"
@@ -340,6 +339,7 @@ def test_the_pages_query_finds_the_versions_that_exist() -> None:
     ]
 
 
+@pytest.mark.long("half a second", runs_in="ci")
 def test_changes_before_the_watermark_leave_the_state() -> None:
     history = ready(History, MOVES, **TIMED)
     history.run([("ann", minute, at(0, minute), None, "Oslo") for minute in range(5)])

@@ -255,7 +255,7 @@ class ArrowState:
     Attributes:
         now: The state, with the columns of `table_schema`.
         before: The same state in the base; None if the base lacks the state or no expectation compares with the base.
-        zone: Name of the time zone of the times in the column `lost_row` of `changes`, which identifies a lost row as JSON.
+        zone: Name of the time zone of times in `lost_row`, a column of `changes()` that identifies a lost row as JSON.
         selects: Returns which rows an SQL condition selects; None if no condition can be evaluated.
     """
 

@@ -30,8 +30,8 @@ __all__ = ["Deduplicate"]
 
 STATES = {"first": "seen", "last": "waiting"}
 NUMBER = "duplicate_number"
-# As the end of a horizon: before and after every event time.
-_NOW, _NEVER = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+# Ends of horizons: before every event time, and after every event time.
+_ENDED, _NEVER = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 # `opening_rows` finds the rows that open a horizon. It works in rounds: each round finds the next such row of every key with
 # NumPy. After 32 rounds few keys have rows left, and a loop over their rows is faster than more rounds.
 _ROUNDS = 32
@@ -132,7 +132,7 @@ class Deduplicate(ReadyMade):
             check_free(type(self).__name__, NUMBER, handle.input_schema.names, "output_duplicates = True")
 
     def _other_states(self) -> dict[str, list[str]]:
-        """Return the states of other values of `keep`: for each state both values, as texts for an error message."""
+        """Map the state of the other `keep` to two texts: the other setting, and this class's setting."""
         return {state: [f"keep = {keep}", f"keep = {self.keep}"] for keep, state in STATES.items() if keep != self.keep}
 
     def handleBatch(self, batch: KeyedBatch) -> BatchResult:
@@ -185,10 +185,12 @@ class Deduplicate(ReadyMade):
         """
         if self._time is None:
             return BatchResult()  # The class had a horizon when these timers were set.
-        opened = numbers(whole(batch.states[self._state]["opened_at"]))
-        ended = batch.exists[self._state] & (ceil_ms(opened + self._horizon_us) <= batch.time.getCurrentWatermarkInMs())
+        column = whole(batch.states[self._state]["opened_at"])
+        # A key that got its state without a horizon has no begin, and stays.
+        opened, has_horizon = numbers(column), batch.exists[self._state] & valid_rows(column)
+        ended = has_horizon & (ceil_ms(opened + self._horizon_us) <= batch.time.getCurrentWatermarkInMs())
         # The class had another horizon when these timers were set.
-        moved = np.flatnonzero(batch.exists[self._state] & ~ended)
+        moved = np.flatnonzero(has_horizon & ~ended)
         self._handle.registerTimer(moved, ceil_ms(opened[moved] + self._horizon_us))
         output = None
         if self.keep == "last":
@@ -206,7 +208,7 @@ class Deduplicate(ReadyMade):
             column = whole(rows[self._time])
             timed = valid_rows(column)
             opened = np.zeros(keys, np.int64) if seen.opened is None else seen.opened
-            limits = np.where(seen.known, opened + self._horizon_us, _NOW)
+            limits = np.where(seen.known, opened + self._horizon_us, _ENDED)
             limits[seen.for_ever] = _NEVER
             opens = opening_rows(numbers(column), timed & ~stored, owners, limits, self._horizon_us)
         return walk_of(owners, starts, stored, timed, opens, seen)

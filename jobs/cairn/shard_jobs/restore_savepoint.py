@@ -48,8 +48,8 @@ class RestoreJob:
         max_parallelism: The number of key groups of these shards.
         engine: RocksDB's settings for the new shards.
         retention: The pipeline's retention policy, which the new record gets; None if the pipeline sets none.
-        first_task: A number that is added to Spark's task numbers in file names: 0 for a new attempt, random if an attempt
-            is repeated. An earlier try of the attempt may still write files, and the number keeps the names apart.
+        first_task: A number that is added to Spark's task numbers in file names: random if the caller gives the attempt's
+            uuid, else 0. An earlier try of the attempt may still write files, and the number keeps the names apart.
     """
 
     root: str
