@@ -54,6 +54,7 @@ from pyspark.sql.types import (
 from cairn.arrow_processor import ArrowProcessor, BatchResult, KeyedBatch, with_keys
 from cairn.numpy_columns import Array, Bools, Int64s, array_of, numbers, valid_rows, whole
 from state_backend.formats.hyperloglog import Sketches, hash_values, precision_for
+from state_backend.formats.recorded_settings import SETTINGS
 from state_backend.state.plan_state_schemas import MADE_WITH
 from state_backend.values.errors import InvariantViolated, ProcessorError, UsageError
 
@@ -209,19 +210,18 @@ def state_fields(
         parts: The names and Spark types of each aggregate's parts, as `plan_fields` returns them.
     """
     return [
-        StructField(f"{name}_{part}", of, metadata={MADE_WITH: _made_with(name, part, aggregates[name])})
+        StructField(f"{name}_{part}", of, metadata=_metadata(name, part, aggregates[name]))
         for name in parts
         for part, of in parts[name]
     ]
 
 
-def _made_with(name: str, part: str, aggregate: Aggregate) -> dict[str, str]:
+def _metadata(name: str, part: str, aggregate: Aggregate) -> dict[str, dict[str, str]]:
     made = f"{name} = {type(aggregate).__name__}({aggregate.column!r})"
-    if not isinstance(aggregate, First | Last):
-        return {f"{name}_{part}": made}
-    # A separate key: state of older code lacks `ignore_nulls`, so Cairn must not compare it there.
-    nulls = f"{made[:-1]}, ignore_nulls={aggregate.ignore_nulls})"
-    return {f"{name}_{part}": made, f"{name}_{part}.ignore_nulls": nulls}
+    metadata = {MADE_WITH: {f"{name}_{part}": made}}
+    if isinstance(aggregate, First | Last):
+        metadata[SETTINGS] = {f"{name}_{part}.ignore_nulls": f"{made[:-1]}, ignore_nulls={aggregate.ignore_nulls})"}
+    return metadata
 
 
 def plan_fields(

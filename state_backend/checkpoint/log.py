@@ -21,6 +21,7 @@ from state_backend.checkpoint.fresh_listing import listed
 from state_backend.checkpoint.parallel import at_once
 from state_backend.checkpoint.record_reader import LISTED_AT_ONCE, Entry, Fact, RecordReader
 from state_backend.formats import paths, record_codec
+from state_backend.formats.recorded_settings import without_settings
 from state_backend.formats.types import names_and_types, parse_struct
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import CorruptRecord, NotFound, UnsupportedFormat
@@ -559,7 +560,7 @@ def descriptors_hash(content: Content) -> str:
     The hash covers name, kind, expiry and schemas of each state, and names and types of the key's columns.
     """
     states = [
-        [d.name, d.kind, d.ttl_ms, [[v.version, v.value, v.user_key] for v in d.versions]]
+        [d.name, d.kind, d.ttl_ms, [[v.version, without_settings(v.value), v.user_key] for v in d.versions]]
         for d in sorted(content.states, key=lambda d: d.name)
     ]
     text = json.dumps([names_and_types(parse_struct(content.key_schema)).to_json(), states], sort_keys=True)

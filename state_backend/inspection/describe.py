@@ -12,6 +12,7 @@ from decimal import Decimal
 from typing import Any
 
 from state_backend.checkpoint.log import Entry, Log, base_of, interval_of, kind_of
+from state_backend.formats.recorded_settings import without_settings
 from state_backend.values.handles import Handle, handles_in
 from state_backend.values.intervals import Interval, format_instant, from_ms
 from state_backend.values.records import (
@@ -287,7 +288,10 @@ def _state(descriptor: StateDescriptor) -> dict[str, Any]:
         "name": descriptor.name,
         "kind": descriptor.kind,
         "ttl_ms": descriptor.ttl_ms,
-        "versions": [{"version": v.version, "value": v.value, "user_key": v.user_key} for v in descriptor.versions],
+        "versions": [
+            {"version": v.version, "value": without_settings(v.value), "user_key": v.user_key}
+            for v in descriptor.versions
+        ],
     }
 
 

@@ -5,10 +5,11 @@ The driver plans before the shards' tasks start. So a schema that does not fit f
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from state_backend.formats.recorded_settings import INSTEAD_OF, SETTINGS, with_settings_of
 from state_backend.formats.row_codec import RowCodec
 from state_backend.formats.schema_evolution import compare_schemas
 from state_backend.formats.types import StructType, parse_struct
@@ -17,12 +18,8 @@ from state_backend.values.errors import StateSchemaError
 from state_backend.values.records import SchemaVersion, StateDescriptor
 
 MAX_SCHEMA_VERSION = 255
-# Key in the metadata of a field. Its value holds the processor's settings that must not change, because they decide how
-# entries are read. A change raises `StateSchemaError`, whose message quotes the setting, such as "size = 2:00:00".
+# As `SETTINGS`, for older settings. Unlike `SETTINGS`, it belongs to the schema that states are compared by.
 MADE_WITH = "cairn.made_with"
-# Key in the metadata of a field, for a setting that decides the name of the state. Its value maps the name of another state
-# to two texts: the setting that gives the other name, and the declared setting.
-INSTEAD_OF = "cairn.instead_of"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +49,8 @@ def plan_states(
 
     A recorded state keeps its id. A new state gets the next id. A changed schema becomes a new schema version. A
     changed expiry applies to entries written from now on. A state that is no longer declared is kept: after a rollback
-    of the deployed code, the older code finds the state again. Settings in the metadata of a schema (`MADE_WITH`,
-    `INSTEAD_OF`) can't change.
+    of the deployed code, the older code finds the state again. Settings in the metadata of a schema can't
+    change.
 
     Args:
         pipeline: The pipeline's name, for messages.
@@ -78,7 +75,8 @@ def plan_states(
         else:
             planned.append(_evolved(pipeline, before, now, warnings))
         _check_storable(pipeline, planned[-1])
-    for now in declared:
+    new = {d.name for d in declared} - {d.name for d in recorded}
+    for now in (d for d in declared if d.name in new):
         _check_instead_of(pipeline, now, by_name)
     if taken > MAX_STATE_ID:
         raise StateSchemaError(
@@ -106,7 +104,7 @@ def _evolved(pipeline: str, before: StateDescriptor, now: StateDescriptor, warni
                 f"{owner}: its {what} is recorded as {a}, declared as {b}; it can't change: declare it as recorded, "
                 "or under another name"
             )
-    made, wanted = _in_metadata(latest, MADE_WITH), _in_metadata(now.versions[-1], MADE_WITH)
+    made, wanted = _settings(latest), _settings(now.versions[-1])
     for name in sorted(made.keys() & wanted.keys()):
         if made[name] != wanted[name]:
             raise _changed_setting(owner, made[name], wanted[name], "the state would mix both")
@@ -114,7 +112,9 @@ def _evolved(pipeline: str, before: StateDescriptor, now: StateDescriptor, warni
     if change.refused:
         raise StateSchemaError(f"{owner} {'; '.join(change.refused)}")
     if was == declared:
-        return replace(before, ttl_ms=now.ttl_ms)
+        # Older code may have recorded no settings.
+        same = replace(latest, value=with_settings_of(latest.value, now.versions[-1].value))
+        return replace(before, ttl_ms=now.ttl_ms, versions=(*before.versions[:-1], same))
     if latest.version >= MAX_SCHEMA_VERSION:
         raise StateSchemaError(
             f"{owner}: recorded as {was}, declared as {declared}; schema version {latest.version} is the last: declare it "
@@ -142,12 +142,22 @@ def _check_storable(pipeline: str, state: StateDescriptor) -> None:
         raise StateSchemaError(f"pipeline {pipeline!r}, {error}") from None
 
 
-def _check_instead_of(pipeline: str, declared: StateDescriptor, left: Collection[str]) -> None:
-    for name, (made, wanted) in _in_metadata(declared.versions[-1], INSTEAD_OF).items():
-        if name in left:
+def _check_instead_of(pipeline: str, declared: StateDescriptor, left: Mapping[str, StateDescriptor]) -> None:
+    """Refuse a new state if the same processor has filled another state with another setting."""
+    of_declared = declared.versions[-1]
+    for name, (made, wanted) in _in_metadata(of_declared, INSTEAD_OF).items():
+        if name in left and _first_field(left[name].versions[-1]) == _first_field(of_declared):
             raise _changed_setting(
                 f"pipeline {pipeline!r}, state {name!r}", made, wanted, "nothing would read the state"
             )
+
+
+def _first_field(version: SchemaVersion) -> str | None:
+    return next((field["name"] for field in version.value["fields"]), None)
+
+
+def _settings(version: SchemaVersion) -> dict[str, str]:
+    return _in_metadata(version, MADE_WITH) | _in_metadata(version, SETTINGS)
 
 
 def _changed_setting(owner: str, made: str, wanted: str, effect: str) -> StateSchemaError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,9 @@ from cairn.processors import (
     TumblingWindow,
 )
 from cairn.testing import PipelineTester
+from state_backend.formats.recorded_settings import without_settings
+from state_backend.state.plan_state_schemas import StatePlan, plan_states
+from state_backend.values.records import StateDescriptor
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -140,7 +144,7 @@ def test_a_timer_of_an_earlier_horizon_forgets_no_key(tmp_path: Path) -> None:
     """The key got its state without a horizon, while the timer of a horizon was there."""
     hours: list[tuple[type, list[tuple[Any, ...]]]] = [
         (FourHours, [("a", at(0), 0, 0)]),
-        (Ever, [("a", at(1), 0, 0)]),
+        (Ever, [("a", at(1, 30), 0, 0)]),
         (EightHours, []),
         (EightHours, []),
         (EightHours, []),
@@ -280,11 +284,15 @@ TWO_INPUTS = "kind string, k string, at timestamp, l_v long, r_v long"
             with_setting(Latest, version="w"),
             "made with version = None, but the code has version = w",
         ),
-        (with_setting(Latest), with_setting(Latest, deleted="gone", horizon=None), "made with deleted = None, but"),
+        (
+            with_setting(Latest),
+            with_setting(Latest, deleted="gone", horizon=None),
+            "made with deleted other than gone, but the code has deleted = gone",
+        ),
         (
             with_setting(History),
             with_setting(History, deleted="gone"),
-            "made with deleted = None, but the code has deleted = gone",
+            "made with deleted other than gone, but the code has deleted = gone",
         ),
         (
             FourHours,
@@ -310,6 +318,73 @@ def test_settings_that_give_the_state_its_meaning_can_not_change(
     assert outputs(tmp_path / "same", old, old, [[row]], [[]], (schema, schema), **settings) is not None
     with pytest.raises(StateSchemaError, match=re.escape(says)):
         outputs(tmp_path / "changed", old, new, [[row]], [[]], (schema, schema), **settings)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (with_setting(Latest, version="v"), with_setting(Latest, version=("v",))),
+        (with_setting(Latest, version="v"), with_setting(Latest, version=["v asc"])),
+    ],
+)
+def test_another_spelling_is_no_change(old: type, new: type, tmp_path: Path) -> None:
+    assert outputs(tmp_path, old, new, [[("a", at(0), 2, 0)]], [[("a", at(1), 1, 0)]]) == [[]]
+
+
+@pytest.mark.parametrize("base", [Latest, History])
+def test_a_new_column_may_delete_keys(base: type, tmp_path: Path) -> None:
+    new = with_setting(base, deleted="gone", **({"horizon": None} if base is Latest else {}))
+    schemas = (f"{SCHEMA}, active boolean", f"{SCHEMA}, active boolean, gone boolean")
+    before, after = [[("a", at(0, 10), 1, 0, True)]], [[("a", at(1, 10), 1, 0, True, True)]]
+    (rows,) = outputs(tmp_path, base, new, before, after, schemas, **TIMED)
+    assert len(rows) == 1
+
+
+CHANGED = [
+    (with_setting(Latest, version="v"), with_setting(Latest, version="w")),
+    (with_setting(History), with_setting(History, deleted="gone")),
+    (ShortWindows, with_setting(ShortWindows, **EARLY)),
+    (Sliding, with_setting(Sliding, **LATE)),
+    (Session, with_setting(Session, **EARLY)),
+    (FIRST, FIRST_KNOWN),
+    (FourHours, FourHoursLast),
+]
+
+
+@pytest.mark.parametrize(("old", "new"), CHANGED)
+def test_state_of_older_code_gets_its_settings(
+    old: type, new: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A re-run with newer code leaves the same state, so later checkpoints stay valid. From then on, changes are refused."""
+    row = ("a", at(0, 30), 1, 2, False)
+
+    def run(processor: type, hour: int) -> None:
+        pipeline = Pipeline(
+            name="older",
+            start=START,
+            source=lambda spark, interval: None,
+            key=["k"],
+            processor=processor,
+            **{**TIMED, "watermark_delay": HOUR},
+        )
+        tester = PipelineTester(pipeline, input_schema=WITH_DELETES, every=HOUR, root=f"file://{tmp_path}")
+        tester.run([row] if hour == 0 else [], Interval(at(hour), at(hour + 1)))
+
+    def without(declared: StateDescriptor) -> StateDescriptor:
+        versions = [replace(v, value=without_settings(v.value)) for v in declared.versions]
+        return replace(declared, versions=tuple(versions))
+
+    def older_plan(pipeline: str, recorded: Any, declared: Any, deleted: Any = ()) -> StatePlan:
+        return plan_states(pipeline, recorded, [without(d) for d in declared], deleted)
+
+    with monkeypatch.context() as older:
+        older.setattr("cairn.operations.plan_interval.plan_states", older_plan)
+        for hour in range(3):
+            run(old, hour)
+    run(old, 0)
+    run(old, 3)
+    with pytest.raises(StateSchemaError, match="its entries were made with"):
+        run(new, 4)
 
 
 def test_columns_of_the_input(tmp_path: Path) -> None:

@@ -307,7 +307,7 @@ def test_a_join_that_does_not_fit_the_pipeline_is_refused(
         ({"order": "id int, kind string"}, "input 'order' has a column 'kind'; rename it"),
         (
             {"order_line": "id int, price int", "order": "id int, line_count int"},
-            "column 'line_count' of input 'order' becomes 'order_line_count', which is the name of a column of input 'order_line'; rename",
+            "column 'line_count' of input 'order' becomes 'order_line_count', which would count as a column of input 'order_line'; rename",
         ),
     ],
 )

@@ -466,7 +466,7 @@ def test_an_overflow_names_key_and_window() -> None:
         (TopN, {"n": True, "order": "score"}, r"Mine\.n is True; write a whole number"),
         (TopN, {"n": 1, "order": "score", "ties": None}, r"Mine\.ties is None; write one of 'first', 'all'"),
         (TopN, {"n": 1, "order": "score", "ttl_ms": True}, r"Mine\.ttl_ms is True; write a number of milliseconds"),
-        (TopN, {"n": 1, "order": "score", "ttl_ms": 0}, r"Mine\.ttl_ms is 0; write a number of milliseconds"),
+        (TopN, {"n": 1, "order": "score", "ttl_ms": -1}, r"Mine\.ttl_ms is -1; write a number of milliseconds"),
     ],
 )
 def test_a_wrong_setting_is_refused_where_the_class_is_declared(base: type, settings: Any, message: str) -> None:

@@ -23,7 +23,7 @@ from cairn.processors.ready_made import (
     check_span,
     type_of_event_time,
 )
-from state_backend.state.plan_state_schemas import INSTEAD_OF
+from state_backend.formats.recorded_settings import INSTEAD_OF
 from state_backend.values.errors import UsageError
 
 __all__ = ["Deduplicate"]

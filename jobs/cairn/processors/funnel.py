@@ -164,7 +164,7 @@ class Funnel(ReadyMade):
                 # Arrow makes an integer of 2.7 without an error.
                 if not pa.types.is_integer(values.type) or values.to_pylist() == list(self.steps):
                     return values
-        except (pa.ArrowException, TypeError, ValueError):
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
             pass
         raise UsageError(
             f"{owner}.steps is {self.steps!r}, but column {self.step!r} is {of.simpleString()}; name values of this column"

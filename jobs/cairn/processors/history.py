@@ -13,7 +13,7 @@ from cairn.aggregates import nullable
 from cairn.arrow_processor import BatchResult, KeyedBatch
 from cairn.numpy_columns import Bools, Int64s, array_of, numbers, whole
 from cairn.processors.ordering import type_of
-from cairn.processors.ready_made import ReadyMade, ceil_ms, check_free, check_times, made_with, type_of_event_time
+from cairn.processors.ready_made import ReadyMade, ceil_ms, check_free, check_times, type_of_event_time, with_deleted
 from state_backend.values.errors import UsageError
 
 __all__ = ["History"]
@@ -90,7 +90,7 @@ class History(ReadyMade):
         row = [f for f in nullable(handle.input_schema) if f.name not in handle.key_schema.names]
         self._names = [f.name for f in row]
         self._values = [name for name in self._names if name not in (handle.event_time, self.deleted)]
-        self._changes = handle.getListState(STATE, made_with(self, ("deleted",), row))
+        self._changes = handle.getListState(STATE, StructType(with_deleted(self.deleted, row)))
 
     def deriveOutputSchema(self, handle: Any) -> StructType:
         """Return the schema of the output: the input columns, `valid_from` and `valid_to`.

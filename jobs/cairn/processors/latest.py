@@ -13,7 +13,7 @@ from cairn.aggregates import nullable
 from cairn.arrow_processor import BatchResult, KeyedBatch, with_keys
 from cairn.numpy_columns import Bools, Int64s, numbers, whole
 from cairn.processors.ordering import OrderColumn, check_order, order_codes, order_columns, type_of
-from cairn.processors.ready_made import ChangedKeys, ReadyMade, check_span, made_with
+from cairn.processors.ready_made import ChangedKeys, ReadyMade, check_span, with_deleted, with_settings
 from state_backend.values.errors import UsageError
 
 __all__ = ["Latest"]
@@ -80,6 +80,10 @@ class Latest(ReadyMade):
     def _version(cls) -> tuple[OrderColumn, ...]:
         return () if cls.version is None else order_columns(cls.__name__, "version", cls.version)
 
+    @classmethod
+    def _version_text(cls) -> str:
+        return "None" if cls.version is None else ", ".join(column.name for column in cls._version())
+
     def init(self, handle: Any) -> None:
         """Declare the state `latest` with all input columns except the key.
 
@@ -109,7 +113,12 @@ class Latest(ReadyMade):
             raise UsageError(
                 f"{owner}: all columns of the input are in the key, and no column is left that could change; take columns out of the key"
             )
-        handle.getValueState(STATE, made_with(self, ("version", "deleted"), row))
+        handle.getValueState(
+            STATE,
+            StructType(
+                with_settings({"version": f"version = {self._version_text()}"}, with_deleted(self.deleted, row))
+            ),
+        )
 
     def deriveOutputSchema(self, handle: Any) -> StructType:
         """Return the schema of the output: the input columns.

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 from difflib import get_close_matches
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from pyspark.sql.types import DataType, StructField, StructType
+from pyspark.sql.types import BooleanType, DataType, StructField, StructType
 
 from cairn.arrow_processor import ArrowProcessor, KeyedBatch
 from cairn.numpy_columns import valid_rows, whole
+from state_backend.formats.recorded_settings import SETTINGS
 from state_backend.state.plan_state_schemas import MADE_WITH
 from state_backend.values.errors import ProcessorError, UsageError
 
@@ -103,6 +104,39 @@ def made_with(processor: ReadyMade, settings: Sequence[str], fields: Sequence[St
     first, *others = fields
     values = {name: f"{name} = {getattr(processor, name)}" for name in settings}
     return StructType([StructField(first.name, first.dataType, first.nullable, {MADE_WITH: values}), *others])
+
+
+def with_settings(settings: Mapping[str, str], fields: Sequence[StructField]) -> list[StructField]:
+    """Return fields of a state that record settings. Cairn refuses other values of these settings later.
+
+    Args:
+        settings: Texts for error messages, such as "early = True", by the name of the setting.
+        fields: The fields of the state's values.
+    """
+    first, *others = fields
+    return [_recording(first, settings), *others]
+
+
+def with_deleted(column: str | None, fields: Sequence[StructField]) -> list[StructField]:
+    """Return fields of a state that record the setting `deleted`. Cairn refuses another value later.
+
+    Each boolean field records whether it deletes keys. So a new column of the input may become `deleted`.
+
+    Args:
+        column: The boolean column that deletes keys; None if no column does.
+        fields: The fields of the state's values.
+    """
+    return [
+        _recording(f, {f"deleted {f.name}": f"deleted {'=' if f.name == column else 'other than'} {f.name}"})
+        if isinstance(f.dataType, BooleanType)
+        else f
+        for f in fields
+    ]
+
+
+def _recording(field: StructField, settings: Mapping[str, str]) -> StructField:
+    metadata = {**field.metadata, SETTINGS: {**field.metadata.get(SETTINGS, {}), **settings}}
+    return StructField(field.name, field.dataType, field.nullable, metadata)
 
 
 class ChangedKeys:

@@ -14,7 +14,7 @@ from cairn.aggregates import Groups
 from cairn.arrow_processor import BatchResult, KeyedBatch
 from cairn.numpy_columns import Int64s, array_of, numbers, valid_rows, whole
 from cairn.processors.ordering import type_of
-from cairn.processors.ready_made import MICROSECOND, ceil_ms, check_times, key_of_row_text, made_with
+from cairn.processors.ready_made import MICROSECOND, ceil_ms, check_times, key_of_row_text
 from cairn.processors.windows import DELETED, VERSION, Windows, are_in, is_sorted, joined, versions_of
 from state_backend.values.errors import ProcessorError, UsageError
 
@@ -103,9 +103,7 @@ class SessionWindow(Windows):
             self._gap_unit = 1 if isinstance(of, DayTimeIntervalType) else _SECOND
         self._carried: Int64s = np.zeros(0, np.int64)
         values = [StructField(END, self._of_time), *parts, *([StructField(VERSION, LongType())] * self._versioned)]
-        self._sessions = handle.getMapState(
-            STATE, made_with(self, Windows.settings, [StructField(START, self._of_time)]), StructType(values)
-        )
+        self._sessions = handle.getMapState(STATE, StructType([StructField(START, self._of_time)]), StructType(values))
 
     def handleBatch(self, batch: KeyedBatch) -> BatchResult:
         """Add the rows of a batch to the sessions of their keys.

@@ -100,7 +100,7 @@ class SlidingWindow(Windows):
         self._size, self._slide, self._offset = (span // MICROSECOND for span in (self.size, self.slide, self.offset))
         self._pane = gcd(self._size, self._slide)
         self._carried: Int64s = np.zeros(0, np.int64)
-        key = made_with(self, ("size", "slide", "offset", *Windows.settings), [StructField(PANE, self._of_time)])
+        key = made_with(self, ("size", "slide", "offset"), [StructField(PANE, self._of_time)])
         self._panes = handle.getMapState(PANES, key, StructType(values))
         if self._versioned:
             of_version = StructType([StructField(VERSION, LongType())])

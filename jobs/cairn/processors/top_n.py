@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -66,7 +67,8 @@ class TopN(ReadyMade):
             raise UsageError(f"{cls.__name__}.n is {cls.n!r}; write a whole number from 1 to 10,000, as in n = 3")
         order_columns(cls.__name__, "order", cls.order)
         check_choice(cls, "ties", ("first", "all"))
-        if cls.ttl_ms is not None and (type(cls.ttl_ms) is not int or cls.ttl_ms <= 0):
+        ttl_ms: Any = cls.ttl_ms
+        if ttl_ms is not None and (isinstance(ttl_ms, bool) or not isinstance(ttl_ms, Integral) or ttl_ms < 0):
             raise UsageError(
                 f"{cls.__name__}.ttl_ms is {cls.ttl_ms!r}; write a number of milliseconds, as in ttl_ms = 86_400_000, or None"
             )

@@ -78,7 +78,7 @@ class TumblingWindow(Windows):
         self._carried: Int64s = np.zeros(0, np.int64)
         # No aggregate has a state field of this name: the names of its fields are `<aggregate>_<part>`.
         values += [StructField(VERSION, LongType())] if self._versioned else []
-        key = made_with(self, ("size", "offset", *Windows.settings), [StructField(START, self._of_time)])
+        key = made_with(self, ("size", "offset"), [StructField(START, self._of_time)])
         self._windows = handle.getMapState(STATE, key, StructType(values))
 
     def handleBatch(self, batch: KeyedBatch) -> BatchResult:

@@ -71,7 +71,7 @@ def _check_inputs(schemas: Mapping[str, StructType], shared: Sequence[str]) -> N
         for name in found.keys() - set(shared):
             if (of := _kind_of(f"{kind}_{name}", schemas)) != kind:
                 raise UsageError(
-                    f"union_by_kind: column {name!r} of input {kind!r} becomes {f'{kind}_{name}'!r}, which is the name of a column of input {of!r}; rename the column or a kind"
+                    f"union_by_kind: column {name!r} of input {kind!r} becomes {f'{kind}_{name}'!r}, which would count as a column of input {of!r}; rename the column or a kind"
                 )
     if not schemas:
         raise UsageError('union_by_kind: there is no input; write union_by_kind({"order": orders, ...}, shared=[...])')
@@ -211,7 +211,7 @@ def sides_of(owner: str, processor: str, handle: Any, kinds: Sequence[str]) -> t
 
 
 def _kind_of(column: str, kinds: Iterable[str]) -> str | None:
-    return max((kind for kind in kinds if column.startswith(f"{kind}_")), key=len, default=None)
+    return max((kind for kind in kinds if column.startswith(f"{kind}_")), key=lambda kind: len(str(kind)), default=None)
 
 
 def output_schema(handle: Any, sides: Sequence[Side], without: str | None = None) -> StructType:

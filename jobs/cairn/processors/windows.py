@@ -33,6 +33,7 @@ from cairn.processors.ready_made import (
     check_free,
     ready_made,
     type_of_event_time,
+    with_settings,
 )
 from state_backend.values.errors import UsageError
 
@@ -169,7 +170,8 @@ class Windows(ReadyMade, ABC):
         self._no_rows: pa.Table = schema.empty_table()
         self._lateness = self.allowed_lateness // MICROSECOND
         self._numbered_before = 0
-        return state_fields(self.declared_aggregates, fields)
+        settings = {name: f"{name} = {getattr(self, name)}" for name in Windows.settings}
+        return with_settings(settings, state_fields(self.declared_aggregates, fields))
 
     # --- aggregates of many windows -----------------------------------------------------------------------------------
 

@@ -1,0 +1,44 @@
+"""Settings of a processor in the metadata of a state's schema.
+
+A schema with other settings is the same schema: it gets no new version, and states that differ only in settings are equal.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+# Key in the metadata of a field: settings of the processor that must not change, because they decide how entries are read.
+# The value maps names to texts for error messages, such as "early = True".
+SETTINGS = "cairn.settings"
+# Key in the metadata of a field, for a setting that decides the name of the state. The value maps the name of another state
+# to two texts: the setting that gives the other name, and the declared setting.
+INSTEAD_OF = "cairn.instead_of"
+
+
+def without_settings(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON of a struct without `SETTINGS` and `INSTEAD_OF`: states that differ only in these are equal.
+
+    Args:
+        schema: A struct as JSON.
+    """
+    fields = [_with_metadata(field, {SETTINGS: None, INSTEAD_OF: None}) for field in schema.get("fields", ())]
+    return {**schema, "fields": fields} if fields else schema
+
+
+def with_settings_of(schema: dict[str, Any], declared: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON of a struct with the `SETTINGS` of another struct's fields of the same names.
+
+    Args:
+        schema: A struct as JSON.
+        declared: The other struct as JSON.
+    """
+    settings = {field["name"]: field.get("metadata", {}).get(SETTINGS) for field in declared["fields"]}
+    fields = [_with_metadata(field, {SETTINGS: settings.get(field["name"])}) for field in schema["fields"]]
+    return {**schema, "fields": fields}
+
+
+def _with_metadata(field: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Return a field with changed metadata. None removes a key."""
+    old = field.get("metadata", {})
+    new = {name: value for name, value in {**old, **changes}.items() if value is not None}
+    return field if new == old else {**field, "metadata": new}
