@@ -169,7 +169,8 @@ class _Clients:
             config=Config(
                 connect_timeout=self._patience.connect_s,
                 read_timeout=self._patience.read_s,
-                # `_send` retries requests. The SDK limits the retries of a client, and an outage would use them up.
+                # The SDK does not retry; `_send` does. All requests of a client share the SDK's quota of retries, and an outage
+                # would use it up.
                 retries={"total_max_attempts": 1},
                 max_pool_connections=32,
                 user_agent_extra="cairn",

@@ -10,8 +10,8 @@ from typing import Any
 # Key in the metadata of a field: settings of the processor that must not change, because they decide how entries are read.
 # The value maps names to texts for error messages, such as "early = True".
 SETTINGS = "cairn.settings"
-# Key in the metadata of a field, for a setting that decides the name of the state. The value maps the name of another state
-# to two texts: the setting that gives the other name, and the declared setting.
+# Key in the metadata of a field, for a setting that decides the name of the state. The value maps each name that the state
+# would have with another setting to two texts for error messages: that setting, and the declared setting.
 INSTEAD_OF = "cairn.instead_of"
 
 
@@ -26,11 +26,11 @@ def without_settings(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_settings_of(schema: dict[str, Any], declared: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON of a struct with the `SETTINGS` of another struct's fields of the same names.
+    """Return `schema`, in which each field has the `SETTINGS` of the field of this name in `declared`.
 
     Args:
         schema: A struct as JSON.
-        declared: The other struct as JSON.
+        declared: A struct as JSON.
     """
     settings = {field["name"]: field.get("metadata", {}).get(SETTINGS) for field in declared["fields"]}
     fields = [_with_metadata(field, {SETTINGS: settings.get(field["name"])}) for field in schema["fields"]]

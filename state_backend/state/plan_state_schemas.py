@@ -18,7 +18,7 @@ from state_backend.values.errors import StateSchemaError
 from state_backend.values.records import SchemaVersion, StateDescriptor
 
 MAX_SCHEMA_VERSION = 255
-# As `SETTINGS`, for older settings. Unlike `SETTINGS`, it belongs to the schema that states are compared by.
+# Like `SETTINGS`, for the settings that Cairn recorded first. A comparison of states includes them, because recorded hashes include them.
 MADE_WITH = "cairn.made_with"
 
 
@@ -49,8 +49,7 @@ def plan_states(
 
     A recorded state keeps its id. A new state gets the next id. A changed schema becomes a new schema version. A
     changed expiry applies to entries written from now on. A state that is no longer declared is kept: after a rollback
-    of the deployed code, the older code finds the state again. Settings in the metadata of a schema can't
-    change.
+    of the deployed code, the older code finds the state again. Settings in the metadata of a schema can't change.
 
     Args:
         pipeline: The pipeline's name, for messages.

@@ -37,8 +37,9 @@ from state_backend.values.records import KeyGroupState, StateDescriptor
 UNREAD: Any = object()
 _FLUSH_ENTRIES = 10_000
 MIB = 1024 * 1024
-# Limits, in bytes of entries. A prefetch reads about PREFETCH_BYTES. When entries that were read on demand or
-# changed exceed GATHERED_BYTES, they are flushed. A flush converts about PART_BYTES to Arrow at a time.
+# Sizes, in bytes of entries. PREFETCH_BYTES: approximate size of a prefetch. GATHERED_BYTES: a flush comes when changed
+# entries and entries that were read on demand exceed this size. PART_BYTES: approximate size that a flush converts to
+# Arrow at a time.
 PREFETCH_BYTES, GATHERED_BYTES, PART_BYTES = 16 * MIB, 32 * MIB, 32 * MIB
 # Bytes of entries in one write batch. RocksDB holds a batch twice in memory until the batch is written.
 _WRITE_BYTES = 8 * MIB

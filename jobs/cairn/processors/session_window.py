@@ -243,8 +243,8 @@ class SessionWindow(Windows):
         owners, begins, ends, due_ms = line.owners, line.begins, line.ends, self._handle.due_ms
         waits = owners == batch.keys.num_rows - 1 if batch.last_key_continues else np.zeros(len(owners), np.bool_)
         self._carried = begins[waits]
-        # `versions`: the number of rows that were emitted so far for this `session_start`. `known`: True if this session
-        # contains a stored session that was emitted.
+        # One value for each session after merging. `versions`: how many rows were emitted before with this `session_start`.
+        # `known`: True if the session contains a stored session that was emitted.
         member_owners, member_versions = stored.owners[line.members], stored.versions[line.members]
         same_begin = stored.begins[line.members] == begins[line.of_member]
         versions = np.zeros(len(owners), np.int64)

@@ -164,8 +164,7 @@ def sides_of(owner: str, processor: str, handle: Any, kinds: Sequence[str]) -> t
     """Assign the columns of the input to the two sides.
 
     A column belongs to the side whose kind is its prefix, as in `order_amount`. If both kinds are prefixes, the longer one
-    counts. Other columns belong to both sides. In
-    the output, their names get the kind as a prefix.
+    counts. Other columns belong to both sides. In the output, their names get the kind as a prefix.
 
     Args:
         owner: Name of the processor's class.

@@ -149,7 +149,7 @@ class IcebergSink(TableSink):
                     if refusals == _REFUSALS:
                         raise
                 except exceptions.CommitStateUnknownException:
-                    # The next round reads the table. If the table has this checkpoint's id, the commit succeeded; else the
+                    # The next round reads the table. If the table has this checkpoint's id, the first commit succeeded; else the
                     # round commits again. If the first commit still arrives later, both commits build on the same
                     # snapshot, and the catalog accepts only one of them.
                     unknown += 1
