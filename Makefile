@@ -65,7 +65,8 @@ soak: setup  ## weeks of flights, disturbed every few days, against pandas (DAYS
 	@$(PYTHON) -m tests.soak
 
 # Tests start hundreds of processes: each would compile Cairn again where this variable is set.
-PYTEST = PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest -n $(or $(WORKERS),3) --dist loadfile --no-loadscope-reorder
+# A worker that died would run its test again and die again, without end: the run ends instead, and names the test.
+PYTEST = PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest -n $(or $(WORKERS),3) --max-worker-restart 0 --dist loadfile --no-loadscope-reorder
 
 # Few of these tests wait. A third process would only import everything once more.
 test-fast: WORKERS ?= 2

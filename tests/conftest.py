@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import settings
 
+from tests.support import time_limits
 from tests.support.messages import (
     Made,
     Recorder,
@@ -49,6 +50,10 @@ OF_WORKERS: list[Made] = []
 # No deadline for one example: another process may have the processor meanwhile.
 settings.register_profile(TIER, deadline=None, max_examples=at_tier(fast=10, ci=25, all=200))
 settings.load_profile(TIER)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(time_limits)
 
 
 @pytest.hookimpl(optionalhook=True)
