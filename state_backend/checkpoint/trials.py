@@ -121,23 +121,23 @@ def trials_in(storage: Storage) -> list[Trial]:
     return [trial for trial in found if trial is not None]
 
 
-def write_trial(root: str, trial: Trial) -> None:
-    """Write the record of a trial, or replace it.
+def create_trial(root: str, trial: Trial) -> None:
+    """Write the record of a new trial, and then delete the files that a removed trial of this name may have left.
+
+    The record comes first: of several processes that begin a trial of this name, only one creates the record, and the
+    others delete nothing.
 
     Raises:
-        UsageError: Another process wrote or removed the record at the same time.
+        UsageError: Another process created a trial of this name.
     """
-    storage, path = open_storage(trials_url(root, trial.pipeline)), paths.trial(trial.name)
-    there, data = storage.stat(path), record_codec.encode(trial)
     try:
-        if there is None:
-            storage.create(path, data)
-        else:
-            storage.replace(path, data, generation=there.generation)
-    except (AlreadyExists, NotFound, PreconditionFailed) as error:
+        open_storage(trials_url(root, trial.pipeline)).create(paths.trial(trial.name), record_codec.encode(trial))
+    except AlreadyExists as error:
         raise UsageError(
-            f"another process began, ended or removed trial {trial.name!r} of {trial.pipeline!r} at the same time; try again"
+            f"another process began trial {trial.name!r} of {trial.pipeline!r} at the same time\n"
+            "Give the new trial another --name, or run the same command again to continue the other trial"
         ) from error
+    remove_all(root_of_trial(root, trial.pipeline, trial.name))
 
 
 def renew_trial(root: str, trial: Trial) -> bool:

@@ -29,12 +29,12 @@ from state_backend.checkpoint.savepoints import (
 )
 from state_backend.checkpoint.sweep import sweep
 from state_backend.checkpoint.trials import (
+    create_trial,
     list_trials,
     remove_trial,
     remove_trial_named,
     root_of_trial,
     sweep_trials,
-    write_trial,
 )
 from state_backend.formats import paths
 from state_backend.inspection.verify import offering_intact, verify_pipeline
@@ -390,7 +390,7 @@ def tried(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The original with a trial, and a trial whose record is gone."""
     root = Path(shutil.copytree(original, tmp_path_factory.mktemp("tried") / "root"))
     trial = trial_of(day(6), ends_ms=0)
-    write_trial(str(root), trial)
+    create_trial(str(root), trial)
     for name in ("trial", "removed"):
         own = LocalStorage(Path(root_of_trial(str(root), PIPELINE, name), PIPELINE))
         fork(LocalStorage(root / PIPELINE), 5, Coordinator(own, PIPELINE), run=run(), attempt="fork")

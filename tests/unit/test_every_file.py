@@ -18,7 +18,7 @@ from state_backend.checkpoint.leases import take_lease
 from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.savepoints import claim_savepoint, read_claim
 from state_backend.checkpoint.sweep import sweep
-from state_backend.checkpoint.trials import list_trials, write_trial
+from state_backend.checkpoint.trials import create_trial, list_trials
 from state_backend.formats import paths, record_codec
 from state_backend.inspection.verify import verify_pipeline
 from state_backend.values.errors import CairnError, CorruptRecord
@@ -59,7 +59,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     taken = LocalStorage(root / TAKEN)
     shutil.copytree(root / "native", root / TAKEN, dirs_exist_ok=True)
     claim_savepoint(taken, Claim(savepoint="s", owner="file:///theirs", attempt="a"))
-    write_trial(str(root), trial_of(day(6), ends_ms=FAR_MS * 2))
+    create_trial(str(root), trial_of(day(6), ends_ms=FAR_MS * 2))
     shutil.rmtree(root / "work", ignore_errors=True)
     return root
 

@@ -34,7 +34,6 @@ from state_backend.checkpoint.trials import (
     root_of_trial,
     sweep_trials,
     trials_url,
-    write_trial,
 )
 from state_backend.inspection.compare_runs import Comparison, compare_runs
 from state_backend.values.errors import (
@@ -356,15 +355,11 @@ def test_a_removed_trial_stops_though_another_of_its_name_began(root: Path) -> N
     assert [o.computed for o in try_days(DOUBLED, root, range(2, 4), name="same").outcomes] == [False, True]
 
 
-@pytest.mark.parametrize("before", [False, True])
-def test_two_tries_of_one_name_that_write_its_record_at_once(
-    root: Path, monkeypatch: pytest.MonkeyPatch, before: bool
+def test_a_renewal_writes_its_end_though_another_renewal_came_between(
+    root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of two that begin says so; of two that end both do."""
     trial, stat = try_days(DOUBLED, root, [2], name="same").trial, LocalStorage.stat
-    if not before:
-        remove_trial(str(root), trial)
-    others = [lambda: write_trial(str(root), replace(trial, attempt=trial.attempt, ends_ms=trial.ends_ms + 1))]
+    others = [lambda: renew_trial(str(root), replace(trial, ends_ms=trial.ends_ms + 1))]
 
     def overtaken(self: LocalStorage, path: str) -> Any:
         found = stat(self, path)
@@ -373,14 +368,95 @@ def test_two_tries_of_one_name_that_write_its_record_at_once(
         return found
 
     monkeypatch.setattr(LocalStorage, "stat", overtaken)
-    if before:
-        assert renew_trial(str(root), replace(trial, ends_ms=trial.ends_ms + 2))
-        assert find_trial(str(root), NAME).ends_ms == trial.ends_ms + 2
-        assert not renew_trial(str(root), replace(trial, attempt="of the trial that had this name before"))
-        assert find_trial(str(root), NAME).ends_ms == trial.ends_ms + 2
-    else:
-        with pytest.raises(UsageError, match="at the same time; try again"):
-            write_trial(str(root), trial)
+    assert renew_trial(str(root), replace(trial, ends_ms=trial.ends_ms + 2))
+    assert find_trial(str(root), NAME).ends_ms == trial.ends_ms + 2
+    assert not renew_trial(str(root), replace(trial, attempt="of the trial that had this name before"))
+    assert find_trial(str(root), NAME).ends_ms == trial.ends_ms + 2
+
+
+CALLS = ("create", "upload", "replace", "copy_from", "delete", "list", "stat", "read", "remove_all")
+
+
+def overtaken_at(root: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> bool:
+    """Runs a new trial of two days, and a second one of its name as a whole before the first one's call of that number. True if
+    the first one came to that call."""
+    calls, refused = 0, []
+
+    def counted(call: Any) -> Any:
+        def made(self: LocalStorage, *args: Any, **more: Any) -> Any:
+            nonlocal calls
+            if "/.trials/" in self.url:
+                calls += 1
+                if calls == at + 1:
+                    begin("the second")
+            return call(self, *args, **more)
+
+        return made
+
+    def begin(which: str) -> None:
+        try:
+            try_days(DOUBLED, root, range(2, 4), name="same")
+        except CairnError as error:
+            assert "at the same time" in str(error), error
+            refused.append(which)
+
+    with monkeypatch.context() as patch:
+        for name in CALLS:
+            patch.setattr(LocalStorage, name, counted(getattr(LocalStorage, name)))
+        begin("the first")
+    assert len(refused) < 2, refused
+    return calls > at
+
+
+def check_overtaken_at(production: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> bool:
+    root = Path(shutil.copytree(production, folder / str(at)))
+    came = overtaken_at(root, monkeypatch, at)
+    again = try_days(DOUBLED, root, range(2, 4), name="same")
+    assert not any(o.computed for o in again.outcomes), f"overtaken before call {at}: an interval is missing"
+    alone = Path(shutil.copytree(production, folder / f"{at}-alone"))
+    assert digests(again.root)[-2:] == digests(try_days(DOUBLED, alone, range(2, 4), name="same").root)[-2:]
+    assert bytes_of(root / NAME) == bytes_of(production / NAME)
+    return came
+
+
+@pytest.mark.parametrize("at", [0, 1, 3, 12])
+@pytest.mark.long("half a second", runs_in="ci")
+def test_of_two_tries_that_begin_a_trial_at_once_none_is_stuck(
+    production: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    assert check_overtaken_at(production, tmp_path, monkeypatch, at)
+
+
+@pytest.mark.long("two minutes")
+def test_a_trial_begins_a_second_time_before_its_calls(
+    production: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before each call up to the end of the fork, and before some of the later ones."""
+    at = 0
+    while check_overtaken_at(production, tmp_path, monkeypatch, at):
+        at += 1 if at < 60 else 17
+    assert at > 100, at
+
+
+@pytest.mark.long("half a second", runs_in="ci")
+def test_a_trial_that_is_killed_during_its_fork_leaves_only_a_lease_in_production(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = bytes_of(root / NAME)
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr("state_backend.checkpoint.rewind.take_over", killed)
+        patch.setattr("state_backend.checkpoint.leases.give_back", lambda storage, path: None)
+        with pytest.raises(Killed):
+            try_days(DOUBLED, root, [2], name="same")
+    left = bytes_of(root / NAME)
+    assert {path.partition("/")[0] for path in {*left} - {*before}} == {"leases"} and left.items() >= before.items()
+    later = time.time_ns() // 1_000_000 + 4 * 86_400_000
+    sweep(coordinator_of(OLD, str(root)).storage, NAME, now_ms=later)
+    assert not [*(root / NAME / "leases").glob("*.json")]
 
 
 def test_a_sweep_keeps_a_trial_that_its_listing_misses(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

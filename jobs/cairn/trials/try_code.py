@@ -29,7 +29,7 @@ from cairn.pipeline import Interval, Pipeline
 from cairn.shipping.code_version import code_version
 from cairn.shipping.ship_processor import code_hash
 from cairn.spark.session import check_running, use_this_python
-from state_backend.adapters.open_storage import open_storage, remove_all
+from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.forgotten_keys import check_not_tried, check_restored
 from state_backend.checkpoint.lineage import plan_base
 from state_backend.checkpoint.log import Log
@@ -40,14 +40,14 @@ from state_backend.checkpoint.storage_clock import storage_now_ms
 from state_backend.checkpoint.trials import (
     check_no_trial,
     check_same_trial,
+    create_trial,
     read_trial,
     remove_trial_named,
     renew_trial,
     root_of_trial,
     trials_url,
-    write_trial,
 )
-from state_backend.values.errors import StateUnusable, UsageError
+from state_backend.values.errors import CairnError, StateUnusable, UsageError
 from state_backend.values.intervals import format_instant, to_ms
 from state_backend.values.records import Content, Permissions, Record, RunRef, Savepoint, Trial, TrialBase
 from state_backend.values.retention import KeepLast
@@ -88,6 +88,7 @@ class TrialPlan:
 
     Attributes:
         trial: The trial.
+        before: The trial's record that an earlier call wrote, and which this call continues; None for a new trial.
         source: URL of the folder that contains `target`.
         target: Checkpoint id or savepoint to fork; None begins with empty state.
         asked: For each of the trial's intervals, the rows and the position that the function `Pipeline.source` returned.
@@ -95,6 +96,7 @@ class TrialPlan:
     """
 
     trial: Trial
+    before: Trial | None
     source: str
     target: int | Savepoint | None
     asked: Mapping[Interval, Read]
@@ -159,9 +161,10 @@ def try_code(
     trial = replace(plan.trial, ends_ms=_later(now_ms, keep))
     own = root_of_trial(root, pipeline.name, trial.name)
     began_s = time.monotonic()
-    if read_trial(root, pipeline.name, trial.name) is None:
-        remove_all(own)  # A removed trial of this name may have left files.
-    write_trial(root, trial)
+    if plan.before is None:
+        create_trial(root, trial)
+    elif not renew_trial(root, trial):
+        _clean_up_removed(root, trial)
     try:
         fork_s = _fork(plan, pipeline, own)
         # A trial calls no sink.
@@ -260,7 +263,7 @@ def plan_trial(
         span = Interval(made.span.start, max(made.span.end, before.span.end))
         made = replace(made, attempt=before.attempt, span=span)
     other = _other_input(there, intervals, asked)
-    return TrialPlan(trial=made, source=source, target=target, asked=asked, other_input=other)
+    return TrialPlan(trial=made, before=before, source=source, target=target, asked=asked, other_input=other)
 
 
 def _trial_base(base: Content | None, target: Savepoint | int | None, savepoint: str | None) -> TrialBase | None:
@@ -407,14 +410,19 @@ def _fork(plan: TrialPlan, pipeline: Pipeline, own: str) -> float:
     into = coordinator_of(pipeline, own, remembers=True)
     if into.log().of_attempt(plan.trial.attempt) is not None:
         return 0.0
-    fork(
-        open_storage(plan.source),
-        plan.target,
-        into,
-        run=RunRef(run_id=f"trial__{plan.trial.name}", clear_number=0, try_number=1),
-        attempt=plan.trial.attempt,
-        pipeline_start_ms=to_ms(pipeline.start),
-    )
+    try:
+        fork(
+            open_storage(plan.source),
+            plan.target,
+            into,
+            run=RunRef(run_id=f"trial__{plan.trial.name}", clear_number=0, try_number=1),
+            attempt=plan.trial.attempt,
+            pipeline_start_ms=to_ms(pipeline.start),
+        )
+    except CairnError:
+        # Another process that runs this trial at the same time may have made the fork meanwhile.
+        if into.log().of_attempt(plan.trial.attempt) is None:
+            raise
     return time.monotonic() - began
 
 
