@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,9 @@ from cairn_operators.storage_connection import storage_credentials
 
 if TYPE_CHECKING:
     from cairn.driver.driver_protocol import Request
+
+# Key in Airflow's state store of the task: the UUID of the latest driver's session on a Spark Connect server.
+_SESSION_KEY = "cairn_spark_session"
 
 
 class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type-checked here
@@ -92,13 +96,13 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
             spark = spark_location(self.spark_conn_id, self.spark_conf)
             self.log.info("Spark runs at %s", spark.url)
             private = {"token": spark.token, "conf": dict(spark.conf)} if spark.token or spark.conf else None
-            task, again = _task()
+            session, former = _sessions() if spark.url.startswith("sc://") else (None, None)
             call = Call(
                 pipeline=self.pipeline,
                 root=self.root,
                 spark=spark.url,
-                task=task,
-                again=again,
+                session=session,
+                former=former,
                 settings_on_stdin=private is not None,
             )
             arguments = [request.command, *to_arguments(call), *to_arguments(request)]
@@ -123,13 +127,19 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
             raise SystemExit("Airflow stopped this task, and the task stopped its Spark driver")
 
 
-def _task() -> tuple[str | None, bool]:
-    """Return a name of the task that is the same in all its tries, and True if this try is a retry.
+def _sessions() -> tuple[str, str | None]:
+    """Return the UUID of a new Spark session for this try, and that of the session before; None in a first try.
 
-    Outside of an Airflow task the name is None.
+    Airflow's state store of the task keeps the UUID for a later try, which ends the session if this driver is killed.
     """
+    session = str(uuid.uuid4())
     try:
-        ti = get_current_context()["ti"]
+        context = get_current_context()
     except RuntimeError:
-        return None, False  # The operator runs outside of Airflow.
-    return f"{ti.dag_id}/{ti.run_id}/{ti.task_id}/{ti.map_index}", ti.try_number > 1
+        return session, None  # The operator runs outside of Airflow.
+    store = context.get("task_state_store")
+    if store is None:
+        return session, None
+    former = store.get(_SESSION_KEY) or None if context["ti"].try_number > 1 else None
+    store.set(_SESSION_KEY, session)
+    return session, former

@@ -97,7 +97,7 @@ from counts_pipeline import COUNTS
 from cairn.pipeline import Interval
 from cairn.operations.run_interval import run_interval
 from cairn.spark.session import connect
-spark = connect(sys.argv[1], "undisturbed", shared_as="counts/process")
+spark = connect(sys.argv[1], "undisturbed")
 for n in range(int(sys.argv[3])):
     start = COUNTS.start + timedelta(days=n)
     run_interval(spark, COUNTS, Interval(start, start + timedelta(days=1)), sys.argv[2])

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -210,30 +211,53 @@ def test_the_log_names_operations_that_see_one_interval_only(server: SparkConnec
     assert "'greeting': the source has dropDuplicates or distinct (use cairn.processors.Deduplicate)" in output
 
 
-@pytest.mark.long("a quarter of a minute")
-def test_a_session_that_the_server_closed_is_replaced(server: SparkConnectServer, tmp_path: Path) -> None:
-    """A server closes an idle session for good. Its timeout may be shorter than the hour for which drivers share a session."""
-    write_pipeline(tmp_path, "0", "hello")
-    assert process(tmp_path, server.url, 1, "first")["ok"]
-    for number, again in enumerate([[], ["--task", "a task", "--again"]]):
-        close_session(server.url, "greeting/process", number)
-        assert process(tmp_path, server.url, 1, f"attempt-{number}", *again)["ok"]
+LEAVES_ALL_BEHIND = """
+def source(spark, interval):
+    spark.udf.register("left_over", lambda: 1, "int") if not spark.catalog.functionExists("left_over") else print("SEEN: function")
+    spark.range(1).createTempView("left_behind")
+    print("SEEN:", spark.conf.get("spark.sql.shuffle.partitions"), spark.conf.get("left.behind", None))
+    spark.conf.set("spark.sql.shuffle.partitions", "3")
+    spark.conf.set("left.behind", "a setting")
+    return spark.read.schema("user string, amount long").json("file://FOLDER/input.json")
+"""
 
 
-def close_session(where: str, shared_as: str, number: int) -> None:
-    """Close a session for good, as an idle timeout does. A session that is closed already stays closed."""
-    from pyspark.sql.connect.client import SparkConnectClient
+def test_a_driver_sees_nothing_of_the_driver_before(server: SparkConnectServer, tmp_path: Path) -> None:
+    """Two corrections of one input within an hour: Spark's plan cache answered the second driver with the list of files, and their
+    lengths, of the first. Views, functions and settings of a driver were there for the next one too."""
+    write_pipeline(tmp_path, "one", "hello")
+    module = tmp_path / "pipeline_of_it.py"
+    before, _, after = module.read_text().partition("def source(spark, interval):")
+    after = after[after.index("class Greeter") :]
+    module.write_text(before + LEAVES_ALL_BEHIND.replace("FOLDER", str(tmp_path)) + after)
+    for lines in (5, 10, 7, 23):
+        (tmp_path / "input.json").write_text('{"user": "ann", "amount": 1}\n' * lines)
+        driver = start(tmp_path, server.url, "process", *interval_of(1, f"attempt-{lines}"))
+        output, _ = driver.communicate()
+        result = json.loads((tmp_path / "result.json").read_text())
+        assert result.get("ok", result).get("input_rows") == lines, output
+        assert [line for line in output.splitlines() if line.startswith("SEEN:")] == ["SEEN: 2 None"]
 
-    url = spark_session._session_url(where, shared_as, spark_session._hour(), number)
-    client = SparkConnectClient(spark_session._channel(url, TOKEN))
-    client.release_session()
-    client.close()
+
+def test_a_session_with_the_workers_of_others_takes_no_artifacts(server: SparkConnectServer, tmp_path: Path) -> None:
+    write_pipeline(tmp_path, "one", "hello")
+    module = tmp_path / "pipeline_of_it.py"
+    module.write_text(
+        module.read_text().replace(
+            "    return spark.create", f"    spark.addArtifacts({str(module)!r}, file=True)\n    return spark.create"
+        )
+    )
+    error = process(tmp_path, server.url, 1, "refused")["error"]
+    assert error["type"] == "UsageError" and "Python workers of its own, set spark.sql.artifact" in error["message"]
+    conf = {"token": TOKEN, "conf": {spark_session.ISOLATION: "true"}}
+    assert "ok" in process(tmp_path, server.url, 1, "allowed", settings=conf)
 
 
 def test_every_daemon_of_the_server_has_a_watcher(server: SparkConnectServer, tmp_path: Path) -> None:
     """Spark keeps the daemon until the server ends; ``test_idle_daemon.py`` shows the end that the watcher makes of it."""
     write_pipeline(tmp_path, "one", "hello")
-    process(tmp_path, server.url, 1, "attempt-1")
+    for attempt in range(3):
+        process(tmp_path, server.url, 1, f"attempt-{attempt}")
     lines = {pid: command_line(pid) for pid in server.pids()}
     daemons = {pid for pid, line in lines.items() if "pyspark.daemon" in line}
     daemons -= {pid for pid in daemons if psutil.Process(pid).ppid() in daemons}  # workers
@@ -445,27 +469,17 @@ class Slow:
         return (self.folder / "root" / "greeting" / "attempts" / attempt / "prepared.json").exists()
 
 
-@pytest.mark.parametrize(
-    "closed",
-    [
-        pytest.param([], id=""),
-        pytest.param([0, 1], id="in a replaced session", marks=pytest.mark.long("a quarter of a minute of Spark")),
-    ],
-)
-def test_the_next_try_ends_what_a_killed_driver_left(
-    server: SparkConnectServer, tmp_path: Path, closed: list[int]
-) -> None:
-    """kill -9 of the driver leaves its operation running on the shared server; the next try finds it by its tag. Its Python
+def test_the_next_try_ends_what_a_killed_driver_left(server: SparkConnectServer, tmp_path: Path) -> None:
+    """kill -9 of the driver leaves its operation running on the shared server; the next try ends its session. Its Python
     workers are killed, nothing of it is prepared, and the server stays."""
-    for number in closed:
-        close_session(server.url, "greeting/process", number)
+    session = str(uuid.uuid4())
     slow = Slow(tmp_path, server.url)
-    driver = slow.start("--task", "dag/run-1/process/-1")
+    driver = slow.start("--session", session)
     driver.kill()
     driver.communicate()
     assert slow.still_beats(), "the operation ended by itself, so this shows nothing"
 
-    again = [*interval_of(1, "attempt-2", try_number=2), "--task", "dag/run-1/process/-1", "--again"]
+    again = [*interval_of(1, "attempt-2", try_number=2), "--former", session]
     result = drive(tmp_path, server.url, "process", *again)
     assert "ok" in result, result
     wait_until(lambda: not slow.still_beats(), 20, "the operation of the first try has ended")

@@ -58,6 +58,7 @@ from cairn_operators import (
     stateful_pipeline,
 )
 from cairn_operators.data_interval import data_interval, is_due
+from cairn_operators.driver_operator import _sessions
 from cairn_operators.driver_process import DriverProcess
 from cairn_operators.failures import exit_failure, failure
 from cairn_operators.hidden_settings import hide_secrets
@@ -1443,3 +1444,15 @@ def test_pipeline_without_validation_and_savepoints() -> None:
     assert {task.storage_conn_id for task in dag.tasks} == {"g"}
     assert {task.task_id for task in dag.tasks} == {"process", "checkpoint"}
     assert dag.get_task("process").retries == 9
+
+
+def test_a_retry_ends_the_session_of_the_try_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: dict[str, str] = {}
+    store = SimpleNamespace(get=kept.get, set=kept.__setitem__)
+    for number in (1, 2, 3):
+        before = kept.get("cairn_spark_session")
+        running = {"ti": SimpleNamespace(try_number=number), "task_state_store": store}
+        monkeypatch.setattr("cairn_operators.driver_operator.get_current_context", lambda running=running: running)
+        session, former = _sessions()
+        assert (former, kept["cairn_spark_session"]) == (before, session)
+        assert session != before

@@ -29,15 +29,13 @@ from cairn.spark.first_cause import first_cause
 from cairn.spark.local_server_secret import find_secret, kept_secret, new_secret
 from cairn.spark.session import (
     _properties,
-    _session_url,
     _with_token,
     check_running,
     collect_once,
     connect,
+    end_session,
     explain,
-    interrupt_former,
     master_conf,
-    operation_tag,
 )
 from state_backend.values.errors import ProcessorError, SourceError, StorageUnavailable, UsageError
 from tests.support.checkpoints import day
@@ -143,23 +141,29 @@ def test_a_source_is_not_blamed_for_a_lost_server() -> None:
         read_source(cast(Any, None), pipeline, Interval(start, start + timedelta(days=1)))
 
 
-def test_a_tag_is_one_task_of_one_deployment() -> None:
-    tag = operation_tag("p/process", "gs://b/prod", "dag/run,1/process/-1")
-    assert tag == operation_tag("p/process", "gs://b/prod", "dag/run,1/process/-1")
-    others = [
-        ("p/process", "gs://b/test", "dag/run,1/process/-1"),
-        ("p/process", "gs://b/prod", "dag/run,2/process/-1"),
-    ]
-    assert tag not in {operation_tag(*other) for other in others}
-    assert tag.startswith("cairn-p/process-") and "," not in tag, "Spark separates tags by commas"
+def test_a_url_that_names_a_session_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"sc://h:7: the URL names a Spark session.*\nTake session_id out of the URL"):
+        connect("sc://h:7/;token=secret;session_id=0b1c2d3e-0000-0000-0000-000000000000", "test")
 
 
-def test_a_session_is_shared_whatever_else_the_url_says() -> None:
-    shared = _session_url("sc://h:7/;use_ssl=true;user_id=me", "p/process", 5)
-    assert shared.startswith("sc://h:7/;use_ssl=true;user_id=me;session_id=")
-    assert shared.endswith(_session_url("sc://h:7", "p/process", 5).partition(";")[2])
-    own = "sc://h:7/;session_id=0b1c2d3e-0000-0000-0000-000000000000"
-    assert _session_url(own, "p/process", 5) == own
+@pytest.mark.parametrize(("refused", "shared"), [(False, True), (True, False)])
+def test_a_server_that_refuses_to_share_its_workers_gives_each_session_its_own(
+    monkeypatch: pytest.MonkeyPatch, refused: bool, shared: bool
+) -> None:
+    settings: dict[str, str] = {}
+
+    def put(name: str, value: str) -> None:
+        if refused and name == spark_session.ISOLATION:
+            raise RuntimeError(f"[CONFIG_NOT_AVAILABLE] {name} is not available")
+        settings[name] = value
+
+    artifacts = object()
+    session = SimpleNamespace(client=None, conf=SimpleNamespace(set=put), addArtifacts=artifacts)
+    for name, fake in (("_remote_session", lambda _: session), ("_check_listening", None), ("_be_impatient", None)):
+        monkeypatch.setattr(spark_session, name, fake or (lambda _: None))
+    assert cast(Any, connect("sc://h", "test")) is session
+    assert next(iter(settings)) == (spark_session.ISOLATION if shared else spark_session.SESSION_ZONE)
+    assert (session.addArtifacts is artifacts) == (not shared)
 
 
 def test_configuration_reaches_a_jvm_by_a_file_of_this_user_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,8 +184,8 @@ def test_configuration_reaches_a_jvm_by_a_file_of_this_user_alone(monkeypatch: p
     assert "PYSPARK_SUBMIT_ARGS" not in os.environ and not file.exists()
 
 
-def test_only_a_shared_server_has_anything_to_interrupt() -> None:
-    assert interrupt_former("local[2]", "p/process", "tag") == []
+def test_only_a_server_has_a_session_to_end() -> None:
+    end_session("local[2]", "0b1c2d3e-0000-0000-0000-000000000000")
 
 
 def test_an_error_that_came_through_py4j_is_told_in_java_s_words(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ import typer
 from cairn.spark.class_archive import with_archive
 from cairn.spark.java_runtime import require_java
 from cairn.spark.local_server_secret import kept_secret, new_secret
+from cairn.spark.session import FRESH_TABLES
 from state_backend.values.errors import StorageUnavailable, UsageError
 
 _CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
@@ -52,6 +53,7 @@ def server_command(port: int, master: str, shuffle_partitions: int, more: Mappin
         # At level INFO Spark writes hundreds of lines per interval into the terminal.
         "spark.log.level": "WARN",
         # Without authentication Spark's internal ports deserialize Java objects of every user of this machine.
+        **FRESH_TABLES,
         **({"spark.authenticate": "true"} if master.startswith("local") else {}),
         **(more or {}),
     }

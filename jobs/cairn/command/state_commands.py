@@ -131,7 +131,7 @@ def savepoint(
     with at_rest as runs:
         committed = commit_prepared(coordinator, runs)
         record = coordinator.record(parse_checkpoint(checkpoint))
-        session = connect(spark, f"cairn {owner.name} savepoint", shared_as=f"{owner.name}/savepoint")
+        session = connect(spark, f"cairn {owner.name} savepoint")
         if consolidate:
             record = consolidate_checkpoint(session, owner, root, record)
         with progress("copying", "shards") as on_progress, task_progress(session, on_progress):
@@ -195,7 +195,7 @@ def restore(
             f"would restore {said['entries']:,} entries as the state at {said['end']}; checkpoints made stale: {stale}"
         )
         return _say(said, text, as_json)
-    session = connect(spark, f"cairn {into.name} restore", shared_as=f"{into.name}/restore")
+    session = connect(spark, f"cairn {into.name} restore")
     record = restore_savepoint(session, into, root, from_savepoint, claim=claim.value)
     said = _restored(record)
     return _say(said, f"checkpoint {record.id}: {said['entries']:,} entries, the state at {said['end']}", as_json)

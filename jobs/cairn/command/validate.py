@@ -60,7 +60,7 @@ def validate(
     storage = open_storage(join_url(root, owner.name))
     coordinator = Coordinator(storage, owner.name)
     record = coordinator.record(parse_checkpoint(checkpoint))
-    opens = partial(connect, spark, f"cairn {owner.name} validate", shared_as=f"{owner.name}/validate")
+    opens = partial(connect, spark, f"cairn {owner.name} validate", own_workers=True)
     found = validate_checkpoint(
         None if fast else SessionOnDemand(opens),
         owner,

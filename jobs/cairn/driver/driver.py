@@ -17,7 +17,6 @@ import sys
 import threading
 import time
 import traceback
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -48,10 +47,9 @@ from cairn.pipeline import Interval, Pipeline
 from cairn.spark.session import (
     SessionOnDemand,
     connect,
+    end_session,
     explain,
-    interrupt_former,
     interrupt_on_sigterm,
-    operation_tag,
 )
 from state_backend.adapters.open_storage import join_url
 from state_backend.inspection.checkpoint_names import parse_checkpoint
@@ -100,17 +98,20 @@ class Session:
             )
         return pipeline
 
-    def connect(self, pipeline: Pipeline, command: str) -> SparkSession:
-        """Connect to Spark, and interrupt the jobs that an earlier try of the same task left."""
-        call, name = self.call, f"{pipeline.name}/{command}"
-        tag = operation_tag(name, call.root, call.task or str(uuid.uuid4()))
-        if call.again:
-            interrupt_former(call.spark, name, tag, token=self.token)
+    def connect(self, pipeline: Pipeline, command: str, *, own_workers: bool = False) -> SparkSession:
+        """Open the driver's session, and end that of an earlier try of the same task, with the jobs that it left."""
+        call = self.call
+        if call.former is not None:
+            end_session(call.spark, call.former, token=self.token)
         spark = connect(
-            call.spark, f"cairn {pipeline.name} {command}", shared_as=name, token=self.token, conf=self.conf
+            call.spark,
+            f"cairn {pipeline.name} {command}",
+            session_id=call.session,
+            own_workers=own_workers,
+            token=self.token,
+            conf=self.conf,
         )
-        spark.addTag(tag)
-        interrupt_on_sigterm(spark, call.spark, tag, token=self.token)
+        interrupt_on_sigterm(spark, call.spark, token=self.token)
         return spark
 
 
@@ -370,11 +371,11 @@ def _validate(session: Session, request: Validate) -> ValidateResult:
 
     pipeline = session.load()
     coordinator = coordinator_of(pipeline, session.call.root)
-    # Validation has its own session: its workers are not the processes that wrote the state, so they must read storage.
-    # The session is opened only if a step needs Spark.
+    # The workers of a validation are not the processes that wrote the state, so they must read storage. The session is
+    # opened only if a step needs Spark.
     spark = None
     if request.mode == "full":
-        spark = SessionOnDemand(partial(session.connect, pipeline, "validate"), session.conf)
+        spark = SessionOnDemand(partial(session.connect, pipeline, "validate", own_workers=True), session.conf)
     how: dict[str, Any] = {
         "mode": request.mode,
         "docs": None if request.docs is None else Path(request.docs),

@@ -33,17 +33,17 @@ class Call:
         pipeline: The `Pipeline`, as `module:NAME`.
         root: URL of the folder that holds the pipelines.
         spark: URL of a Spark Connect server, or a master URL.
-        task: Identifies the task, with the same value in every try. The driver interrupts Spark jobs that an earlier
-            try left.
-        again: True if an earlier try may still run.
+        session: UUID of the driver's session on a Spark Connect server; None: the driver chooses one.
+        former: UUID of the session of an earlier try of the same task. The driver ends this session and its jobs. None if
+            this is the first try.
         settings_on_stdin: True if the token and the Spark configuration follow on stdin, as JSON.
     """
 
     pipeline: str
     root: str
     spark: str
-    task: str | None = None
-    again: bool = False
+    session: str | None = None
+    former: str | None = None
     settings_on_stdin: bool = False
 
 

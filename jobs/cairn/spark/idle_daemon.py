@@ -1,10 +1,10 @@
-"""Watcher that ends the idle Python daemon of a Connect session.
+"""Watcher that ends the idle Python daemon of Connect sessions.
 
-Spark starts a `pyspark.daemon` for each Connect session on each executor, because each session has its own artifact
-UUID. Spark keeps the daemon until the executor ends. Of the daemon's workers, Spark keeps those that were used in the
-last minute. A driver can't end a daemon on another machine. So the session's first task on an executor starts a watcher
-there. The watcher is a small process that ends the daemon after ten minutes without a worker. If the session is used
-again, Spark starts another daemon.
+Spark starts a `pyspark.daemon` for each Connect session on each executor, unless the sessions share their workers
+(`cairn.spark.session.ISOLATION`). Spark keeps the daemon until the executor ends. Of the daemon's workers, Spark keeps
+those that were used in the last minute. A driver can't end a daemon on another machine. So the daemon's first task
+starts a watcher there. The watcher is a small process that ends the daemon when it has had no worker for some time. If
+a task needs the daemon again, Spark starts another one.
 
     a worker is killed          The watcher continues, because it watches the daemon only.
     the executor ends           The daemon ends, and then the watcher ends.
@@ -21,10 +21,16 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from pyspark import TaskContext
+
+from cairn.spark.session import ISOLATION
+
 # Environment variable of the Connect server or executor: seconds without a worker until the daemon ends. With 0,
 # daemons run until their executor ends.
 IDLE_VARIABLE = "CAIRN_DAEMON_IDLE_S"
 _IDLE_S = 600.0
+# A daemon of one session only is useless after its driver: a day's backfill would leave hundreds.
+_IDLE_OF_ONE_SESSION_S = 30.0
 
 # The watcher runs without site-packages and takes 8 MiB. It holds a pidfd, because the kernel may give the daemon's
 # process id to another process later.
@@ -48,14 +54,17 @@ except OSError:
 def end_idle_daemon() -> None:
     """Start a watcher that ends this worker's `pyspark.daemon` when the daemon has had no worker for some time.
 
-    The time is 600 seconds, or the value of the environment variable CAIRN_DAEMON_IDLE_S. The function does nothing if
-    the daemon already has a watcher, if the worker serves no Connect session, if the system is not Linux, or if the time
-    is 0.
+    The time is 600 seconds, or 30 seconds if the daemon serves one session only, or the value of the environment
+    variable CAIRN_DAEMON_IDLE_S. The function does nothing if the daemon already has a watcher, if the worker serves no
+    Connect session, if the system is not Linux, or if the time is 0.
     """
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
     if sys.platform != "linux" or "SPARK_JOB_ARTIFACT_UUID" not in os.environ or not main:
         return
-    idle_s = float(os.environ.get(IDLE_VARIABLE) or _IDLE_S)
+    context = TaskContext.get()
+    # Spark sends the settings of a session to its tasks.
+    shared = context is not None and context.getLocalProperty(ISOLATION) == "false"
+    idle_s = float(os.environ.get(IDLE_VARIABLE) or (_IDLE_S if shared else _IDLE_OF_ONE_SESSION_S))
     if main.name == "pyspark.daemon" and idle_s > 0:
         with suppress(OSError):
             watch_daemon(os.getppid(), idle_s)

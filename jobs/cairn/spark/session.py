@@ -13,7 +13,6 @@ import socket
 import sys
 import tempfile
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -37,9 +36,13 @@ log = logging.getLogger("cairn")
 SESSION_ZONE = "spark.sql.session.timeZone"
 # With this setting, instants in rows are naive UTC, whatever the machine's zone is.
 _CONF = {SESSION_ZONE: "UTC"}
+# Without this cache, `spark.table` lists the files of a table anew for each query, so that a later interval of the same
+# session sees later files. A session on a Connect server can't set it.
+FRESH_TABLES = {"spark.sql.filesourceTableRelationCacheSize": "0"}
 # Settings of a session with a master's URL. A session on a Connect server can't set them.
 _MASTER_CONF = {
     "spark.ui.showConsoleProgress": "false",  # The progress bar overwrites Cairn's log lines.
+    **FRESH_TABLES,
 }
 _LOCAL_CONF = {
     "spark.ui.enabled": "false",
@@ -61,15 +64,9 @@ _LOST = (
     "NO_ACTIVE_SESSION",
     "stopped SparkContext",
 )
-# `interrupt_former` searches the sessions of the last 24 hours for operations of a dead driver. Spark itself ends an
-# operation 5 minutes after its client died (`spark.connect.execute.manager.detachedTimeout`). So an operation in an older
-# session can only be running if its driver ran for about a day.
-_HOURS_BACK = 24
-# Drivers of one name that start in the same hour of the clock share a session. If the Connect server has closed this
-# session because it was idle, the next driver opens another one, with the next number. This is the most numbers that are
-# tried for an hour. The server's timeout is 1 h by default. With a timeout of one minute, up to 60 sessions of an hour
-# are closed, so that 61 numbers are needed.
-_SESSIONS_OF_AN_HOUR = 64
+# Sessions with this setting off share the Python workers of the server. Otherwise Spark starts a Python daemon for each
+# session on each executor, which takes seconds of CPU and 35 MiB.
+ISOLATION = "spark.sql.artifact.isolation.enabled"
 
 
 class SessionOnDemand:
@@ -108,7 +105,8 @@ def connect(
     where: str,
     app_name: str,
     *,
-    shared_as: str | None = None,
+    session_id: str | None = None,
+    own_workers: bool = False,
     token: str | None = None,
     conf: Mapping[str, str] | None = None,
 ) -> SparkSession:
@@ -117,10 +115,10 @@ def connect(
     Args:
         where: The URL of the Connect server, or the master.
         app_name: The name of the application on a master.
-        shared_as: A name. Drivers of this name that start in the same hour of the clock (09:00 to 10:00 UTC) share a
-            session on a Connect server, so that only the first driver waits seconds for Python workers. Each hour has a
-            new session, because the server closes a session for good after an hour without use. If the server has
-            closed this hour's session, a new session replaces it.
+        session_id: The UUID of the new session on a Connect server, by which `end_session` can end it; None for a new
+            UUID. No two drivers may use one UUID: the server would answer the second driver with plans and listings of
+            the first.
+        own_workers: Whether the session on a Connect server gets Python workers that no other session uses.
         token: The Connect server's token. If the URL lacks `use_ssl=true`, the token is sent only to this machine. None
             selects the token of the URL, of the environment, or of a server that this user runs on this machine.
         conf: Spark's configuration by name. Its values appear neither in process arguments nor in logs.
@@ -128,16 +126,23 @@ def connect(
     Raises:
         StorageUnavailable: The server can't be reached.
         UsageError: There is no Java runtime for a master. The server refuses the token or forbids a setting. The token
-            would be sent to another machine without TLS.
+            would be sent to another machine without TLS. The URL names a session.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     from pyspark.sql import SparkSession
 
     if where.startswith("sc://"):
+        if ";session_id=" in where:
+            raise UsageError(
+                f"{where.partition(';')[0].rstrip('/')}: the URL names a Spark session, in which a driver could read the old input of "
+                "another one; every driver opens a session of its own\nTake session_id out of the URL"
+            )
         where, token = _with_token(where, token)
         _check_listening(where)
         try:
-            return _open_remote_session(where, shared_as, token, _CONF | dict(conf or {}))
+            return _open_remote_session(
+                _with_session(where, session_id or str(uuid.uuid4())), token, conf or {}, own_workers=own_workers
+            )
         except Exception as error:
             if name := next((key for key in conf or {} if f'"{key}"' in str(error)), None):
                 raise UsageError(
@@ -219,20 +224,25 @@ def _set(spark: SparkSession, name: str, value: str) -> Iterator[None]:
     After a failure the setting stays changed. A reset on a lost server would delay the caller by half a minute, and the
     error of the reset would hide the failure.
     """
-    before, allowed = None, True
-    try:
-        before = spark.conf.get(name, None)
-        spark.conf.set(name, value)
-    except Exception as error:
-        if name not in str(error):
-            raise
-        log.debug("the Spark server does not let a session set %s: %s", name, error)
-        allowed = False
+    before = spark.conf.get(name, None)
+    allowed = _try_to_set(spark, name, value)
     yield
     if allowed:
         # The block has succeeded, so an error of this reset is ignored. For example, the server may have died since.
         with suppress(Exception):
             spark.conf.unset(name) if before is None else spark.conf.set(name, before)
+
+
+def _try_to_set(spark: SparkSession, name: str, value: str) -> bool:
+    """Set a Spark setting. Return False if the server forbids it."""
+    try:
+        spark.conf.set(name, value)
+    except Exception as error:
+        if name not in str(error):
+            raise
+        log.debug("the Spark server does not let a session set %s: %s", name, error)
+        return False
+    return True
 
 
 def _send_runtime(session: SparkSession) -> None:
@@ -325,45 +335,31 @@ def _channel(url: str, token: str | None) -> ConnectChannel:
     return ConnectChannel(url, token)
 
 
-def _open_remote_session(where: str, shared_as: str | None, token: str | None, conf: Mapping[str, str]) -> SparkSession:
-    """Open a session on a Connect server and configure it. Drivers of one name share one session in each hour.
-
-    The session's id is computed from `shared_as`, the clock's hour and a number from 0. A Connect server may have
-    closed the session with number 0 because it was idle, and never opens it again. Then the numbers 1, 2, … are tried.
+def _open_remote_session(url: str, token: str | None, conf: Mapping[str, str], *, own_workers: bool) -> SparkSession:
+    """Open a session on a Connect server and configure it.
 
     Args:
-        where: The URL of the Connect server. If it names a session, this session is opened.
-        shared_as: The name of the drivers that share the session; None opens a session for this driver alone.
+        url: The URL of the Connect server, with the UUID of the new session.
         token: The Connect server's token; None without one.
         conf: Spark's configuration by name.
+        own_workers: Whether the session gets Python workers that no other session uses.
     """
-    if shared_as is None or ";session_id=" in where:
-        return _configured_session(where, token, conf)
-    hour = _hour()
-    urls = [_session_url(where, shared_as, hour, number) for number in range(_SESSIONS_OF_AN_HOUR)]
-    for url in urls[:-1]:
-        try:
-            return _configured_session(url, token, conf)
-        except Exception as error:
-            if not _is_closed(error):
-                raise
-    return _configured_session(urls[-1], token, conf)
-
-
-def _configured_session(url: str, token: str | None, conf: Mapping[str, str]) -> SparkSession:
     session = _remote_session(_channel(url, token))
     _be_impatient(session.client)
-    try:
-        for key, value in conf.items():
-            session.conf.set(key, value)
-    except Exception as error:
-        if _is_closed(error):
-            remote = cast(Any, session)
-            # The server has closed the session. A request to release the session would fail too.
-            remote.release_session_on_close = False
-            remote.stop()
-        raise
+    # Spark reads this setting once, when the session is first used. So the setting comes first.
+    if ISOLATION not in conf and not own_workers and _try_to_set(session, ISOLATION, "false"):
+        remote = cast(Any, session)
+        remote.addArtifact = remote.addArtifacts = _refuse_artifacts
+    for key, value in (_CONF | dict(conf)).items():
+        session.conf.set(key, value)
     return session
+
+
+def _refuse_artifacts(*_: Any, **__: Any) -> None:
+    raise UsageError(
+        "this Spark session shares its Python workers with other sessions, which would see its artifacts too\n"
+        f"To give each session Python workers of its own, set {ISOLATION}=true in spark_conf or in the connection's extra"
+    )
 
 
 def _remote_session(channel: ConnectChannel) -> SparkSession:
@@ -371,111 +367,60 @@ def _remote_session(channel: ConnectChannel) -> SparkSession:
 
     # `SparkSession.builder.remote` sets this variable too. With it, `pyspark.sql.functions` makes columns for Connect.
     os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
-    session = RemoteSession.builder.channelBuilder(channel).getOrCreate()
-    # At its exit, the client would clear the session's cache of ML models. Other drivers share the session.
+    session = RemoteSession.builder.channelBuilder(channel).create()
+    # At its exit, the client would only clear the session's cache of ML models.
     atexit.unregister(session.client._on_exit)
+    atexit.register(_release, session.client)
     return cast("SparkSession", session)
 
 
-def _is_closed(error: Exception) -> bool:
-    return "SESSION_CLOSED" in str(error)
+def _release(client: Any) -> None:
+    """End the session at the exit of this process, without a retry: the server may have stopped."""
+    from pyspark.sql.connect.client.retries import DefaultPolicy
+
+    with suppress(Exception):
+        client.set_retry_policies([DefaultPolicy(max_retries=0)])
+        client.release_session()
 
 
 def _is_refused(error: Exception) -> bool:
     return any(word in str(error) for word in ("UNAUTHENTICATED", "PERMISSION_DENIED", "Invalid authentication token"))
 
 
-def operation_tag(shared_as: str, root: str, task: str) -> str:
-    """Return the tag that all tries of one task give to their operations on a Connect server.
-
-    By this tag, a later try interrupts operations that an earlier try left running (`interrupt_former`).
-
-    Args:
-        shared_as: The name that the task's driver gives to `connect`, such as "aircraft/process".
-        root: The URL of the root. Several deployments, each with its own root, may share a server and have tasks of the
-            same name.
-        task: A text that identifies the task, the same in every try.
-    """
-    return f"cairn-{shared_as}-{uuid.uuid5(uuid.NAMESPACE_URL, f'cairn:{root}:{task}')}".replace(",", "_")
-
-
-def interrupt_former(where: str, shared_as: str, tag: str, *, token: str | None = None) -> list[str]:
-    """Interrupt the operations that an earlier driver left running under a tag.
-
-    A driver that was killed with -9 leaves its operations running. An interrupt affects one session only. So this
-    function searches all sessions that drivers of this name began in the last 24 hours. Each session costs some
-    milliseconds, so the function is for retries only.
+def end_session(where: str, session_id: str, *, token: str | None = None) -> None:
+    """End the session of an earlier driver, which may have been killed, and the operations that it left running.
 
     A failure is logged and not raised: an earlier operation writes under its own attempt, and no reader uses that
     attempt.
 
     Args:
-        where: The URL of the Connect server. If it is a Spark master or names a session, the function does nothing.
-        shared_as: The name that the drivers gave to `connect`.
-        tag: The tag of the operations.
+        where: The URL of the Connect server. If it is a Spark master, the function does nothing.
+        session_id: The UUID that the earlier driver gave to `connect`.
         token: The Connect server's token, as for `connect`.
-
-    Returns:
-        The ids of the interrupted operations.
     """
-    if not where.startswith("sc://") or ";session_id=" in where:
-        return []
+    if not where.startswith("sc://"):
+        return
     where, token = _with_token(where, token)
     _check_listening(where)
-    found: list[str] = []
-    now = _hour()
     try:
-        for hour in range(now, now - _HOURS_BACK, -1):
-            found += _interrupt_sessions(where, shared_as, hour, tag, token, recent=hour >= now - 1)
+        interrupted = _interrupt(_with_session(where, session_id), token, release=True)
     except Exception as error:
         log.warning("the operations of an earlier try could not be interrupted: %s", _first_line(error))
-    if found:
-        log.info("interrupted operations of an earlier try on the Spark server: %s", ", ".join(found))
-    return found
+    else:
+        if interrupted:
+            log.info("interrupted operations of an earlier try on the Spark server: %s", ", ".join(interrupted))
 
 
-def _interrupt_sessions(
-    where: str, shared_as: str, hour: int, tag: str, token: str | None, *, recent: bool
-) -> list[str]:
-    """Interrupt the operations with a tag in the session that drivers of one name opened in a given hour.
-
-    The id of a session is computed from the drivers' name, the hour and a number. The number is 0 for the hour's first
-    session, and 1, 2, … for sessions that replaced one that the server had closed.
-
-    Args:
-        where: The URL of the Connect server.
-        shared_as: The name that the drivers gave to `connect`.
-        hour: The hour in which the sessions were opened, in hours since the epoch.
-        tag: The tag of the operations.
-        token: The Connect server's token.
-        recent: True for the present hour and the hour before: the numbers from 0 on are tried, up to the first session
-            that is not closed. False for older hours: only number 0 is tried. The server creates a session that it does
-            not know, so more numbers would create more empty sessions.
-
-    Returns:
-        The ids of the interrupted operations.
-    """
-    for number in range(_SESSIONS_OF_AN_HOUR if recent else 1):
-        try:
-            return _interrupt(_session_url(where, shared_as, hour, number), tag, token)
-        except Exception as error:
-            # Nothing runs in a session that the server has closed.
-            if not _is_closed(error):
-                raise
-    return []
-
-
-def interrupt_on_sigterm(session: SparkSession, where: str, tag: str, *, token: str | None = None) -> None:
-    """Let SIGTERM interrupt a tag's operations on the Connect server and end this process with code 143.
+def interrupt_on_sigterm(session: SparkSession, where: str, *, token: str | None = None) -> None:
+    """Let SIGTERM interrupt the session's operations on the Connect server and end this process with code 143.
 
     Call this function from the main thread of a program. A Python signal handler would wait until the main thread
     leaves its present call. So the signal's number goes into a pipe at once, and a thread with its own client
     interrupts the operations.
 
     Args:
-        session: The session of the operations.
+        session: The session.
         where: The URL of the Connect server. If it is a Spark master, such as `local[2]`, the function does nothing.
-        tag: The tag of the operations.
         token: The Connect server's token, as for `connect`.
     """
     if not where.startswith("sc://"):
@@ -491,7 +436,7 @@ def interrupt_on_sigterm(session: SparkSession, where: str, tag: str, *, token: 
         try:
             log.info(
                 "SIGTERM: interrupted operations on the Spark server: %s",
-                ", ".join(_interrupt(url, tag, token)) or "none were running",
+                ", ".join(_interrupt(url, token, release=False)) or "none were running",
             )
         finally:
             os._exit(128 + signal.SIGTERM)
@@ -562,38 +507,23 @@ def _is_cancelled(error: Exception) -> bool:
     return "OPERATION_CANCELED" in str(error) or "SPARK_JOB_CANCELLED" in str(error)
 
 
-def _session_url(where: str, shared_as: str, hour: int, number: int = 0) -> str:
-    """Return the URL of a session.
-
-    Args:
-        where: The URL of the Connect server.
-        shared_as: The name that the drivers gave to `connect`.
-        hour: The hour of the session, in hours since the epoch.
-        number: 0 for the first session of this name and hour, and 1, 2, … for sessions that replaced a closed session.
-    """
-    if ";session_id=" in where:
-        return where
-    name = f"cairn:{shared_as}:{hour}" + (f":{number}" if number else "")
-    return _with_session(where, str(uuid.uuid5(uuid.NAMESPACE_URL, name)))
-
-
 def _with_session(where: str, session_id: str) -> str:
     address, _, parameters = where.partition("/;")
     kept = [p for p in parameters.split(";") if p and not p.startswith("session_id=")]
     return ";".join([f"{address.rstrip('/')}/", *kept, f"session_id={session_id}"])
 
 
-def _hour() -> int:
-    return int(time.time() // 3600)
-
-
-def _interrupt(url: str, tag: str, token: str | None) -> list[str]:
+def _interrupt(url: str, token: str | None, *, release: bool) -> list[str]:
+    """Interrupt the operations of a session, and end the session if `release` is True. Return the operations' ids."""
     from pyspark.sql.connect.client import SparkConnectClient
 
     client = SparkConnectClient(_channel(url, token))
     try:
         _be_impatient(client)
-        return client.interrupt_tag(tag) or []
+        interrupted = client.interrupt_all() or []
+        if release:
+            client.release_session()
+        return interrupted
     finally:
         client.close()
 
