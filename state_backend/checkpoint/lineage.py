@@ -203,6 +203,19 @@ def stale_marks(log: Log, content: Content, new_id: int) -> dict[int, int]:
     return marks
 
 
+def restored_away(log: Log) -> frozenset[int]:
+    """Return the ids of the retained checkpoints that a restore took out of use: those of later intervals.
+
+    Their marks don't tell, because a checkpoint that was stale before the restore keeps its older mark.
+    """
+    causes = {mark.stale_by for mark in log.retained.values() if mark.stale_by is not None}
+    entries = [log.entry(n) for n in causes | {c.id for c in log.kept if kind_of(c) == "restore"}]
+    restores = [e for e in entries if isinstance(e, Record | Tombstone) and kind_of(e) == "restore"]
+    return frozenset(
+        c.id for c in log.kept if any(r.id > c.id and makes_stale(interval_of(r), c.interval) for r in restores)
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discarded:
     """A checkpoint that a rewind or restore takes out of use: no later interval starts from it.
@@ -258,6 +271,16 @@ def lines_of(what: Iterable[object], most: int = 10) -> str:
     listed = [f"\n  {one}" for one in what]
     more = len(listed) - most
     return "".join(listed if more <= 0 else [*listed[:most], f"\n  and {more} more"])
+
+
+def why_stale(log: Log, stale_by: int) -> str:
+    """Return what commit `stale_by` did to the state that other checkpoints were computed from, as a sentence without a period."""
+    cause = log.entry(stale_by)
+    if not isinstance(cause, Record | Tombstone):
+        return f"checkpoint {stale_by} later changed an earlier interval"
+    if kind_of(cause) == "restore":
+        return f"checkpoint {stale_by} later restored the state at {format_instant(interval_of(cause).end)}"
+    return f"checkpoint {stale_by} later changed the result of {interval_of(cause)}"
 
 
 def _start_before(schedule: Schedule | None, end: datetime, length: timedelta) -> datetime:
@@ -383,10 +406,7 @@ def _stale(log: Log, pipeline: str, interval: Interval, base: Kept) -> tuple[str
     assert stale_by is not None
     culprit = log.entries[stale_by]
     changed = interval_of(culprit) if isinstance(culprit, Record | Tombstone) else None
-    text = (
-        f"{pipeline} {interval}: its base, checkpoint {base.id}, is stale: checkpoint {stale_by} changed the result of "
-        f"{changed} later."
-    )
+    text = f"{pipeline} {interval}: its base, checkpoint {base.id}, is stale: {why_stale(log, stale_by)}."
     first, last_start, whole = base.interval, base.interval.start, base.interval
     if changed is not None and changed.end < whole.end and (changed.end <= whole.start or whole.start <= changed.start):
         length = max(changed.end - changed.start, timedelta(milliseconds=1))

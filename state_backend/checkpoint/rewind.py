@@ -32,7 +32,7 @@ from datetime import datetime
 from state_backend.checkpoint.coordinator import Begun, CommitResult, Coordinator
 from state_backend.checkpoint.forgotten_keys import check_target, forgets_of
 from state_backend.checkpoint.leases import holding
-from state_backend.checkpoint.lineage import Discarded, discarded_by, intervals_of, kept, lines_of
+from state_backend.checkpoint.lineage import Discarded, discarded_by, intervals_of, kept, lines_of, why_stale
 from state_backend.checkpoint.log import Log, interval_of, read_log
 from state_backend.checkpoint.savepoints import check_unclaimed, native_manifest
 from state_backend.checkpoint.trials import check_no_trial
@@ -121,12 +121,12 @@ def plan_rewind(
     return RewindPlan(
         target=record,
         discards=discarded_by(log, content),
-        rerun=_committed_after(log, content.interval.end),
+        rerun=committed_after(log, content.interval.end),
         retracts=tuple(interval for interval, _ in later),
     )
 
 
-def _committed_after(log: Log, end: datetime) -> Rerun | None:
+def committed_after(log: Log, end: datetime) -> Rerun | None:
     """Return the intervals to run again after a rewind to the state at `end`; None if no later interval was committed.
 
     The result extends from `end` to the last interval that was ever committed, and includes intervals whose checkpoints
@@ -158,7 +158,7 @@ def restorable(log: Log, target: int, permissions: Permissions) -> Record:
     stale_by = log.retained[target].stale_by
     if stale_by is not None and not permissions.allow_stale_base:
         raise StaleStateError(
-            f"checkpoint {target} is stale: checkpoint {stale_by} later changed the result of an earlier interval\n"
+            f"checkpoint {target} is stale: {why_stale(log, stale_by)}\n"
             "To use the state before that change, allow it: --allow-stale on the command line, else allow_stale_base.\n"
             "To have the state after that change, run the intervals since then again.\n"
             f"{there[0].upper()}{there[1:]}"

@@ -100,8 +100,8 @@ def state_of(log: Log, entry: Record | Tombstone) -> str:
     """Return the status of a checkpoint.
 
     It is `completed`, `stale by N`, `replaced by N`, `quarantined`, `descends from quarantined N`, or `dropped`. A
-    quarantined checkpoint that a usable one has replaced is `replaced by N, quarantined`. A stale checkpoint whose interval
-    ran again is `replaced by N`.
+    quarantined checkpoint that a usable one has replaced is `replaced by N, quarantined`. A checkpoint whose interval ran
+    again is `replaced by N`, also if both are stale: only the newest result of an interval is stale.
     """
     if entry.id in log.quarantined:
         newest = newest_of_interval(log, entry)
@@ -111,11 +111,11 @@ def state_of(log: Log, entry: Record | Tombstone) -> str:
     refused = log.quarantine_above(entry.id)
     if refused is not None:
         return f"descends from quarantined {refused}"
-    stale_by = log.retained[entry.id].stale_by
-    if stale_by is not None and repaired_by(log, entry) is None:
-        return f"stale by {stale_by}"
     newest = newest_of_interval(log, entry)
-    return "completed" if newest is None else f"replaced by {newest}"
+    if newest is not None:
+        return f"replaced by {newest}"
+    stale_by = log.retained[entry.id].stale_by
+    return "completed" if stale_by is None else f"stale by {stale_by}"
 
 
 def newest_of_interval(log: Log, entry: Record | Tombstone) -> int | None:
@@ -126,13 +126,6 @@ def newest_of_interval(log: Log, entry: Record | Tombstone) -> int | None:
     interval = interval_of(entry)
     same = [e.id for e in log.commits_near(interval, after=entry.id) if interval_of(e) == interval]
     return next((n for n in reversed(same) if log.quarantine_above(n) is None), None)
-
-
-def repaired_by(log: Log, entry: Record | Tombstone) -> int | None:
-    """Return the id of the later commit that processed the interval of a stale checkpoint again; None if there is none yet."""
-    newest = newest_of_interval(log, entry)
-    retained = None if newest is None else log.retained.get(newest)
-    return newest if retained is None or retained.stale_by is None else None
 
 
 def describe_checkpoint(log: Log, record: Record, manifests: Sequence[ShardManifest]) -> dict[str, Any]:

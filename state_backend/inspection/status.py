@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
-from state_backend.checkpoint.lineage import is_superseded, plan_base
+from state_backend.checkpoint.lineage import restored_away, plan_base
 from state_backend.checkpoint.log import Log
+from state_backend.checkpoint.rewind import committed_after
 from state_backend.formats import paths
-from state_backend.inspection.describe import newest_of_interval, repaired_by
+from state_backend.inspection.describe import newest_of_interval
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import CairnError, Rerun
 from state_backend.values.intervals import Interval
-from state_backend.values.records import Permissions, Record, SweepRecord
+from state_backend.values.records import Permissions, SweepRecord
 from state_backend.values.schedule import interval_from, next_interval
 
 
@@ -21,11 +22,13 @@ class Status:
     """Status of a pipeline.
 
     Attributes:
-        next: The next interval, by the recorded schedule: it follows the retained interval with the latest end. Without a
-            recorded schedule, it is as long as that one. None if no checkpoint is retained.
+        next: The next interval, by the recorded schedule: it follows the retained interval with the latest end. After a
+            restore, discarded checkpoints don't count. Without a recorded schedule, it is as long as that interval. None if
+            no checkpoint is retained.
         base: The id of the checkpoint that `next` starts from; None if `next` can't start.
         problem: The reason why `next` can't start; None if it can.
-        rerun: The intervals to run first so that `next` can start; None if no run helps.
+        rerun: The intervals to run first so that `next` can start, or the intervals that a restore discarded; None if
+            there are none, or no run helps.
         stale: The stale checkpoints, each with the id of the commit that made it stale. Checkpoints whose interval was
             run again since, and quarantined ones, are left out.
         quarantined: The quarantined checkpoints, each with the reason. Checkpoints whose interval has a newer usable
@@ -43,8 +46,8 @@ class Status:
 
     @property
     def well(self) -> bool:
-        """Return True if the next interval can start and no output waits for the sink hook."""
-        return self.problem is None and not self.unpublished
+        """Return True if the next interval can start, no interval must run again and no output waits for the sink hook."""
+        return self.problem is None and self.rerun is None and not self.unpublished
 
 
 def with_refused_bases(log: Log, pipeline: str, rerun: Rerun, length: timedelta, pipeline_start_ms: int) -> Rerun:
@@ -95,7 +98,10 @@ def status_of(log: Log, pipeline: str, storage: Storage) -> Status:
     completed = log.completed()
     following = base = problem = rerun = None
     if completed:
-        last = max((c.content.interval for c in completed), key=lambda i: (i.end, i.start))
+        # A restore is a new end of the pipeline. Without one, an interval with a stale result is the end too: it runs again.
+        discarded = restored_away(log)
+        there = [c for c in completed if c.id not in discarded]
+        last = max((c.content.interval for c in there), key=lambda i: (i.end, i.start))
         following = (
             next_interval(log.schedule, last)
             if log.schedule is not None
@@ -105,6 +111,8 @@ def status_of(log: Log, pipeline: str, storage: Storage) -> Status:
             start_ms = completed[-1].content.pipeline_start_ms
             found = plan_base(log, pipeline, following, Permissions(), start_ms)
             base = found.id if found is not None else None
+            if discarded:
+                rerun = committed_after(log, last.end)
         except CairnError as error:
             problem, rerun = str(error), error.rerun
             if rerun is not None:
@@ -119,10 +127,7 @@ def status_of(log: Log, pipeline: str, storage: Storage) -> Status:
         stale=tuple(
             (n, by)
             for n, by in sorted((n, r.stale_by) for n, r in log.retained.items() if r.stale_by is not None)
-            if n not in log.quarantined
-            and not (
-                isinstance(entry := log.entries[n], Record) and (is_superseded(log, entry) or repaired_by(log, entry))
-            )
+            if n not in log.quarantined and newest_of_interval(log, log.whole(n)) is None
         ),
         quarantined=tuple((n, log.quarantined[n].reason) for n in sorted(log.quarantined) if _still_refused(log, n)),
         unpublished=tuple(unpublished),

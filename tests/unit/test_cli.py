@@ -86,7 +86,7 @@ def test_a_stale_checkpoint_is_repaired_by_a_re_run_with_the_same_state(tmp_path
     pipeline = RealPipeline(tmp_path, policy=KeepLast(10))
     for n, value in ((1, 1), (2, 2), (3, 3), (1, 7)):
         pipeline.run(n, f"{n} {value}", {"a": value})
-    assert cairn(tmp_path, "status").stdout.count("changed an earlier interval") == 2
+    assert cairn(tmp_path, "status").stdout.count("checkpoint 4 later changed the result of [2024-01-01T00:00:00Z") == 3
     for n in (2, 3):
         assert pipeline.run(n, f"again {n}", {"a": n}).record.reproduces == n
     said = cairn(tmp_path, "status")
@@ -99,13 +99,43 @@ def test_a_stale_checkpoint_is_repaired_by_a_re_run_with_the_same_state(tmp_path
     assert " ok " in said.stdout and "stale" not in said.stdout
 
 
+def test_status_after_a_restore_goes_on_from_the_restored_state(tmp_path: Path) -> None:
+    """Day 4 runs twice before the restore: its first checkpoint is replaced, not stale."""
+    pipeline = RealPipeline(tmp_path, policy=KeepLast(10))
+    for n, attempt in ((1, "a1"), (2, "a2"), (3, "a3"), (4, "a4"), (4, "same")):
+        pipeline.run(n, attempt, {"a": n})
+    again = cairn(tmp_path, "restore", "--checkpoint", "2", "--yes").stdout.splitlines()[-1]
+    assert again == "cairn backfill --dag counting --from 2024-01-03T00:00:00Z --to 2024-01-04T00:00:00Z"
+    said = cairn(tmp_path, "status")
+    restored = "checkpoint 6 later restored the state at 2024-01-03T00:00:00Z"
+    assert (said.exit_code, said.stdout.splitlines()) == (1, [
+        "next: [2024-01-03T00:00:00Z, 2024-01-04T00:00:00Z), from checkpoint 6",
+        "stale:",
+        f"  checkpoint 3: {restored}",
+        f"  checkpoint 5: {restored}",
+        "to run again what the restore discarded, run:",
+        again,
+    ])  # fmt: skip
+    pipeline.run(3, "b3", {"a": 3})
+    assert cairn(tmp_path, "status").stdout.startswith("next: [2024-01-04T00:00:00Z, 2024-01-05T00:00:00Z), from checkpoint 7")
+    # An older interval is corrected: days 2 and 3 are stale by that, and day 4 is still what the restore discarded.
+    pipeline.run(1, "b1", {"a": 7})
+    said = cairn(tmp_path, "status")
+    assert said.stdout.startswith("next: [2024-01-04T00:00:00Z, 2024-01-05T00:00:00Z), which can't start")
+    assert said.stdout.splitlines()[-1] == "cairn backfill --dag counting --from 2024-01-02T00:00:00Z --to 2024-01-03T00:00:00Z"
+    for n in (2, 3, 4):
+        pipeline.run(n, f"c{n}", {"a": n})
+    assert cairn(tmp_path, "status").exit_code == 0
+
+
 def test_status_names_what_is_wrong_and_its_command_repairs_it(root: Path) -> None:
     """Day 5 is quarantined and was made from day 4, which is stale: both are run again, not day 5 alone."""
     said = cairn(root, "status")
     assert said.exit_code == 1, said.stdout
     lines = said.stdout.splitlines()
     assert lines[0] == "next: [2024-01-06T00:00:00Z, 2024-01-07T00:00:00Z), which can't start"
-    assert {"  checkpoint 4: checkpoint 7 changed an earlier interval", "  checkpoint 5: a test says so"} <= set(lines)
+    changed = "checkpoint 7 later changed the result of [2024-01-03T00:00:00Z, 2024-01-04T00:00:00Z)"
+    assert {f"  checkpoint 4: {changed}", "  checkpoint 5: a test says so"} <= set(lines)
     assert lines[-1] == "cairn backfill --dag counting --from 2024-01-04T00:00:00Z --to 2024-01-05T00:00:00Z"
     pipeline = RealPipeline(root)
     for n in (4, 5):

@@ -9,7 +9,7 @@ from cairn.command.exit_codes import FINDINGS
 from cairn.command.options import Dag, Json, Pipeline, Root, open_log
 from cairn.command.printing import print_json, print_text, style_of
 from cairn.command.repair_command import repair_command
-from state_backend.checkpoint.lineage import lines_of
+from state_backend.checkpoint.lineage import lines_of, why_stale
 from state_backend.inspection.status import Status, status_of
 from state_backend.values.intervals import format_instant
 
@@ -35,14 +35,15 @@ def status(
     else:
         print_text(f"next: {found.next}, which can't start\n{found.problem}", style_of("blocked"))
     for title, lines in (
-        ("stale", [f"checkpoint {n}: checkpoint {by} changed an earlier interval" for n, by in found.stale]),
+        ("stale", [f"checkpoint {n}: {why_stale(log, by)}" for n, by in found.stale]),
         ("quarantined", [f"checkpoint {n}: {reason}" for n, reason in found.quarantined]),
         ("unpublished", [f"{interval} (checkpoint {n})" for interval, n in found.unpublished]),
     ):
         if lines:
             print_text(f"{title}:{lines_of(lines)}", style_of(title))
     if command is not None:
-        print_text(f"to repair this, run:\n{command}")
+        aim = "to repair this" if found.problem is not None else "to run again what the restore discarded"
+        print_text(f"{aim}, run:\n{command}")
     elif found.unpublished:
         first, where = (
             format_instant(found.unpublished[0][0].start),
