@@ -266,7 +266,7 @@ class Pipeline:
         *,
         only: Collection[datetime] | None = None,
         code: str = "MODULE:NAME",
-    ) -> list[int]:
+    ) -> list[tuple[Interval, int]]:
         """Call the sink for every current output that the sink has not accepted, as `Coordinator.publish` does.
 
         Without a sink, all output counts as published. A sink of `cairn.sinks` deletes the rows of replaced intervals in the
@@ -280,7 +280,7 @@ class Pipeline:
             code: The pipeline's `MODULE:NAME`, for the commands in the error message.
 
         Returns:
-            The ids of the commits whose output was published.
+            Of each published output the interval, and the id of the commit that made or replaced it.
 
         Raises:
             SinkFailed: The sink raised for some interval.

@@ -577,8 +577,8 @@ class Coordinator:
         replaced_last: bool = False,
         only: Collection[datetime] | None = None,
         code: str = "MODULE:NAME",
-    ) -> list[int]:
-        """Call the sink hook for every current output without a published mark, and return the ids of the commits.
+    ) -> list[tuple[Interval, int]]:
+        """Call the sink hook for every current output without a published mark, and return what `unpublished` returned before.
 
         If the hook raises for an interval, that interval gets no mark, and the next call of `publish` tries it again. The
         other intervals are still published; with `in_order`, only those before it.
@@ -598,7 +598,7 @@ class Coordinator:
             SinkFailed: The hook raised for an interval. This error comes after the calls for the other intervals.
         """
         log = self._committed or self._newest()
-        published: list[int] = []
+        published: list[tuple[Interval, int]] = []
         failed: list[tuple[Interval, int, Exception]] = []
         waiting = sorted(self.unpublished(log), key=lambda told: (self._is_own(log, *told) != replaced_last, told))
         for interval, checkpoint_id in waiting:
@@ -611,7 +611,7 @@ class Coordinator:
                 if in_order:
                     break
         if failed:
-            held = {n for _, n in waiting} - {*published} if in_order else set[int]()
+            held = {n for _, n in {*waiting} - {*published}} if in_order else set[int]()
             raise SinkFailed(
                 self._failed(failed, in_order, code), frozenset({n for _, n, _ in failed} | held)
             ) from failed[0][2]
@@ -629,11 +629,11 @@ class Coordinator:
         told = [(u.interval, u.id) for u in log.summary.unpublished]
         return [(i, n) for i, n in told if n == own or self._storage.stat(paths.published(i, n)) is None]
 
-    def skip_publication(self, starts: Collection[datetime]) -> list[int]:
+    def skip_publication(self, starts: Collection[datetime]) -> list[tuple[Interval, int]]:
         """Mark the outputs of the intervals with these starts as published, without a call of the sink.
 
         Returns:
-            The ids of the commits whose output was marked.
+            Of each marked output the interval, and the id of the commit that made or replaced it.
 
         Raises:
             UsageError: An interval with one of these starts has no unpublished output. No mark is written then.
@@ -649,7 +649,7 @@ class Coordinator:
         skipped = [(interval, n) for interval, n in waiting if interval.start in starts]
         for interval, checkpoint_id in skipped:
             self._mark_published(interval, checkpoint_id)
-        return [n for _, n in skipped]
+        return skipped
 
     def _failed(self, failed: list[tuple[Interval, int, Exception]], in_order: bool, code: str) -> str:
         root = self._storage.url.rstrip("/").removesuffix(f"/{self._pipeline}")
@@ -678,13 +678,13 @@ class Coordinator:
 
     def _publish(
         self, log: Log, interval: Interval, checkpoint_id: int, hook: Callable[[Record], None] | None
-    ) -> list[int]:
+    ) -> list[tuple[Interval, int]]:
         """Call the hook for an interval until the newest output of the interval is published.
 
         While the hook runs, another process may publish a newer output. The hook may then have overwritten the newer
         output in the sink, so the hook runs again for the newer commit.
         """
-        published: list[int] = []
+        published: list[tuple[Interval, int]] = []
         while True:
             own = log is self._committed and checkpoint_id == log.head_id
             entry = log.entries[checkpoint_id] if own else self._fresh(checkpoint_id)
@@ -696,7 +696,7 @@ class Coordinator:
                 except Exception as error:
                     raise _HookRaised(error) from error
             self._mark_published(interval, checkpoint_id)
-            published.append(checkpoint_id)
+            published.append((interval, checkpoint_id))
             if hook is None:
                 return published  # no hook ran that could have overwritten a newer output
             later = self._newest(log)

@@ -156,7 +156,7 @@ def test_status_names_what_is_wrong_and_its_command_repairs_it(root: Path) -> No
     assert [row["id"] for row in found["unpublished"]] == [9]
     retry, skip = cairn(root, "status").stdout.splitlines()[-2:]
     assert retry.endswith("--code module:NAME --retry 2024-01-05T00:00:00Z")
-    assert CliRunner().invoke(app, shlex.split(skip)[1:]).stdout == "skipped: checkpoint 9\n"
+    assert CliRunner().invoke(app, shlex.split(skip)[1:]).stdout == f"skipped:\n  {day(5)} (checkpoint 9)\n"
     assert cairn(root, "status").exit_code == 0
 
 
@@ -681,12 +681,12 @@ def test_what_a_failing_sink_prints_publishes_or_gives_up(tmp_path: Path, monkey
     failed = CliRunner().invoke(app, retry)
     assert failed.exit_code == 3 and "no partition" in failed.output and took.read_text() == "1 3 "
     (tmp_path / "mended").touch()
-    assert "published: checkpoint 2" in CliRunner().invoke(app, retry).output and took.read_text() == "1 3 2 "
+    assert f"published:\n  {day(2)} (checkpoint 2)\n" in CliRunner().invoke(app, retry).output and took.read_text() == "1 3 2 "
     nothing = CliRunner().invoke(app, skip)
     assert nothing.exit_code == 2 and "start at: none" in nothing.output
     made.run(day(4), "a4")
     skipped = CliRunner().invoke(app, [*skip[:-1], "2024-01-04T00:00:00+00:00"])
-    assert "skipped: checkpoint 4" in skipped.output and took.read_text() == "1 3 2 "
+    assert f"skipped:\n  {day(4)} (checkpoint 4)\n" in skipped.output and took.read_text() == "1 3 2 "
     assert made.coordinator.unpublished() == []
     where = ["--root", str(tmp_path), "--pipeline", PIPELINE]
     back = CliRunner().invoke(app, ["restore", "--checkpoint", "2", "--retract-output", "--yes", *where])
@@ -694,6 +694,7 @@ def test_what_a_failing_sink_prints_publishes_or_gives_up(tmp_path: Path, monkey
     assert publish[-2:] == ["--code", "module:NAME"]
     called = CliRunner().invoke(app, [*publish[:-1], "pipeline_with_sink:PIPELINE"])
     assert called.exit_code == 0 and took.read_text() == "1 3 2 5 5 ", called.output
+    assert called.stdout == f"published:\n  {day(3)} (checkpoint 5)\n  {day(4)} (checkpoint 5)\n"
 
 
 # --- what is missing from a call, or from the storage -------------------------------------------------------------------------

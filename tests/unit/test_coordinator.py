@@ -373,7 +373,7 @@ def test_failure_5_publishing_backwards() -> None:
     folder.run(day(2), "x")
     folder.run(day(2), "y")
     ran: list[int] = []
-    assert folder.coordinator.publish(lambda r: ran.append(r.id)) == [3]
+    assert folder.coordinator.publish(lambda r: ran.append(r.id)) == [(day(2), 3)]
     assert folder.coordinator.publish(lambda r: ran.append(r.id)) == []
     assert ran == [3]
 
@@ -384,7 +384,7 @@ def test_failure_5_publishing_never() -> None:
     folder.run(day(1), "a1")
     folder.run(day(2), "a2")
     ran: list[int] = []
-    assert folder.coordinator.publish(lambda r: ran.append(r.id)) == [1, 2]
+    assert folder.coordinator.publish(lambda r: ran.append(r.id)) == [(day(1), 1), (day(2), 2)]
     assert ran == [1, 2]
 
 
@@ -545,7 +545,7 @@ def test_a_hook_that_fails_runs_again() -> None:
         folder.coordinator.publish(broken)
     assert error.value.ids == {1} and isinstance(error.value.__cause__, RuntimeError)
     ran: list[int] = []
-    assert folder.coordinator.publish(lambda r: ran.append(r.id)) == [1]
+    assert folder.coordinator.publish(lambda r: ran.append(r.id)) == [(day(1), 1)]
     assert ran == [1]
 
 
@@ -594,16 +594,16 @@ def test_output_that_is_given_up_is_not_tried_again() -> None:
         UsageError, match=r"(?s)starts at 2024-01-09T.* has no unpublished output .* start at: 2024-01-02T00:00:00Z"
     ):
         folder.coordinator.skip_publication([day(2).start, day(9).start])
-    assert folder.coordinator.skip_publication([day(2).start]) == [2]
+    assert folder.coordinator.skip_publication([day(2).start]) == [(day(2), 2)]
     assert folder.coordinator.publish(sink) == [] and sink.has == [1]
 
 
 def test_a_re_run_is_published_again_under_its_own_id() -> None:
     folder = Folder()
     folder.run(day(1), "a1")
-    assert folder.coordinator.publish(None) == [1]
+    assert folder.coordinator.publish(None) == [(day(1), 1)]
     folder.run(day(1), "a2")
-    assert folder.coordinator.publish(None) == [2]
+    assert folder.coordinator.publish(None) == [(day(1), 2)]
     assert folder.paths(paths.PUBLISHED) == {paths.published(day(1), 1), paths.published(day(1), 2)}
 
 

@@ -319,7 +319,7 @@ def test_a_sink_is_told_that_an_interval_has_no_output_any_more() -> None:
     folder.coordinator.publish(hook)
     folder.run(halves(2)[0], "am", permissions=REPLACE)
     calls.clear()
-    assert folder.coordinator.publish(hook) == [3, 3]
+    assert folder.coordinator.publish(hook) == [(day(2), 3), (halves(2)[0], 3)]
     # First what is gone: nobody shall find the morning twice.
     assert calls == [([], day(2), 3), ([f"root/{paths.output(halves(2)[0], 'am', 0, 0)}"], halves(2)[0], 3)]
     assert folder.coordinator.publish(hook) == []

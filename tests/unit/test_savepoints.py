@@ -602,7 +602,7 @@ def test_an_empty_pipeline_goes_on_from_a_restored_savepoint() -> None:
     assert (result.id, result.outcome) == (1, "committed")
     assert next_base(folder, 6) == 1
     assert folder.run(day(6), "a6").record.content.base_id == 1
-    assert folder.coordinator.publish(None) == [2]  # a restore has no output
+    assert folder.coordinator.publish(None) == [(day(6), 2)]  # a restore has no output
 
 
 def test_a_restore_makes_what_follows_stale_and_takes_the_place_of_its_own_interval() -> None:

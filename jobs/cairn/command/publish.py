@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import typer
@@ -13,9 +14,10 @@ from cairn.pipeline import Pipeline as Declaration
 from cairn.sinks.table_sink import Publication, TableSink, owner_of, published_output
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.lineage import lines_of
 from state_backend.checkpoint.log import read_log
 from state_backend.values.errors import UsageError
-from state_backend.values.intervals import format_instant
+from state_backend.values.intervals import Interval, format_instant
 
 
 def publish(
@@ -61,8 +63,8 @@ def publish(
         if check:
             return _check(declared.sink, declared.name, url, as_json)
         return _rebuild(declared.sink, declared, coordinator, url, as_json)
-    skipped: list[int] = []
-    published: list[int] = []
+    skipped: list[tuple[Interval, int]] = []
+    published: list[tuple[Interval, int]] = []
     if skip:
         skipped = coordinator.skip_publication([start_of("--skip", text) for text in skip])
     if retry or not skip:
@@ -70,13 +72,17 @@ def publish(
         only = [start_of("--retry", text) for text in retry] if retry else None
         published = declared.call_sink(coordinator, None, join_url(root, pipeline), only=only, code=code)
     if as_json:
-        return print_json({"published": published, "skipped": skipped})
-    for what, ids in (("published", published), ("skipped", skipped)):
-        if ids:
-            print_text(f"{what}: {', '.join(f'checkpoint {n}' for n in ids)}")
+        return print_json({"published": _described(published), "skipped": _described(skipped)})
+    for what, outputs in (("published", published), ("skipped", skipped)):
+        if outputs:
+            print_text(f"{what}:{lines_of(f'{interval} (checkpoint {n})' for interval, n in outputs)}")
     if not published and not skipped:
         print_text("all output is published already")
     return 0
+
+
+def _described(outputs: Iterable[tuple[Interval, int]]) -> list[dict[str, Any]]:
+    return [{"id": n, "interval": str(interval)} for interval, n in outputs]
 
 
 def _declared(code: str) -> Declaration:
@@ -120,18 +126,18 @@ def _check(sink: TableSink, pipeline: str, url: str, as_json: bool) -> int:
 
 
 def _rebuild(sink: TableSink, declared: Declaration, coordinator: Coordinator, url: str, as_json: bool) -> int:
-    published: set[int] = set()
+    published: list[tuple[Interval, int]] = []
     lines: list[str] = []
     for table, late in sink.each_table():
         table.clear(owner_of(declared.name, late=late))
         current = _current(declared.name, url, late=late)
         for publication in current:
             table.publish(publication)
-        published |= {publication.checkpoint_id for publication in current}
+        published += [(publication.interval, publication.checkpoint_id) for publication in current]
         lines.append(f"{table!r} has the {'late rows' if late else 'output'} of {len(current)} interval(s)")
     # The tables have this output now, so the calls change nothing and note the success.
     declared.call_sink(coordinator, None, url)
     if as_json:
-        return print_json({"published": sorted(published), "skipped": []})
+        return print_json({"published": _described(sorted({*published})), "skipped": []})
     print_text("\n".join(lines))
     return 0
