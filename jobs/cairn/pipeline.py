@@ -265,7 +265,7 @@ class Pipeline:
         root_url: str,
         *,
         only: Collection[datetime] | None = None,
-        code: str = "MODULE:NAME",
+        code: str | None = None,
     ) -> list[tuple[Interval, int]]:
         """Call the sink for every current output that the sink has not accepted, as `Coordinator.publish` does.
 
@@ -277,7 +277,7 @@ class Pipeline:
             spark: The session that the sink gets; None if there is no session.
             root_url: URL of the pipeline's folder.
             only: Starts of the intervals to publish; None for all.
-            code: The pipeline's `MODULE:NAME`, for the commands in the error message.
+            code: The pipeline as `module:NAME`, for the commands in the error message; None for the recorded name.
 
         Returns:
             Of each published output the interval, and the id of the commit that made or replaced it.

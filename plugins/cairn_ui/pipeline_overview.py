@@ -337,7 +337,7 @@ def next_of(ref: PipelineRef, reading: Reading, airflow: str | None = None) -> N
     if status.rerun is None:
         command = None
     elif ref.dag_id is None:
-        command = local_command(ref.root, ref.name, status.rerun, ref.code)
+        command = local_command(ref.root, ref.name, status.rerun, ref.code or reading.log.code)
     elif status.rerun.replace_overlapping:  # `cairn heal` does not replace output of overlapping intervals.
         command = backfill_command(ref.dag_id, status.rerun, airflow)
     else:

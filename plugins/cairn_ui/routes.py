@@ -589,7 +589,9 @@ def _ref(rights: Rights, key: str) -> PipelineRef:
 
 def _look(rights: Rights, key: str) -> tuple[PipelineRef, Look]:
     ref = _ref(rights, key)
-    return ref, reader.look(ref)
+    look = reader.look(ref)
+    newest = look.reading.log.newest if look.reading is not None else None
+    return ref if ref.code or newest is None else replace(ref, code=newest.content.code), look
 
 
 def _schedule(ref: PipelineRef) -> Schedule | None:

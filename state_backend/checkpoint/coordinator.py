@@ -576,7 +576,7 @@ class Coordinator:
         in_order: bool = False,
         replaced_last: bool = False,
         only: Collection[datetime] | None = None,
-        code: str = "MODULE:NAME",
+        code: str | None = None,
     ) -> list[tuple[Interval, int]]:
         """Call the sink hook for every current output without a published mark, and return what `unpublished` returned before.
 
@@ -592,7 +592,7 @@ class Coordinator:
             in_order: Publish no interval after an interval that failed.
             replaced_last: Publish replaced intervals last, for a hook that replaces the rows of overlapping intervals too.
             only: Starts of the intervals to publish; None for all.
-            code: The pipeline's `MODULE:NAME`, for the commands in the error message.
+            code: The pipeline as `module:NAME`, for the commands in the error message; None for the recorded name.
 
         Raises:
             SinkFailed: The hook raised for an interval. This error comes after the calls for the other intervals.
@@ -613,7 +613,7 @@ class Coordinator:
         if failed:
             held = {n for _, n in {*waiting} - {*published}} if in_order else set[int]()
             raise SinkFailed(
-                self._failed(failed, in_order, code), frozenset({n for _, n, _ in failed} | held)
+                self._failed(failed, in_order, code or log.code), frozenset({n for _, n, _ in failed} | held)
             ) from failed[0][2]
         return published
 

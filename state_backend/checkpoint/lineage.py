@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -390,14 +391,15 @@ def _bridge(log: Log, schedule: Schedule | None, gap: Interval) -> str | None:
         return None
     end = min(first_interval(schedule, gap.start).start, gap.end)
     seconds = (end - gap.start).total_seconds()
-    words = ["cairn", "run", "module:NAME", "--start", format_instant(gap.start), "--every", f"{seconds:g}s"]
+    words = ["cairn", "run", log.code, "--root", log.entries.root]
+    words += ["--start", format_instant(gap.start), "--every", f"{seconds:g}s"]
     if any(other.overlaps(Interval(gap.start, end)) for other, _ in log.outputs_near(Interval(gap.start, end))):
         words.append("--replace-overlapping")
     return (
         f"The schedule has changed from {log.schedule} to {schedule}, and no interval of the new schedule begins at "
         f"{format_instant(gap.start)}.\n"
-        f"Run one interval outside of the schedule, from there to {format_instant(end)}, with the pipeline's module:NAME and --root:\n"
-        f"{' '.join(words)}"
+        f"Run one interval outside of the schedule, from there to {format_instant(end)}:\n"
+        f"{shlex.join(words)}"
     )
 
 

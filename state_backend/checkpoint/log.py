@@ -126,6 +126,16 @@ class Log:
         """The schedule in the newest record; None if no commit has recorded one."""
         return self.newest.content.schedule if self.newest is not None else None
 
+    @property
+    def recorded_code(self) -> str | None:
+        """The pipeline as `module:NAME` in the newest record; None if no commit has recorded it."""
+        return self.newest.content.code if self.newest is not None else None
+
+    @property
+    def code(self) -> str:
+        """The recorded code for a printed command, or else the placeholder `module:NAME`."""
+        return self.recorded_code or "module:NAME"
+
     def entry(self, checkpoint_id: int) -> Entry | None:
         """Return the record or tombstone of an id, or None if the log has no such id."""
         return self.entries.get(checkpoint_id)

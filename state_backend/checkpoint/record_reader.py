@@ -178,6 +178,11 @@ class RecordReader(Mapping[int, Entry]):
         return entry.content if isinstance(entry, Record) else None
 
     @property
+    def root(self) -> str:
+        """URL of the folder that holds the pipeline's folder, for commands in messages."""
+        return self._storage.url.rstrip("/").rpartition("/")[0]
+
+    @property
     def sweep_command(self) -> str:
         """The shell command that sweeps the pipeline, for messages."""
         return sweep_command(self._storage)

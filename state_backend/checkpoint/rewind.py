@@ -382,6 +382,7 @@ def as_restored(
         output_schema=None,
         durations_us={},
         worker_pids=(),
+        code=content.code if pipeline == content.pipeline else None,
         forget=content.forget if base_id is None else None,
         filtered=(),
     )

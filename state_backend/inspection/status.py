@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
-from state_backend.checkpoint.lineage import restored_away, plan_base
+from state_backend.checkpoint.lineage import plan_base, restored_away
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.rewind import committed_after
 from state_backend.formats import paths

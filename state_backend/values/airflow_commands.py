@@ -81,16 +81,15 @@ def heal_command(
     return shlex.join([*words, *_address(airflow)])
 
 
-def local_command(root: str, pipeline: str, again: Rerun, code: str | None) -> str:
+def local_command(root: str, pipeline: str, again: Rerun, code: str) -> str:
     """Return the command that runs the given intervals again, in order, without Airflow.
 
     Args:
         root: URL of the folder that holds the pipelines.
         pipeline: Name of the pipeline.
         again: The intervals.
-        code: The pipeline as `module:NAME`; None leaves a placeholder in the command.
+        code: The pipeline as `module:NAME`.
     """
-    code = code or "module:NAME"
     last = format_instant(again.last)
     if not again.replace_overlapping:
         return heal_command(root, pipeline, last, code=code)

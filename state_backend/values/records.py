@@ -486,6 +486,7 @@ class Content:
             Intervals with equal hashes and equal bases have equal results. None if the hash is unknown.
         code_version: The name of the code for people: the pipeline's `version`, or else git's description of the code's
             folder. None if both are missing.
+        code: The declaration as `module:NAME`, which printed commands repeat. None if no module has it by a name.
         schedule: The schedule of the pipeline's intervals from this commit on. None: neither the pipeline nor its DAG has
             given one.
         forget: The keys that a `forget` record removes, or that the restored state never holds; None for other records.
@@ -518,6 +519,7 @@ class Content:
     output_schema: dict[str, Any] | None = None
     input_hash: str | None = None
     code_version: str | None = None
+    code: str | None = None
     schedule: Schedule | None = None
     forget: Forget | None = None
     filtered: tuple[str, ...] = ()

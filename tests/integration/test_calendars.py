@@ -267,7 +267,7 @@ def test_after_a_change_of_the_schedule_the_printed_command_closes_the_gap(
     text = pipe.refusal(six)
     (bridge,) = commands_in(text, "cairn run")
     (again,) = commands_in(text, "airflow tasks clear")
-    pipe.type(bridge.replace("module:NAME", f"tests.support.calendars:MOVED --root {pipe.root}"))
+    pipe.type(bridge)
     pipe.type(again)
     assert pipe.ended([six]) == {"success"}
     pipe.assert_as_the_oracle([*days[:2], Interval(days[2].start, six.start), six], tmp_path)

@@ -68,6 +68,10 @@ class RecordsInMemory(RecordReader):
         return self._entries
 
     @property
+    def root(self) -> str:
+        return "memory://"
+
+    @property
     def sweep_command(self) -> str:
         return "cairn sweep"
 

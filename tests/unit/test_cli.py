@@ -117,12 +117,17 @@ def test_status_after_a_restore_goes_on_from_the_restored_state(tmp_path: Path) 
         again,
     ])  # fmt: skip
     pipeline.run(3, "b3", {"a": 3})
-    assert cairn(tmp_path, "status").stdout.startswith("next: [2024-01-04T00:00:00Z, 2024-01-05T00:00:00Z), from checkpoint 7")
+    assert cairn(tmp_path, "status").stdout.startswith(
+        "next: [2024-01-04T00:00:00Z, 2024-01-05T00:00:00Z), from checkpoint 7"
+    )
     # An older interval is corrected: days 2 and 3 are stale by that, and day 4 is still what the restore discarded.
     pipeline.run(1, "b1", {"a": 7})
     said = cairn(tmp_path, "status")
     assert said.stdout.startswith("next: [2024-01-04T00:00:00Z, 2024-01-05T00:00:00Z), which can't start")
-    assert said.stdout.splitlines()[-1] == "cairn backfill --dag counting --from 2024-01-02T00:00:00Z --to 2024-01-03T00:00:00Z"
+    assert (
+        said.stdout.splitlines()[-1]
+        == "cairn backfill --dag counting --from 2024-01-02T00:00:00Z --to 2024-01-03T00:00:00Z"
+    )
     for n in (2, 3, 4):
         pipeline.run(n, f"c{n}", {"a": n})
     assert cairn(tmp_path, "status").exit_code == 0
@@ -672,27 +677,29 @@ def test_what_a_failing_sink_prints_publishes_or_gives_up(tmp_path: Path, monkey
     (tmp_path / PIPELINE).mkdir()
     made = Folder(LocalStorage(tmp_path / PIPELINE))
     for n in (1, 2, 3):
-        made.run(day(n), f"a{n}")
+        made.run(day(n), f"a{n}", code="pipeline_with_sink:PIPELINE")
     hook = importlib.import_module("pipeline_with_sink").PIPELINE.sink_hook(None, str(tmp_path / PIPELINE))
     with pytest.raises(SinkFailed) as error:
-        made.coordinator.publish(hook, code="pipeline_with_sink:PIPELINE")
+        made.coordinator.publish(hook)
     assert took.read_text() == "1 3 "
     retry, skip = (shlex.split(line)[1:] for line in str(error.value).splitlines()[-2:])
     failed = CliRunner().invoke(app, retry)
     assert failed.exit_code == 3 and "no partition" in failed.output and took.read_text() == "1 3 "
     (tmp_path / "mended").touch()
-    assert f"published:\n  {day(2)} (checkpoint 2)\n" in CliRunner().invoke(app, retry).output and took.read_text() == "1 3 2 "
+    assert (
+        f"published:\n  {day(2)} (checkpoint 2)\n" in CliRunner().invoke(app, retry).output
+        and took.read_text() == "1 3 2 "
+    )
     nothing = CliRunner().invoke(app, skip)
     assert nothing.exit_code == 2 and "start at: none" in nothing.output
-    made.run(day(4), "a4")
+    made.run(day(4), "a4", code="pipeline_with_sink:PIPELINE")
     skipped = CliRunner().invoke(app, [*skip[:-1], "2024-01-04T00:00:00+00:00"])
     assert f"skipped:\n  {day(4)} (checkpoint 4)\n" in skipped.output and took.read_text() == "1 3 2 "
     assert made.coordinator.unpublished() == []
     where = ["--root", str(tmp_path), "--pipeline", PIPELINE]
     back = CliRunner().invoke(app, ["restore", "--checkpoint", "2", "--retract-output", "--yes", *where])
     publish = shlex.split(back.output.splitlines()[-1])[1:]
-    assert publish[-2:] == ["--code", "module:NAME"]
-    called = CliRunner().invoke(app, [*publish[:-1], "pipeline_with_sink:PIPELINE"])
+    called = CliRunner().invoke(app, publish)
     assert called.exit_code == 0 and took.read_text() == "1 3 2 5 5 ", called.output
     assert called.stdout == f"published:\n  {day(3)} (checkpoint 5)\n  {day(4)} (checkpoint 5)\n"
 

@@ -224,6 +224,9 @@ def test_a_pipeline_that_ran_without_airflow_needs_its_code(folder: Folder) -> N
     assert CliRunner().invoke(app, status).stdout.endswith(f"\n{repaired}\n")
     in_airflow = CliRunner().invoke(app, [*status, "--dag", "d"]).stdout
     assert in_airflow.splitlines()[-1].startswith("cairn backfill --dag d --from ")
+    # A record with the name needs no option.
+    folder.run(day(3), "named", run=run("direct__2"), code="tests.nothing:P")
+    assert "can't load the pipeline 'tests.nothing:P'" in type_heal().stderr
 
 
 def test_a_restore_does_not_move_a_pipeline_to_airflow(folder: Folder) -> None:

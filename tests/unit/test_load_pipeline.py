@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from typer.testing import CliRunner
@@ -11,6 +15,9 @@ from typer.testing import CliRunner
 from cairn.command.cli import app
 from cairn.driver import driver
 from cairn.driver.load_pipeline import load_pipeline
+from cairn.shipping.code_version import code_reference
+from cairn.testing import PipelineTester
+from pipelines.weather import READ_SCHEMA, RECORDS
 from state_backend.values.errors import UsageError
 
 GOOD = (
@@ -82,3 +89,17 @@ def test_a_task_and_its_pipeline_have_one_name(modules: None, tmp_path: Path) ->
         "UsageError",
         "the task's pipeline_name is 'better', but loads_well:GOOD is named 'good'; make them the same",
     )
+
+
+def test_a_printed_command_names_the_pipeline_as_it_can_be_loaded(
+    modules: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record of an interval keeps the name: a tester's source and sink replace the declared ones."""
+    declared = load_pipeline("loads_well:GOOD")
+    assert code_reference(replace(declared, source=lambda *_: None, sink=print)) == "loads_well:GOOD"
+    main = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    main.MINE = replace(declared, name="mine")  # type: ignore[attr-defined]
+    assert code_reference(main.MINE) is None
+    tester = PipelineTester(replace(RECORDS, parallelism=1), input_schema=READ_SCHEMA, every=timedelta(hours=1))
+    assert tester.run([]).record.content.code == "pipelines.weather:RECORDS"

@@ -53,7 +53,7 @@ BENCHMARK = "not run: minutes, and it measures; its options are parsed here"
 # A test whose text has every word of the command; "as printed" behind it: the test reads the command from what was said.
 # "not run" has a reason.
 RUN = {
-    "cairn run module:NAME --start … --every …": "tests/integration/test_calendars.py::"
+    "cairn run … --root …": "tests/integration/test_calendars.py::"
     "test_after_a_change_of_the_schedule_the_printed_command_closes_the_gap as printed",
     "cairn backfill --dag … --from START --to END": "not run as it stands: START and END are the reader's; "
     "tests/integration/test_calendars.py::play runs the like",
@@ -181,7 +181,7 @@ RUN = {
     "test_the_printed_command_runs_the_first_interval as printed",
     "cairn new": HERE + "test_a_new_pipeline_asks_what_it_needs",
     "cairn new clicks": HERE + "test_a_new_pipeline_asks_what_it_needs",
-    "cairn publish … --code module:NAME --retry …": CLI + "test_status_names_what_is_wrong_and_its_command_repairs_it as printed",
+    "cairn publish … --code … --retry …": CLI + "test_status_names_what_is_wrong_and_its_command_repairs_it as printed",
     "cairn publish … --skip …": CLI + "test_status_names_what_is_wrong_and_its_command_repairs_it as printed",
     "cairn publish": SINKS,
     "cairn publish --code MODULE:NAME": ERRORS,

@@ -219,7 +219,14 @@ def test_the_commands_that_publish(clicks: Pipeline, folder: Path, database: psy
 
     every, retry, skip = commands
     assert every.strip() == "cairn publish --code pipelines.clicks:CLICKS"
-    assert said(skip) == "skipped:\n  [2024-01-01T01:00:00Z, 2024-01-01T02:00:00Z) (checkpoint 2)\n" and table(database) == []
-    assert said(retry) == "published:\n  [2024-01-01T00:00:00Z, 2024-01-01T01:00:00Z) (checkpoint 1)\n" and table(database) == [(0, "ann", 1)]
-    assert said(every) == "published:\n  [2024-01-01T02:00:00Z, 2024-01-01T03:00:00Z) (checkpoint 3)\n" and published(database) == [(0, 1), (2, 3)]
+    assert (
+        said(skip) == "skipped:\n  [2024-01-01T01:00:00Z, 2024-01-01T02:00:00Z) (checkpoint 2)\n"
+        and table(database) == []
+    )
+    assert said(retry) == "published:\n  [2024-01-01T00:00:00Z, 2024-01-01T01:00:00Z) (checkpoint 1)\n" and table(
+        database
+    ) == [(0, "ann", 1)]
+    assert said(every) == "published:\n  [2024-01-01T02:00:00Z, 2024-01-01T03:00:00Z) (checkpoint 3)\n" and published(
+        database
+    ) == [(0, 1), (2, 3)]
     assert said(every) == "all output is published already\n"

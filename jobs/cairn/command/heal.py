@@ -73,7 +73,10 @@ def heal(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; change nothing.")] = False,
     local: Annotated[bool, typer.Option("--local", help="Run the intervals in this process, without Airflow.")] = False,
     code: Annotated[
-        str | None, typer.Option(envvar="CAIRN_CODE", help="With --local: module:NAME of the Pipeline.")
+        str | None,
+        typer.Option(
+            envvar="CAIRN_CODE", help="With --local: module:NAME of the Pipeline; left out: the recorded name."
+        ),
     ] = None,
     every: Annotated[
         str | None,
@@ -100,7 +103,7 @@ def heal(
     storage = open_storage(join_url(root, pipeline))
     log = read_log(storage)
     local = local or (dag is None and ran_here(log))
-    if local and code is None:
+    if local and code is None and (code := log.recorded_code) is None:
         raise UsageError(
             f"the newest checkpoint of {pipeline} was made without Airflow; add --code module:NAME to run the intervals "
             "here, or --dag ID to run them in Airflow"

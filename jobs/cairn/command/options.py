@@ -27,6 +27,11 @@ AnyPipeline = Annotated[
     str | None,
     typer.Option("--pipeline", envvar="CAIRN_PIPELINE", help="Name of the pipeline; not needed for a savepoint."),
 ]
+# Of commands that take the pipeline from its code.
+ExpectedPipeline = Annotated[
+    str | None,
+    typer.Option("--pipeline", envvar="CAIRN_PIPELINE", help="Expected name of the pipeline; not needed."),
+]
 States = Annotated[
     list[str] | None, typer.Option("--state", help="Only this state; $timers for the timers; may be repeated.")
 ]

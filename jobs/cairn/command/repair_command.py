@@ -20,11 +20,16 @@ def repair_command(
         root: URL of the folder that holds the pipelines.
         pipeline: Name of the pipeline.
         dag: Id of the pipeline's DAG, if the user gave one.
-        code: The pipeline as `module:NAME`; None takes the variable CAIRN_CODE.
+        code: The pipeline as `module:NAME`; None takes the variable CAIRN_CODE, else the recorded name.
     """
     if dag is not None or not ran_here(log):
         return backfill_command(dag or pipeline, again)
-    return local_command(root, pipeline, again, code or os.environ.get("CAIRN_CODE"))
+    return local_command(root, pipeline, again, code or code_of(log))
+
+
+def code_of(log: Log) -> str:
+    """Return the pipeline as `module:NAME` for a printed command: the variable CAIRN_CODE, else the recorded name."""
+    return os.environ.get("CAIRN_CODE") or log.code
 
 
 def ran_here(log: Log) -> bool:

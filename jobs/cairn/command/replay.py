@@ -12,9 +12,9 @@ import typer
 
 from cairn.command.diff import line_of
 from cairn.command.exit_codes import FINDINGS
-from cairn.command.options import Code, Json, Root, Spark
+from cairn.command.options import Code, ExpectedPipeline, Json, Root, Spark
 from cairn.command.printing import print_json, print_text
-from cairn.command.state_commands import load_code
+from cairn.command.state_commands import load_named
 from state_backend.inspection.describe import plain
 from state_backend.inspection.state_diff import describe_change
 from state_backend.values.intervals import format_instant, from_ms, shown_ms
@@ -34,6 +34,7 @@ def replay(
     ],
     root: Root,
     code: Code,
+    expected: ExpectedPipeline = None,
     stop: Annotated[bool, typer.Option("--pdb", help="Stop at the first line of each handler, in pdb.")] = False,
     to_test: Annotated[
         Path | None, typer.Option("--to-test", help="Write the replay as a test into this new file.")
@@ -59,7 +60,7 @@ def replay(
         return 0
     if to_test is not None:
         check_new(to_test)
-    pipeline = load_code(code)
+    pipeline = load_named(code, expected)
 
     def open_spark() -> Any:
         from cairn.spark.session import connect

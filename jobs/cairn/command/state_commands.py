@@ -7,7 +7,6 @@ With `--dry-run` each command only prints what it would do.
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import sys
 import uuid
@@ -18,9 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cairn.command.options import Code, Dag, DryRun, Json, Root, Spark
+from cairn.command.options import Code, Dag, DryRun, ExpectedPipeline, Json, Root, Spark
 from cairn.command.progress import progress
-from cairn.command.repair_command import repair_command
+from cairn.command.repair_command import code_of, repair_command
 from cairn.command.stop_dag import AirflowCli, commit_prepared, stopped
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
@@ -79,9 +78,7 @@ def savepoint(
     root: Root,
     code: Code,
     to: Annotated[str, typer.Option(help="URL of a new folder for the savepoint.")],
-    pipeline: Annotated[
-        str | None, typer.Option(envvar="CAIRN_PIPELINE", help="Expected name of the pipeline; not needed.")
-    ] = None,
+    pipeline: ExpectedPipeline = None,
     checkpoint: Annotated[str, typer.Option(help="latest, an id, or an interval's end with its time zone.")] = "latest",
     format_: Annotated[
         Format, typer.Option("--format", help="native: compacted SSTs. canonical: Parquet.")
@@ -254,7 +251,7 @@ def _rewind(
                 "--pipeline",
                 name,
                 "--code",
-                os.environ.get("CAIRN_CODE") or "module:NAME",
+                code_of(log),
             ]
         )
         text += (

@@ -8,7 +8,7 @@ from typing import Any
 from cairn.command.exit_codes import FINDINGS
 from cairn.command.options import Dag, Json, Pipeline, Root, open_log
 from cairn.command.printing import print_json, print_text, style_of
-from cairn.command.repair_command import repair_command
+from cairn.command.repair_command import code_of, repair_command
 from state_backend.checkpoint.lineage import lines_of, why_stale
 from state_backend.inspection.status import Status, status_of
 from state_backend.values.intervals import format_instant
@@ -51,7 +51,7 @@ def status(
         )
         print_text(
             "the `checkpoint` task of the next interval calls the sink again\nTo call it now, or to skip an interval's output:\n"
-            f"cairn publish {where} --code module:NAME --retry {first}\n"
+            f"cairn publish {where} --code {code_of(log)} --retry {first}\n"
             f"cairn publish {where} --skip {first}"
         )
     return 0 if found.well else FINDINGS

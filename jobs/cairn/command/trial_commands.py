@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cairn.command.options import Code, Json, Root, Spark, open_log
+from cairn.command.options import Code, ExpectedPipeline, Json, Root, Spark, open_log
 from cairn.command.options import Pipeline as Name
-from cairn.command.state_commands import load_code
+from cairn.command.state_commands import load_named
 from cairn.trials.compare_trial import compare_trial, comparison_lines
 from state_backend.checkpoint.trials import (
     find_trial,
@@ -50,6 +50,7 @@ def try_(
     code: Annotated[str, typer.Option(envvar="CAIRN_CODE", help="module:NAME of the Pipeline with the new code.")],
     from_: Annotated[str, typer.Option("--from", help="A day, as in 2024-01-04, or the start of the first interval.")],
     to: Annotated[str, typer.Option("--to", help="A day, or the start of the last interval; included.")],
+    pipeline: ExpectedPipeline = None,
     every: Annotated[
         str | None,
         typer.Option(help="Length of an interval, as in 1h; left out: the pipeline's schedule."),
@@ -71,7 +72,7 @@ def try_(
     from cairn.spark.session import connect
     from cairn.trials.try_code import try_code
 
-    keeps, declared = parse_duration(keep), load_code(code)
+    keeps, declared = parse_duration(keep), load_named(code, pipeline)
     length = None if every is None else parse_duration(every)
     rule = boundaries_of(declared, coordinator_of(declared, root).log(), length)
     intervals = named_intervals(from_, to, rule, ("--from", "--to"))
@@ -198,6 +199,7 @@ def deploy(
     root: Root,
     code: Code,
     trial: OfTrial = None,
+    pipeline: ExpectedPipeline = None,
     past: Annotated[
         bool,
         typer.Option(
@@ -218,7 +220,7 @@ def deploy(
     from cairn.spark.session import connect
     from cairn.trials.deploy_trial import deploy_past, plan_deployment, restore_command
 
-    declared = load_code(code)
+    declared = load_named(code, pipeline)
     session = connect(spark, f"cairn deploy {declared.name}")
     if not spark.startswith("sc://"):
         session.sparkContext.setLogLevel("OFF")

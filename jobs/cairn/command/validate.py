@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cairn.command.exit_codes import FINDINGS
-from cairn.command.options import Code, Dag, DryRun, Json, Pipeline, Root, Spark
+from cairn.command.options import Code, Dag, DryRun, ExpectedPipeline, Json, Pipeline, Root, Spark
 from cairn.command.printing import print_json, print_text
 from cairn.command.repair_command import repair_command
 from cairn.command.state_commands import load_named
@@ -37,9 +37,7 @@ def validate(
     root: Root,
     code: Code,
     checkpoint: Which = "latest",
-    pipeline: Annotated[
-        str | None, typer.Option(envvar="CAIRN_PIPELINE", help="Expected name of the pipeline; not needed.")
-    ] = None,
+    pipeline: ExpectedPipeline = None,
     fast: Annotated[bool, typer.Option("--fast", help="Check files only; needs no Spark.")] = False,
     docs: Annotated[str | None, typer.Option(help="Folder for Data Docs; left out: none are written.")] = None,
     dag: Dag = None,

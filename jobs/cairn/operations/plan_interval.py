@@ -22,7 +22,7 @@ from cairn.runners.output_schema import recorded_schema
 from cairn.runners.processor_handle import ArrowDeclaringHandle, DeclaringHandle
 from cairn.runners.user_code import described
 from cairn.shard_jobs.interval import IntervalJob
-from cairn.shipping.code_version import begin_code_version
+from cairn.shipping.code_version import begin_code_version, code_reference
 from cairn.shipping.ship_processor import (
     ShippedProcessor,
     name_of,
@@ -252,6 +252,7 @@ def plan_interval(pipeline: Pipeline, root: str, attempt: Attempt, begun: Begun,
         plan_us=0,
         input_hash=declared.input_hash,
         code_version=declared.code_version,
+        code=code_reference(pipeline),
         returning=begun.returning,
     )
     options = options_of(job, tuple(declared.inputs.order_by), source_hash(pipeline.source), runtime_version())

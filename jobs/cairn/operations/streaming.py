@@ -29,6 +29,7 @@ from cairn.pipeline import Interval, Pipeline
 from cairn.rows.routing import place
 from cairn.shard_jobs.import_streaming import TIMERS, ImportJob
 from cairn.shard_jobs.run_on_shards import run_on_shards
+from cairn.shipping.code_version import code_reference
 from cairn.shipping.ship_processor import code_hash
 from cairn.spark.first_cause import first_cause
 from state_backend.adapters.open_storage import join_url
@@ -161,6 +162,7 @@ def _content_before_import(pipeline: Pipeline, interval: Interval, attempt: str)
         durations_us={},
         worker_pids=(),
         retention=pipeline.retention,
+        code=code_reference(pipeline),
         schedule=pipeline.declared_schedule,
     )
 

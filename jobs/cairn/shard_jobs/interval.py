@@ -134,6 +134,7 @@ class IntervalJob:
         plan_us: The time that planning the interval took on the driver, in microseconds.
         input_hash: The input hash of the interval; None if it can't be computed.
         code_version: The name of the code for people; None without a name.
+        code: The pipeline as `module:NAME`; None if it is unknown.
         returning: Keys that `cairn forget` removed, and that this interval's rows or base may still hold. The shards
             leave these keys out, so that they do not return.
     """
@@ -172,6 +173,7 @@ class IntervalJob:
     plan_us: int
     input_hash: str | None = None
     code_version: str | None = None
+    code: str | None = None
     returning: tuple[Returning, ...] = ()
 
     @property
@@ -534,6 +536,7 @@ class IntervalJob:
             # same code and input, but another result. So the record gets an input hash only if `returning` is empty.
             input_hash=self.input_hash if not self.returning else None,
             code_version=self.code_version,
+            code=self.code,
             filtered=tuple(sorted({r.key.forget for r in self.returning})),
         )
         return prepare(open_storage(self.root), made, acks, h0=self.h0, base=self.base, coordinator=coordinator)

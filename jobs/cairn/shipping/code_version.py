@@ -1,10 +1,11 @@
-"""Version of a pipeline's code, for people. Decisions use the code's hash instead."""
+"""Version and name of a pipeline's code, for people. Decisions use the code's hash instead."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,6 +26,21 @@ def code_version(pipeline: Pipeline) -> str | None:
         return pipeline.version
     file = _file_of(pipeline.processor)
     return None if file is None else git_version(file)
+
+
+def code_reference(pipeline: Pipeline) -> str | None:
+    """Return a pipeline as `module:NAME`, by which commands load it; None if no imported module has it by a name.
+
+    `__main__` does not count: another process would import another module by this name.
+    """
+    near = (getattr(part, "__module__", None) for part in (pipeline.source, pipeline.processor))
+    for module in dict.fromkeys([*filter(None, near), *sys.modules]):
+        names = {} if module == "__main__" else getattr(sys.modules.get(module), "__dict__", {})
+        for name, value in [*names.items()]:
+            # Not by identity: a caller may have replaced a field, such as the sink.
+            if type(value) is type(pipeline) and value.name == pipeline.name:
+                return f"{module}:{name}"
+    return None
 
 
 def begin_code_version(pipeline: Pipeline) -> Callable[[], str | None]:
