@@ -12,6 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from state_backend.formats.table_schema import table_schema
+from state_backend.formats.types import parse_struct
+
 if TYPE_CHECKING:
     from state_backend.values.records import Record
 
@@ -134,7 +137,7 @@ def outputs_of(record: Record, pipeline_url: str, tables: Sequence[tuple[str, bo
         pipeline_url: URL of the pipeline's folder.
         tables: The URL of each table of the sink, and True if the table has late rows.
     """
-    schema = record.output_schemas[-1] if record.output_schemas else None
+    schema = table_schema(map(parse_struct, record.output_schemas)).to_json() if record.output_schemas else None
     files = [output for output in record.content.outputs if not output.late]
     rows = sum(output.rows for output in files)
     found = []

@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from state_backend.checkpoint.append_record import append, note_head
 from state_backend.checkpoint.clean_up_dropped import (
@@ -47,7 +47,6 @@ from state_backend.checkpoint.log import (
     read_newest,
     read_on,
 )
-from state_backend.checkpoint.output_schemas import output_so_far
 from state_backend.checkpoint.parallel import at_once
 from state_backend.checkpoint.record_reader import RecordReader
 from state_backend.checkpoint.release import computed_without, hidden_by_release
@@ -107,7 +106,7 @@ class Begun:
         attempt: Uuid of the attempt.
         h0: The highest id in the log when the attempt began; 0 for an empty log.
         base: Record of the checkpoint that the attempt starts from; None for empty state.
-        output: The newest output schema; None if no interval was committed, or for a restore.
+        log: The log with which the attempt began; None if its output joins no other output.
         returning: Keys that `cairn forget` removed and that this attempt could bring back, because its base is older
             than the removal or its input rows may contain the keys. The attempt's shards leave these keys out.
     """
@@ -115,7 +114,7 @@ class Begun:
     attempt: str
     h0: int
     base: Record | None
-    output: dict[str, Any] | None = None
+    log: Log | None = None
     returning: tuple[Returning, ...] = ()
 
 
@@ -248,7 +247,7 @@ class Coordinator:
             attempt=attempt,
             h0=log.head_id,
             base=base,
-            output=output_so_far(log),
+            log=log,
             returning=returning_keys(log, interval.start_ms, base.id if base is not None else None),
         )
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from state_backend.checkpoint.forgotten_keys import check_commit
 from state_backend.checkpoint.lineage import choose_base, is_forgiven, overlapping_outputs, reproduces, stale_marks
 from state_backend.checkpoint.log import Log, attempt_of, base_of, interval_of, kind_of, run_of
-from state_backend.checkpoint.output_schemas import next_schemas
+from state_backend.checkpoint.output_schemas import with_schemas
 from state_backend.checkpoint.retention import DEFAULT_POLICY, plan_retention, with_retention, with_schedule
 from state_backend.formats import paths
 from state_backend.values.errors import (
@@ -180,23 +180,18 @@ def _replaced(log: Log, prepared: Prepared) -> tuple[Interval, ...]:
 
 
 def _with_schemas(log: Log, record: Record) -> Record:
-    """Return the record with all output schemas, and its output files with the number of their schema.
-
-    The content's own output schema is removed, since `output_schemas` contains it.
+    """Return the record with all schemas of output and late rows, and its files with the numbers of their schemas.
 
     Raises:
         BaseMoved: Another commit changed the output schema since the attempt began.
     """
-    content = record.content
     try:
-        schemas = next_schemas(log, content)
+        content, output, late = with_schemas(log, record.content)
     except UsageError as error:
         raise BaseMoved(
-            f"{_who(content)}: another commit has changed the output schema since this attempt began: {error}"
+            f"{_who(record.content)}: another commit has changed the output schema since this attempt began: {error}"
         ) from error
-    version = len(schemas) if content.output_schema is not None else None
-    outputs = tuple(f if f.late else replace(f, schema_version=version) for f in content.outputs)
-    return replace(record, content=replace(content, outputs=outputs, output_schema=None), output_schemas=schemas)
+    return replace(record, content=content, output_schemas=output, late_schemas=late)
 
 
 def _fences(entry: Record | Tombstone, content: Content) -> bool:

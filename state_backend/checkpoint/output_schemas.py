@@ -1,79 +1,112 @@
-"""Track the schemas of a pipeline's output, and check whether a new schema may follow. Pure functions over the log.
+"""Track the schemas of a pipeline's output and late rows, and check whether a new output schema may join the others.
 
-Output files are never rewritten, so readers must be able to read all earlier rows in every new schema. The newest
-commit lists all schemas, oldest first, and each output file names its schema by number. So no schema is lost when
-retention drops records.
+Output files are never rewritten, so one table must hold the rows of all of them. The newest commit lists all schemas,
+and each file names its schema by number. So no schema is lost when retention drops records.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from state_backend.checkpoint.log import Log, interval_of, kind_of
-from state_backend.formats.schema_evolution import compare_schemas
-from state_backend.formats.types import parse_struct
-from state_backend.values.errors import UsageError
-from state_backend.values.records import Content, OutputFile, Record, SweepRecord
+from state_backend.checkpoint.log import Log
+from state_backend.formats.table_schema import joined
+from state_backend.formats.types import StructType, parse_struct
+from state_backend.values.errors import CorruptRecord, UsageError
+from state_backend.values.intervals import Interval
+from state_backend.values.records import Content, OutputFile, Record
 
 
-def recorded_schemas(log: Log) -> tuple[dict[str, Any], ...]:
-    """Return all schemas that output has had, oldest first.
+def recorded_schemas(log: Log, *, late: bool = False) -> tuple[dict[str, Any], ...]:
+    """Return all schemas that output has had, or with `late` those of late rows, in the order in which they were new.
 
     The record of the newest commit lists them. That record is never a tombstone, because a commit retains itself.
     """
     newest = log.entry(max(log.retained, default=0))
-    return newest.output_schemas if isinstance(newest, Record) else ()
+    if not isinstance(newest, Record):
+        return ()
+    return newest.late_schemas if late else newest.output_schemas
 
 
 def newest_output(log: Log, *, late: bool = False) -> OutputFile | None:
-    """Return one current output file of the newest commit that has such files; None if no commit has.
+    """Return one current output file of the latest interval that has such files; None if no interval has.
 
     With `late`, only files of late rows count; without it, only files of output rows.
     """
-    for checkpoint_id in range(log.head_id, 0, -1):
-        entry = log.entries[checkpoint_id]
-        if isinstance(entry, SweepRecord) or kind_of(entry) != "interval":
-            continue
-        if log.publication_of(interval_of(entry)) == checkpoint_id:
-            files = [file for file in log.outputs(checkpoint_id) if file.late == late]
-            if files:
-                return files[0]
-    return None
+    outputs = ((interval, file) for interval, (_, files) in log.current_outputs().items() for file in files)
+    mine = {interval: file for interval, file in outputs if file.late == late}
+    return mine[max(mine)] if mine else None
 
 
-def output_so_far(log: Log) -> dict[str, Any] | None:
-    """Return the newest output schema; None if no interval was committed."""
-    schemas = recorded_schemas(log)
-    return schemas[-1] if schemas else None
-
-
-def check_output_schema(pipeline: str, recorded: dict[str, Any], declared: dict[str, Any]) -> None:
-    """Raise `UsageError` if rows of the recorded schema can't be read in the declared schema.
-
-    The rules are those of state schemas (`schema_evolution.py`).
+def schema_of(file: OutputFile, recorded: tuple[dict[str, Any], ...]) -> StructType | None:
+    """Return the schema of an output file by its number; None if its record names none.
 
     Raises:
-        UsageError: The declared schema can't follow the recorded schema.
+        CorruptRecord: The record names a schema that does not exist.
     """
-    refused = compare_schemas(parse_struct(recorded), parse_struct(declared)).refused
-    if refused:
-        raise UsageError(
-            f"pipeline {pipeline!r}: the new output_schema does not fit the existing output: {'; '.join(refused)}\n"
-            "Or continue as a pipeline of another name, with new output: cairn fork copies the state"
+    if file.schema_version is None:
+        return None
+    if not 1 <= file.schema_version <= len(recorded):
+        raise CorruptRecord(
+            f"{file.handle.path}: the record gives this file output schema {file.schema_version}, but the pipeline has only {len(recorded)}"
         )
+    return parse_struct(recorded[file.schema_version - 1])
 
 
-def next_schemas(log: Log, content: Content) -> tuple[dict[str, Any], ...]:
-    """Return the recorded schemas, and the content's output schema at the end if it differs from the newest.
+def check_output_schema(log: Log, pipeline: str, interval: Interval, declared: dict[str, Any]) -> None:
+    """Raise `UsageError` if no table could hold the declared schema beside the current output of other intervals.
+
+    A recorded schema that no current output has any more does not count. The current output of all intervals is read
+    only if the declared schema clashes with some recorded schema.
+
+    Args:
+        log: The pipeline's log.
+        pipeline: Name of the pipeline.
+        interval: The interval whose output will have the declared schema.
+        declared: The declared schema, as a record holds it.
 
     Raises:
-        UsageError: The content's output schema can't follow the newest recorded schema.
+        UsageError: A column of the declared schema clashes with current output.
     """
-    schemas, declared = recorded_schemas(log), content.output_schema
-    if content.kind != "interval" or declared is None:
-        return schemas
-    if schemas:
-        if parse_struct(schemas[-1]) == parse_struct(declared):
-            return schemas
-        check_output_schema(content.pipeline, schemas[-1], declared)
-    return (*schemas, declared)
+    recorded, made = recorded_schemas(log), parse_struct(declared)
+    if not any(joined(parse_struct(schema), made)[1] for schema in recorded):
+        return
+    others = [(other, files) for other, (_, files) in log.current_outputs().items() if not other.overlaps(interval)]
+    for other, files in sorted(others, reverse=True):
+        for file in files:
+            there = None if file.late else schema_of(file, recorded)
+            if there is not None and (clashes := joined(there, made)[1]):
+                fields = "; ".join(f"field {c.path!r}: recorded as {c.one}, declared as {c.other}" for c in clashes)
+                raise UsageError(
+                    f"pipeline {pipeline!r}: the new output_schema does not fit the output of {other}: {fields}; neither type holds all "
+                    "values of the other\nDeclare the field as recorded, or add a field of another name. Or continue as a pipeline of "
+                    "another name, with new output: cairn fork copies the state"
+                )
+
+
+def with_schemas(log: Log, content: Content) -> tuple[Content, tuple[dict[str, Any], ...], tuple[dict[str, Any], ...]]:
+    """Return a content whose files name their schemas by number, all schemas of output, and all schemas of late rows.
+
+    The content no longer has its own schemas, since the lists have them.
+
+    Raises:
+        UsageError: The content's output schema clashes with current output.
+    """
+    output, late = recorded_schemas(log), recorded_schemas(log, late=True)
+    numbers: dict[bool, int | None] = {False: None, True: None}
+    if content.kind == "interval":
+        if content.output_schema is not None:
+            check_output_schema(log, content.pipeline, content.interval, content.output_schema)
+            output, numbers[False] = _with(output, content.output_schema)
+        if content.late_schema is not None:
+            late, numbers[True] = _with(late, content.late_schema)
+    files = tuple(replace(f, schema_version=numbers[f.late]) for f in content.outputs)
+    return replace(content, outputs=files, output_schema=None, late_schema=None), output, late
+
+
+def _with(schemas: tuple[dict[str, Any], ...], schema: dict[str, Any]) -> tuple[tuple[dict[str, Any], ...], int]:
+    """Return the list with the schema, which is appended if it is new, and the schema's number from 1."""
+    known = [*map(parse_struct, schemas)]
+    if parse_struct(schema) in known:
+        return schemas, known.index(parse_struct(schema)) + 1
+    return (*schemas, schema), len(schemas) + 1

@@ -114,7 +114,7 @@ _LOCAL_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
 # Fields that `_check` skips: their constructors or `_check_groups` check them, or they hold the user's own JSON.
 _NOT_WALKED = (
     *("interval", "key_groups", "key_group_states", "source_position", "value", "user_key", "key_schema"),
-    *("output_schema", "output_schemas"),
+    *("output_schema", "output_schemas", "late_schema", "late_schemas"),
 )
 
 T = TypeVar("T")

@@ -117,10 +117,10 @@ def _differences(path: str, was: DataType, was_nullable: bool, now: DataType, no
                 yield f"{path}.key", f"recorded as {was.key}, declared as {now.key}; {why}"
             value = f"{path}.value"
             yield from _differences(value, was.value, was.value_contains_null, now.value, now.value_contains_null)
-        case _ if was != now and not _widens(was, now):
+        case _ if was != now and not widens(was, now):
             why = (
                 "recorded values may not fit"
-                if _widens(now, was)
+                if widens(now, was)
                 else "some recorded values have no equal in the new type"
             )
             yield path, f"recorded as {was}, declared as {now}; {why}: {_KEEP}"
@@ -129,7 +129,8 @@ def _differences(path: str, was: DataType, was_nullable: bool, now: DataType, no
 _KEEP = "declare it as recorded, or add a field of another name"
 
 
-def _widens(was: DataType, now: DataType) -> bool:
+def widens(was: DataType, now: DataType) -> bool:
+    """Return True if another type, `now`, holds every value of `was` exactly."""
     match was, now:
         case AtomicType(), AtomicType():
             return now.name in _WIDER.get(was.name, ())

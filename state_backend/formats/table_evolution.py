@@ -1,34 +1,23 @@
-"""Conversion of Arrow tables that were written with an older schema to the newest schema.
+"""Conversion of batches of Parquet files with other schemas to the schema of their table (`table_schema.py`).
 
-The rules are those of state values (`schema_evolution.py`), whose entries hold their version. Here the data are columns
-of Parquet files. Columns are matched by name at every depth. A missing column becomes null. Arrow's exact casts widen
-values.
+Columns are matched by name at every depth. A missing column becomes null. Arrow's exact casts widen values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pyarrow as pa
-
-from state_backend.formats.types import ArrayType, DataType, MapType, StructType
 
 ConvertBatch = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 
-def batch_converter(chain: Sequence[StructType], target: pa.Schema) -> ConvertBatch:
-    """Return a function that converts batches of the chain's first schema to `target`.
-
-    Args:
-        chain: The schemas of all versions from the batches' version to the newest. If one of them lacks a column, the
-            column was dropped there, and a later column of the same name is another column. `compare_schemas` must
-            allow each step.
-        target: The chain's last schema as Arrow schema.
-    """
+def batch_converter(target: pa.Schema) -> ConvertBatch:
+    """Return a function that converts batches of any file of a table to the table's schema."""
     whole = pa.struct(list(target))
 
     def convert(batch: pa.RecordBatch) -> pa.RecordBatch:
-        columns = _children(batch.columns, batch.num_rows, chain, whole)
+        columns = _children(dict(zip(batch.schema.names, batch.columns, strict=True)), batch.num_rows, whole)
         if not columns:
             return pa.RecordBatch.from_struct_array(pa.array([{}] * batch.num_rows, whole))
         return pa.RecordBatch.from_arrays(columns, schema=target)
@@ -36,48 +25,28 @@ def batch_converter(chain: Sequence[StructType], target: pa.Schema) -> ConvertBa
     return convert
 
 
-def _children(
-    arrays: Sequence[pa.Array], rows: int, chain: Sequence[StructType], target: pa.StructType
-) -> list[pa.Array]:
-    by_name = [{f.name: f.type for f in schema.fields} for schema in chain]
-    places = {name: i for i, name in enumerate(chain[0].names)}
-    columns = []
-    for field in target:
-        types = [types[field.name] for types in by_name if field.name in types]
-        if len(types) < len(chain):
-            columns.append(pa.nulls(rows, field.type))
-        else:
-            columns.append(_converted(arrays[places[field.name]], types, field.type))
-    return columns
+def _children(arrays: dict[str, pa.Array], rows: int, target: pa.StructType) -> list[pa.Array]:
+    return [
+        _converted(arrays[field.name], field.type) if field.name in arrays else pa.nulls(rows, field.type)
+        for field in target
+    ]
 
 
-def _converted(array: pa.Array, chain: Sequence[DataType], target: pa.DataType) -> pa.Array:
-    """Convert the column to the target's type.
-
-    Args:
-        array: The column.
-        chain: The types of the field in all versions from the rows' version to the newest.
-        target: The Arrow type of the result.
-    """
-    last = chain[-1]
-    if array.type == target and all(t == last for t in chain):
+def _converted(array: pa.Array, target: pa.DataType) -> pa.Array:
+    if array.type == target:
         return array
-    match last:
-        case StructType():
-            structs = [t for t in chain if isinstance(t, StructType)]
-            children = _children(array.flatten(), len(array), structs, target)
-            if not children:
-                return array.cast(target)
-            return pa.StructArray.from_arrays(children, fields=list(target), mask=array.is_null())
-        case ArrayType():
-            lists = [t.element for t in chain if isinstance(t, ArrayType)]
-            values = _converted(array.values, lists, target.value_type)
-            return pa.ListArray.from_arrays(_offsets(array), values, type=target, mask=array.is_null())
-        case MapType():
-            maps = [t for t in chain if isinstance(t, MapType)]
-            keys = _converted(array.keys, [m.key for m in maps], target.key_type)
-            items = _converted(array.items, [m.value for m in maps], target.item_type)
-            return pa.MapArray.from_arrays(_offsets(array), keys, items, type=target, mask=array.is_null())
+    if pa.types.is_struct(target):
+        names = [field.name for field in array.type]
+        children = _children(dict(zip(names, array.flatten(), strict=True)), len(array), target)
+        if not children:
+            return array.cast(target)
+        return pa.StructArray.from_arrays(children, fields=list(target), mask=array.is_null())
+    if pa.types.is_list(target):
+        values = _converted(array.values, target.value_type)
+        return pa.ListArray.from_arrays(_offsets(array), values, type=target, mask=array.is_null())
+    if pa.types.is_map(target):
+        keys, items = _converted(array.keys, target.key_type), _converted(array.items, target.item_type)
+        return pa.MapArray.from_arrays(_offsets(array), keys, items, type=target, mask=array.is_null())
     return array.cast(target)
 
 

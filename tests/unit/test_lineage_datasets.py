@@ -93,12 +93,17 @@ SCHEMA = {
             "name": "pages",
             "type": {
                 "type": "array",
-                "elementType": {"type": "struct", "fields": [{"name": "url", "type": "string"}]},
+                "elementType": {"type": "struct", "fields": [{"name": "url", "type": "string", "nullable": True}]},
                 "containsNull": True,
             },
+            "nullable": True,
         },
-        {"name": "sums", "type": {"type": "map", "keyType": "string", "valueType": "decimal(10,2)"}},
-        {"name": "other", "type": {"type": "udt", "class": "C"}},
+        {
+            "name": "sums",
+            "type": {"type": "map", "keyType": "string", "valueType": "decimal(10,2)", "valueContainsNull": True},
+            "nullable": True,
+        },
+        {"name": "other", "type": {"type": "udt", "class": "C"}, "nullable": True},
     ],
 }
 COLUMNS = (

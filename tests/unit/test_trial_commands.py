@@ -142,7 +142,7 @@ OUTPUT = pipeline_of(output_schema="user string, kind string, total string, item
         (f"{TYPED}:TIME", {}, "time_mode is none", "name"),
         (f"{TYPED}:GROUPS", {}, "max_parallelism is 32", "canonical"),
         (f"{TYPED}:STATES", {}, "'total'", "name"),
-        (f"{TYPED}:OUTPUT", {}, "does not fit the existing output", "name"),
+        (f"{TYPED}:OUTPUT", {}, "does not fit the output of", "name"),
         ("tests.support.trials:OLD", {"gone": 2}, "2024-01-04T00:00:00Z)", "the source raised"),
         (
             "tests.support.trials:OLD",

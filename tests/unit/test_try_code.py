@@ -503,7 +503,7 @@ def test_a_record_of_another_trial_removes_nothing(root: Path) -> None:
         ({"max_parallelism": 32}, "max_parallelism is 32"),
         (
             {"output_schema": "user string, kind string, total string, items array<string>, last array<long>"},
-            "does not fit the existing output",
+            "does not fit the output of",
         ),
     ],
 )

@@ -9,9 +9,8 @@ Options:
 The checkpoint log says, when the query is planned, which files are current. So a query never sees half an interval,
 even on storage that can't replace a folder in one step.
 
-The table has the columns of the newest `output_schema`, whichever intervals are read. Rows of intervals with an older
-schema are converted. Late rows have the input's columns, and no record holds their schema. Their columns are those of
-the newest late file that is read.
+The table has the columns of all schemas that the output has had, whichever intervals are read. Late rows have the
+input's columns, by the same rule (`table_schema.py`). A row has null in columns that its interval's file lacks.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import combinations
 from typing import Any
 
 import pyarrow as pa
@@ -26,19 +26,20 @@ import pyarrow.parquet as pq
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from cairn.runners.output_schema import arrow_schema, from_record, recorded_schema, schema_in, schema_of_file
+from cairn.runners.output_schema import arrow_schema, from_record, recorded_schema, schema_of_file
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.log import Log, read_log
-from state_backend.checkpoint.output_schemas import newest_output, recorded_schemas
-from state_backend.formats.schema_evolution import compare_schemas
-from state_backend.formats.table_evolution import ConvertBatch, batch_converter
+from state_backend.checkpoint.output_schemas import newest_output, recorded_schemas, schema_of
+from state_backend.checkpoint.parallel import at_once
+from state_backend.formats.table_evolution import batch_converter
+from state_backend.formats.table_schema import joined, table_schema
+from state_backend.formats.types import StructType as SparkStruct
 from state_backend.formats.types import names_and_types, parse_struct
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import (
     CairnError,
     CorruptFile,
-    CorruptRecord,
     NotFound,
     StateUnusable,
     StorageUnavailable,
@@ -63,8 +64,8 @@ class KeyedOutput(DataSource):
         return "keyed_output"
 
     def schema(self) -> StructType:
-        """Return the newest output schema, from the log or, if the log has none, from the newest file."""
-        return from_record(self._schemas(self._log())[-1], self._root())
+        """Return the schema of the table (`table_schema`)."""
+        return from_record(self._schema(self._log()), self._root())
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of the files that the log now names.
@@ -73,44 +74,60 @@ class KeyedOutput(DataSource):
             StorageUnavailable: The output schema has changed since the query was planned. A new query succeeds.
         """
         log, planned = self._log(), parse_struct(recorded_schema(schema.jsonValue()))
-        schemas = self._schemas(log)
-        now = parse_struct(schemas[-1])
+        schema_now = self._schema(log)
+        now = parse_struct(schema_now)
         if names_and_types(now) != names_and_types(planned):
             raise StorageUnavailable(
                 f"the output of pipeline {self._option('pipeline')!r} now has the columns {now}, but the query was planned for {planned}\n"
                 "Run the query again, without a schema of your own"
             )
-        return _OutputReader(self._root(), self._files(log), schemas)
+        return _OutputReader(self._root(), self._files(log), schema_now)
 
-    def _schemas(self, log: Log) -> tuple[dict[str, Any], ...]:
-        """Return the known schemas of the output, the newest last.
+    def _schema(self, log: Log) -> dict[str, Any]:
+        """Return the schema of the table.
 
-        If the log records no schemas, the result is the schema of the newest file alone.
+        The records name the schemas of files. A file of a release that did not record its schema is downloaded.
 
         Raises:
             StateUnusable: The pipeline has no output yet.
+            UsageError: Files that are read have a column of the same name, and no type holds the values of both.
         """
-        schemas = () if self._late() else recorded_schemas(log)
-        if schemas:
-            return schemas
-        # The options may select no files. The empty table still needs columns, so the newest file of all intervals
-        # decides then.
-        ids = {f.handle: n for n, files in log.current_outputs().values() for f in files}
-        newest = max(self._files(log), key=lambda f: ids[f.handle], default=newest_output(log, late=self._late()))
-        if newest is None:
-            raise StateUnusable(
-                f"pipeline {self._option('pipeline')!r} under {self._option('root')} has no committed output yet; run an interval first"
-            )
+        recorded, files = recorded_schemas(log, late=self._late()), self._files(log)
+        if not recorded and not files:
+            # The options may select no files. The empty table still needs columns.
+            newest = newest_output(log, late=self._late())
+            if newest is None:
+                raise StateUnusable(
+                    f"pipeline {self._option('pipeline')!r} under {self._option('root')} has no committed output yet; run an interval first"
+                )
+            files = [newest]
+        # By schema, the latest of the files with this schema.
+        read = dict[SparkStruct, OutputFile]()
+        for file, schema in zip(files, self._schemas_of(files, recorded), strict=True):
+            read[schema] = file
+        for later, earlier in combinations([*read.items()][::-1], 2):
+            _check_clashes(later, earlier)
+        made: dict[str, Any] = table_schema(map(parse_struct, recorded), [*read][::-1]).to_json()
+        return made
+
+    def _schemas_of(self, files: Sequence[OutputFile], recorded: tuple[dict[str, Any], ...]) -> list[SparkStruct]:
         storage = open_storage(self._root())
-        with work_folder("schema") as work:
-            try:
-                schema = schema_of_file(storage, newest.handle, work / "file.parquet")
-            except NotFound as error:
-                raise _gone(newest.handle, storage) from error
-        # The log has no schemas for these rows: late rows, or output without a recorded schema. So the schema comes from
-        # the newest file alone. A column that is NOT NULL in this file may be null or missing in an older file. So
-        # `names_and_types` makes all columns nullable.
-        return (names_and_types(parse_struct(schema)).to_json(),)
+
+        def read(file: OutputFile) -> SparkStruct:
+            schema = schema_of(file, recorded)
+            if schema is not None:
+                return schema
+            with work_folder("schema") as work:
+                try:
+                    found = parse_struct(schema_of_file(storage, file.handle, work / "file.parquet"))
+                except NotFound as error:
+                    raise _gone(file.handle, storage) from error
+            # A column that is NOT NULL in this file may be null or missing in another file.
+            made = names_and_types(found)
+            assert isinstance(made, SparkStruct)
+            return made
+
+        return at_once(read, files)
 
     def _files(self, log: Log) -> list[OutputFile]:
         start, end = self._instant("start"), self._instant("end")
@@ -157,10 +174,10 @@ def _within(interval: Interval, start: datetime | None, end: datetime | None) ->
 
 
 class _OutputReader(DataSourceReader):
-    def __init__(self, root: str, files: list[OutputFile], schemas: tuple[dict[str, Any], ...]) -> None:
+    def __init__(self, root: str, files: list[OutputFile], schema: dict[str, Any]) -> None:
         self._root = root
         self._files = files
-        self._schemas = schemas
+        self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
         return [_File(file) for file in self._files]
@@ -174,45 +191,18 @@ class _OutputReader(DataSourceReader):
                 storage.download(partition.file.handle, local)
             except NotFound as error:
                 raise _gone(partition.file.handle, storage) from error
-            rows = pq.ParquetFile(local)
-            convert = converter(partition.file, schema_in(rows.schema_arrow), self._schemas)
-            yield from map(convert, rows.iter_batches(batch_size=10_000))
+            convert = batch_converter(arrow_schema(self._schema))
+            yield from map(convert, pq.ParquetFile(local).iter_batches(batch_size=10_000))
 
 
-def converter(file: OutputFile, written: dict[str, Any], schemas: Sequence[dict[str, Any]]) -> ConvertBatch:
-    """Return a function that converts batches of an output file to the newest schema.
-
-    Args:
-        file: The recorded output file.
-        written: The Spark schema of the file, as JSON.
-        schemas: All schemas of the pipeline's output, as JSON, the newest last.
-
-    Raises:
-        UsageError: The record names no schema version, and the file's columns can't be converted to the first of the
-            schemas.
-        CorruptRecord: The record names a schema version that does not exist.
-    """
-    version, chain = file.schema_version, [parse_struct(schema) for schema in schemas]
-    if version is not None and not 1 <= version <= len(chain):
-        raise CorruptRecord(
-            f"{file.handle.path}: the record gives this file output schema {version}, but the pipeline has only {len(chain)}"
+def _check_clashes(later: tuple[SparkStruct, OutputFile], earlier: tuple[SparkStruct, OutputFile]) -> None:
+    clashes = joined(earlier[0], later[0])[1]
+    if clashes:
+        fields = "; ".join(f"{c.path!r} is {c.one}, but {c.other} in {later[1].handle.path}" for c in clashes)
+        raise UsageError(
+            f"{earlier[1].handle.path}: {fields}; neither type holds all values of the other, so no table can hold both files\n"
+            "Read the intervals before and after this change separately, with the options start and end; or run the file's interval again"
         )
-    if version is not None:
-        chain = chain[version - 1 :]
-    elif (own := parse_struct(written)) in chain:
-        # `chain` lists all schemas of the output, oldest first. The record gives this file no schema version if Cairn's
-        # previous release prepared the interval and this release committed it. The file's own schema is one of `chain`.
-        # So the conversion starts at this schema.
-        chain = chain[len(chain) - 1 - chain[::-1].index(own) :]
-    else:
-        chain = [own, *chain]
-        refused = compare_schemas(chain[0], chain[1]).refused
-        if refused:
-            raise UsageError(
-                f"{file.handle.path}: its rows can't be converted to {chain[1]}: {'; '.join(refused)}\n"
-                "Read the intervals before and after this change separately, with the options start and end; or run the file's interval again"
-            )
-    return batch_converter(chain, arrow_schema(schemas[-1]))
 
 
 def _gone(handle: Handle, storage: Storage) -> CairnError:

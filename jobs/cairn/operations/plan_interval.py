@@ -34,6 +34,7 @@ from cairn.spark.ddl import parse_ddl
 from cairn.spark.session import SESSION_ZONE
 from state_backend.adapters.open_storage import join_url
 from state_backend.checkpoint.coordinator import Begun
+from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.output_schemas import check_output_schema
 from state_backend.formats.types import DataType as KeyType
 from state_backend.formats.types import names_and_types, parse_struct, with_nulls_of
@@ -156,7 +157,7 @@ def ask_pipeline(
         spark: The session.
         pipeline: The pipeline.
         attempt: The attempt.
-        begun: The attempt's base, and the newest output schema.
+        begun: The attempt's base and log.
         read: The source's answer, if the source was asked before; None asks now.
 
     Raises:
@@ -173,7 +174,8 @@ def ask_pipeline(
     key_schema = key_schema_of(rows.schema, key)
     event_time = _event_time(pipeline, names, rows.schema, base)
     output_schema = _output_schema(spark, pipeline, rows.schema)
-    _check_output(pipeline, begun.output, output_schema)
+    if begun.log is not None:
+        _check_output(begun.log, pipeline, attempt.interval, output_schema)
     initial, initial_key = _initial_state(spark, pipeline, key_schema) if base is None else (None, [])
     initial_key_schema = key_schema_of(initial.schema, initial_key) if initial is not None else None
     # Pickle the processor before `init` runs on the driver: the workers must not get an object that `init` has changed.
@@ -315,7 +317,7 @@ def _input_hash(
 
 
 def check_fits(
-    spark: SparkSession, pipeline: Pipeline, read: Read, content: Content, output: dict[str, Any] | None
+    spark: SparkSession, pipeline: Pipeline, interval: Interval, read: Read, content: Content, log: Log
 ) -> None:
     """Check that the pipeline could continue from a state, without computing rows.
 
@@ -324,9 +326,10 @@ def check_fits(
     Args:
         spark: The session.
         pipeline: The pipeline.
-        read: The source's answer for an interval.
+        interval: The interval.
+        read: The source's answer for the interval.
         content: The checkpoint to continue from.
-        output: The newest schema of the pipeline's output; None if it has no output yet.
+        log: The log of the pipeline's output.
 
     Raises:
         UsageError: The pipeline does not fit.
@@ -334,7 +337,7 @@ def check_fits(
     """
     with in_zone_of(spark, pipeline.time_zone):
         plan_zone(pipeline.name, pipeline.time_zone, spark.conf.get(SESSION_ZONE), content.time.zone)
-        _check_output(pipeline, output, _output_schema(spark, pipeline, read.rows.schema))
+        _check_output(log, pipeline, interval, _output_schema(spark, pipeline, read.rows.schema))
         names = _names_of(spark, read.rows.schema, f"pipeline {pipeline.name!r}: the input")
         key_schema = key_schema_of(read.rows.schema, names.find_key(pipeline.key))
         _check_unchanged(pipeline, content, key_schema, names)
@@ -431,10 +434,9 @@ def _derived_output(spark: SparkSession, pipeline: Pipeline, input_schema: Struc
     return derived
 
 
-def _check_output(pipeline: Pipeline, so_far: dict[str, Any] | None, declared: StructType) -> None:
-    """Raise `UsageError` if the declared schema could not read the rows of the output so far."""
-    if so_far is not None:
-        check_output_schema(pipeline.name, so_far, recorded_schema(declared.jsonValue()))
+def _check_output(log: Log, pipeline: Pipeline, interval: Interval, declared: StructType) -> None:
+    """Raise `UsageError` if the interval's output would clash with the output of other intervals."""
+    check_output_schema(log, pipeline.name, interval, recorded_schema(declared.jsonValue()))
 
 
 def _names_of(spark: SparkSession, schema: StructType, what: str) -> ColumnNames:

@@ -22,7 +22,6 @@ from cairn.shipping.ship_processor import code_hash
 from cairn.spark.session import check_running, use_this_python
 from state_backend.checkpoint.lineage import plan_base
 from state_backend.checkpoint.log import Log
-from state_backend.checkpoint.output_schemas import recorded_schemas
 from state_backend.checkpoint.rewind import plan_rewind
 from state_backend.checkpoint.trials import check_no_trial, find_trial, intervals_of_trial, root_of_trial
 from state_backend.inspection.compare_logs import Made, made_within
@@ -251,8 +250,8 @@ def _check_next(spark: SparkSession, pipeline: Pipeline, newest: Record, there: 
     # The input of the next interval may not exist yet. The newest interval's input has the same columns.
     with in_zone_of(spark, pipeline.time_zone):
         rows, position = read_source(spark, pipeline, Interval(interval.end - length, interval.end))
-    schemas = recorded_schemas(there)
-    check_fits(spark, pipeline, Read(rows=rows, position=position), newest.content, schemas[-1] if schemas else None)
+    read = Read(rows=rows, position=position)
+    check_fits(spark, pipeline, Interval(interval.end, interval.end + length), read, newest.content, there)
 
 
 def _in_row(last: Interval, behind: Sequence[Interval]) -> list[Interval]:

@@ -33,7 +33,6 @@ from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.forgotten_keys import check_not_tried, check_restored
 from state_backend.checkpoint.lineage import plan_base
 from state_backend.checkpoint.log import Log
-from state_backend.checkpoint.output_schemas import recorded_schemas
 from state_backend.checkpoint.rewind import fork
 from state_backend.checkpoint.savepoints import read_savepoint
 from state_backend.checkpoint.storage_clock import storage_now_ms
@@ -242,10 +241,9 @@ def plan_trial(
             asked[interval] = Read(rows=rows, position=position)
     # Check the newest checkpoint too: once the code is deployed, the next interval starts from it.
     newest = max(there.completed(), key=lambda c: c.content.interval.end, default=None)
-    schemas = recorded_schemas(there)
     for content in (base, newest.content if newest is not None else None):
         if content is not None:
-            check_fits(spark, pipeline, asked[first], content, schemas[-1] if schemas else None)
+            check_fits(spark, pipeline, first, asked[first], content, there)
     made = Trial(
         name=name,
         pipeline=pipeline.name,
