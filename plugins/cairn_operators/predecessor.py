@@ -16,6 +16,7 @@ from datetime import datetime, timedelta
 from state_backend.checkpoint.interval_results import Result, results_of
 from state_backend.checkpoint.lineage import choose_base
 from state_backend.checkpoint.log import Log, interval_of, run_of
+from state_backend.checkpoint.newest_state import newest_state
 from state_backend.values.errors import CairnError, Rerun, StaleStateError, StateGapError
 from state_backend.values.intervals import Interval, from_ms
 from state_backend.values.records import Permissions
@@ -157,7 +158,8 @@ def plan_start(
             before_it = _start_before(log, interval, schedule)
             # True if the earlier interval, that of `open_runs`, can be computed: the checkpoint from which it starts is
             # committed. If not, `open_runs` wait too, although Airflow may show their `process` tasks as running.
-            begun = log.newest is None or log.newest.content.interval.end >= before_it
+            newest = newest_state(log)
+            begun = newest is None or newest.interval.end >= before_it
             return Wait(
                 reason=", ".join(map(str, open_runs)),
                 runs=open_runs,

@@ -16,6 +16,7 @@ from cairn_ui.find_pipelines import PipelineRef
 from cairn_ui.lineage import source
 from cairn_ui.values import Reading
 from state_backend.checkpoint.log import Log
+from state_backend.checkpoint.newest_state import newest_state
 from state_backend.inspection.describe import describe_checkpoint, describe_difference
 from state_backend.inspection.status import with_refused_bases
 from state_backend.ports.storage import Storage
@@ -269,10 +270,11 @@ def actions_of(ref: PipelineRef, log: Log, record: Record, airflow: str | None =
         record: The checkpoint's record.
         airflow: URL of Airflow for the commands' `--airflow`; None leaves the option out.
     """
+    newest = newest_state(log)
     stale = log.retained[record.id].stale_by if record.id in log.retained else None
     unusable = stale is not None or log.quarantine_above(record.id) is not None
     return (
-        *(_restores(ref, str(record.id)) if log.head_id != record.id else ()),
+        *(_restores(ref, str(record.id)) if newest is None or newest.id != record.id else ()),
         *((_savepoint(ref.root, ref.code, str(record.id)),) if ref.code is not None else ()),
         *_judging(ref, log, record.id),
         *((_run_again(ref.name, ref.dag_id, log, record, airflow),) if unusable and ref.dag_id is not None else ()),

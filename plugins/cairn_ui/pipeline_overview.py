@@ -17,10 +17,11 @@ from cairn_ui.pipeline_runs import PipelineRuns
 from cairn_ui.run_bars import Bars
 from cairn_ui.values import Look, Reading, Stored
 from state_backend.checkpoint.log import Log, base_of, interval_of, kind_of
+from state_backend.checkpoint.newest_state import newest_of, newest_state, valid_states
 from state_backend.inspection.describe import state_of
 from state_backend.values.airflow_commands import backfill_command, heal_command, local_command
 from state_backend.values.intervals import Interval, format_instant
-from state_backend.values.records import Record, SweepRecord
+from state_backend.values.records import Kept, Record, SweepRecord
 
 Tone = Literal["good", "info", "warn", "bad"]
 _REFUSALS = 3
@@ -235,9 +236,7 @@ def health_of(reading: Reading) -> tuple[Chip, ...]:
     since = unvalidated_since(reading)
     if since is not None and since[0]:
         title = (
-            "No retained checkpoint was validated"
-            if since[1] is None
-            else f"The last validated checkpoint is {since[1]}"
+            "No valid checkpoint was validated" if since[1] is None else f"The last validated checkpoint is {since[1]}"
         )
         found.append(Chip(tone="info", text=f"{since[0]} not validated", title=title))
     if not found and log.head_id:
@@ -246,16 +245,20 @@ def health_of(reading: Reading) -> tuple[Chip, ...]:
 
 
 def unvalidated_since(reading: Reading) -> tuple[int, int | None] | None:
-    """Return how many retained checkpoints are newer than the last validated checkpoint, and the id of that one.
+    """Return how many valid checkpoints are newer than the newest validated state, and the id of that one.
 
-    If no retained checkpoint was validated, all of them count and the id is None. Without retained checkpoints, the
-    whole result is None.
+    If no valid checkpoint was validated, all of them count and the id is None. Without valid checkpoints, the whole result
+    is None.
     """
-    done = reading.log.completed()
-    if not done:
+    valid, last = valid_states(reading.log), newest_validated(reading)
+    if not valid:
         return None
-    last = max((n for n in reading.validated if n in reading.log.retained), default=None)
-    return sum(1 for c in done if last is None or c.id > last), last
+    return sum(last is None or newest_of((c, last)) is not last for c in valid), None if last is None else last.id
+
+
+def newest_validated(reading: Reading) -> Kept | None:
+    """Return the newest state that was validated; None if no valid checkpoint was."""
+    return newest_of(kept for kept in valid_states(reading.log) if kept.id in reading.validated)
 
 
 def overview_row(
@@ -369,7 +372,8 @@ def overview(
     """
     log, newest = reading.log, furthest(reading)
     done = {c.id: c for c in log.completed()}
-    validated = max((n for n in reading.validated if n in done), default=None)
+    passed = newest_validated(reading)
+    validated = None if passed is None else passed.id
     restored = max((n for n, c in done.items() if c.content.kind == "restore"), default=None)
 
     def committed(n: int) -> str:
@@ -384,7 +388,7 @@ def overview(
             "Latest validated",
             done.get(validated) if validated else None,
             " and ".join(sorted(reading.validated[validated])) + " validation" if validated else "",
-            "No retained checkpoint was validated",
+            "No valid checkpoint was validated",
         ),
         _pointer(
             "Last restored",
@@ -420,14 +424,9 @@ def furthest(reading: Reading) -> Record | None:
 
 
 def latest_usable(reading: Reading) -> Record | None:
-    """Return the usable checkpoint whose interval ends last; None if no checkpoint is usable.
-
-    A usable checkpoint is one that an interval may start from: it is not stale, replaced, quarantined or dropped.
-    """
-    log = reading.log
-    prefetch(log, [*log.retained])
-    usable = [c for c in log.completed() if first_word(log, c.id) == "completed"]
-    return max(usable, key=lambda c: (c.content.interval.end, c.id), default=None)
+    """Return the newest state, which the next interval starts from; None if no checkpoint is valid."""
+    newest = newest_state(reading.log)
+    return None if newest is None else reading.log.whole(newest.id)
 
 
 def _pointer(title: str, record: Record | None, note: str, nothing: str) -> Pointer:

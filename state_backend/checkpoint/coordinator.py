@@ -47,6 +47,7 @@ from state_backend.checkpoint.log import (
     read_newest,
     read_on,
 )
+from state_backend.checkpoint.newest_state import checkpoint_named, no_checkpoint, overtaken
 from state_backend.checkpoint.parallel import at_once
 from state_backend.checkpoint.record_reader import RecordReader
 from state_backend.checkpoint.release import computed_without, hidden_by_release
@@ -59,7 +60,6 @@ from state_backend.values.errors import (
     CorruptFile,
     CorruptRecord,
     Fenced,
-    NoSuchCheckpoint,
     NotFound,
     PreconditionFailed,
     SinkFailed,
@@ -481,7 +481,7 @@ class Coordinator:
         there = [info.path for info in looked_at if info is not None]
         if few and not there:
             return decision
-        return plan_commit(log, prepared, self._policy, held | self._newest_validated(log, there))
+        return plan_commit(log, prepared, self._policy, held, self._validated(there))
 
     def _held_in_quarantine(self, log: Log, content: Content) -> frozenset[int]:
         """Return the quarantined checkpoints that the commit of an attempt must retain, with their bases.
@@ -508,19 +508,15 @@ class Coordinator:
             "Fix the cause, then run the interval again"
         )
 
-    def _newest_validated(self, log: Log, there: Collection[str]) -> frozenset[int]:
-        """Return, for each validation mode (`fast` and `full`), the id of the newest checkpoint that passed.
-
-        Only retained checkpoints count that are not quarantined and have no quarantined ancestor.
+    def _validated(self, there: Collection[str]) -> list[frozenset[int]]:
+        """Return, for each validation mode (`fast` and `full`), the ids of the checkpoints that passed.
 
         Args:
-            log: The log that says which checkpoints are retained and quarantined.
             there: Paths of files in `validated/` that exist for certain. A listing may be old and miss them.
         """
         listed = {*there, *(info.path for info in self._storage.list(paths.VALIDATED))}
         marks = [mark for path in listed if (mark := paths.validated_id(path))]
-        usable = [(n, mode) for n, mode in marks if n in log.retained and log.quarantine_above(n) is None]
-        return frozenset({mode: n for n, mode in sorted(usable)}.values())
+        return [frozenset(n for n, mode in marks if mode == one) for one in get_args(ValidationMode)]
 
     def _verify(self, prepared: Prepared) -> None:
         """Raise `CorruptFile` unless every file of the attempt exists with the acknowledged size and checksum.
@@ -726,12 +722,12 @@ class Coordinator:
         """Return the record of a checkpoint.
 
         Args:
-            which: A checkpoint's id; an interval's end, for the newest checkpoint that ends there; or `"latest"`, for
-                the checkpoint with the highest id. End and `"latest"` skip checkpoints that are quarantined or have a
-                quarantined ancestor. An id may also be that of a dropped checkpoint that a lease protects.
+            which: `"latest"`, an interval's end or an id, as `checkpoint_named` takes it. An id may also be that of a
+                dropped checkpoint that a lease protects. With `"latest"`, a warning names later checkpoints that are not
+                valid.
 
         Raises:
-            NoSuchCheckpoint: No such checkpoint exists. The message lists the retained checkpoints.
+            NoSuchCheckpoint: No such checkpoint exists. The message lists the valid checkpoints.
             UsageError: `which` is a text other than `"latest"`.
         """
         return self._find(self.log(), which)[1]
@@ -748,23 +744,17 @@ class Coordinator:
             return self._find(read_log(self._storage, log), which)
 
     def _find(self, log: Log, which: str | int | datetime) -> tuple[Log, Record]:
-        fitting = _fitting(log, which) or _fitting(log := read_on(self._storage, log), which)
-        if fitting is not None:
-            return log, log.whole(fitting)
+        named = checkpoint_named(log, which) or checkpoint_named(log := read_on(self._storage, log), which)
+        if named is not None:
+            record = log.whole(named)
+            if which == "latest" and (later := overtaken(log, record)) is not None:
+                logger.warning("%s: %s", self._pipeline, later)
+            return log, record
         if isinstance(which, int) and which in log.summary.dropping:
             leased = leased_checkpoints(self._storage, log)[0]
             if which in leased:
                 return log, leased[which]
-        kept = log.kept
-        there = ", ".join(f"{k.id} (to {format_instant(k.interval.end)})" for k in kept[-10:])
-        if len(kept) > 10:
-            there = f"{len(kept)}, of which the newest are {there}"
-        why = ": its state is dropped" if isinstance(which, int) and isinstance(log.entry(which), Tombstone) else ""
-        if which == "latest" and kept:
-            why = ": each is quarantined, or descends from a quarantined one"
-        raise NoSuchCheckpoint(
-            f"pipeline {self._pipeline!r} has no usable checkpoint {which}{why}\nIts checkpoints: {there or 'none'}"
-        )
+        raise no_checkpoint(log, self._pipeline, which)
 
     def quarantine(self, checkpoint_id: int, reason: str, findings: tuple[str, ...] = ()) -> None:
         """Quarantine a checkpoint: no interval starts from the checkpoint or from its descendants.
@@ -889,8 +879,7 @@ class Coordinator:
     def mark_validated(self, checkpoint_id: int, mode: ValidationMode) -> None:
         """Record that a checkpoint passed validation, by a file in `validated/`.
 
-        For each mode, retention keeps the newest retained checkpoint that passed. Quarantined checkpoints and their
-        descendants do not count; stale checkpoints do.
+        For each mode, retention keeps the newest state among the checkpoints that passed (`plan_retention`).
 
         Args:
             checkpoint_id: The id of the checkpoint.
@@ -911,19 +900,6 @@ class Coordinator:
         with suppress(AlreadyExists):
             mark = Refused(attempt=attempt, reason=reason, findings=findings)
             self._storage.create(paths.refused(attempt), record_codec.encode(mark))
-
-
-def _fitting(log: Log, which: str | int | datetime) -> int | None:
-    """Return the id of the newest retained checkpoint that `which` names; None if there is none.
-
-    `which` is an id, an interval's end or "latest", as in `Coordinator.record`.
-    """
-    if isinstance(which, int):
-        return which if which in log.retained else None
-    if not isinstance(which, datetime) and which != "latest":
-        raise UsageError(f"checkpoint {which!r} is neither 'latest', nor an id, nor the end of an interval")
-    fitting = (k.id for k in reversed(log.kept) if which in ("latest", k.interval.end))
-    return next((n for n in fitting if log.quarantine_above(n) is None), None)
 
 
 def _already(mine: Record | Tombstone) -> CommitResult:

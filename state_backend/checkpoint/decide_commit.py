@@ -21,6 +21,7 @@ Three rules keep a late or paused writer from doing harm:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from state_backend.checkpoint.forgotten_keys import check_commit
@@ -70,7 +71,11 @@ class Adopted:
 
 
 def plan_commit(
-    log: Log, prepared: Prepared, policy: RetentionPolicy | None = None, protected: frozenset[int] = frozenset()
+    log: Log,
+    prepared: Prepared,
+    policy: RetentionPolicy | None = None,
+    protected: frozenset[int] = frozenset(),
+    validated: Sequence[frozenset[int]] = (),
 ) -> Create | AlreadyCommitted | Adopted:
     """Decide how to commit a prepared attempt.
 
@@ -79,6 +84,7 @@ def plan_commit(
         prepared: The prepared attempt.
         policy: The retention policy; None for the policy that `with_retention` chooses.
         protected: Ids of checkpoints that retention must keep, whatever the policy says.
+        validated: For each validation mode, the ids of the checkpoints that passed, of which retention keeps the newest.
 
     Returns:
         `Create`: the record to create. `AlreadyCommitted`: an earlier call has committed this attempt. `Adopted`:
@@ -141,7 +147,7 @@ def plan_commit(
         inherited = log.retained[reproduced].stale_by if content.kind == "consolidate" else None
         if inherited is not None:
             marks[new_id] = inherited
-    retained = plan_retention(log, new, marks, policy or new.content.retention or DEFAULT_POLICY, protected)
+    retained = plan_retention(log, new, marks, policy or new.content.retention or DEFAULT_POLICY, protected, validated)
     drops = content.forget.drops if content.kind == "forget" and content.forget is not None else ()
     return Create(record=replace(new, retained=tuple(r for r in retained if r.id not in drops)))
 

@@ -6,31 +6,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from state_backend.checkpoint.log import Log, interval_of, read_log, read_newest
+from state_backend.checkpoint.newest_state import told, valid_states
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import CairnError, CheckpointDropped, CorruptFile, NotFound
 from state_backend.values.intervals import format_instant
 from state_backend.values.records import SweepRecord
 
-_NAMED = 10
-
 
 def explain_drop(log: Log, checkpoint_id: int) -> str | None:
-    """Return a message that retention dropped the checkpoint, naming the usable ones; None if it was not dropped."""
+    """Return a message that retention dropped the checkpoint, naming the valid ones; None if it was not dropped."""
     entry = log.entry(checkpoint_id)
     if entry is None or isinstance(entry, SweepRecord) or checkpoint_id in log.retained:
         return None
     interval = interval_of(entry)
     state = f", the state at {format_instant(interval.end)}," if interval is not None else ""
     text = f"checkpoint {checkpoint_id}{state} is no longer retained: retention dropped it and its files."
-    usable = [c for c in log.completed() if log.quarantine_above(c.id) is None]
-    if not usable:
-        return f"{text} No checkpoint is usable now"
-    newest = usable[-1]
-    ids = ", ".join(str(c.id) for c in usable[-_NAMED:])
-    return (
-        f"{text} Usable checkpoints: {ids}. The newest, {newest.id}, is the state at "
-        f"{format_instant(newest.content.interval.end)}. Read one of these"
-    )
+    return f"{text}\n{told(valid_states(log))}"
 
 
 def check_retained(storage: Storage, checkpoint_id: int | None) -> None:

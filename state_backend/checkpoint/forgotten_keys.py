@@ -21,9 +21,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from state_backend.checkpoint.log import Log
+from state_backend.checkpoint.newest_state import newest_state, valid_states
 from state_backend.values.errors import BaseMoved, UsageError
 from state_backend.values.intervals import Interval, format_instant, from_ms
-from state_backend.values.records import Content, Forget, Forgotten, ForgottenKey, Kept, Prepared, Record, Summary
+from state_backend.values.records import Content, Forget, Forgotten, ForgottenKey, Prepared, Record, Summary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +126,7 @@ def check_target(log: Log, target: int) -> None:
     """
     for forgotten in log.summary.forgotten:
         if target < forgotten.id:
-            clean = [k.id for k in log.kept if k.id >= forgotten.id]
+            clean = [k.id for k in valid_states(log) if k.id >= forgotten.id]
             raise UsageError(
                 f"checkpoint {target} may hold a key that `cairn forget` removed: checkpoint {forgotten.id} was the first without the "
                 f"key\nTake one of {', '.join(map(str, clean)) or 'those to come'}. To get the state at an earlier time, run that "
@@ -185,18 +186,6 @@ def check_commit(log: Log, prepared: Prepared, who: str) -> None:
     for key in returning_keys(log, start_ms, content.base_id):
         if key.key.forget not in content.filtered:
             raise BaseMoved(f"{who}: {_why(key, content.base_id)}. Clear the task to process the interval again")
-
-
-def newest_state(log: Log) -> Kept | None:
-    """Return the usable checkpoint with the latest interval end, which the next interval starts from; None without one."""
-    usable = [
-        kept
-        for kept in log.kept
-        if log.retained[kept.id].stale_by is None
-        and log.quarantine_above(kept.id) is None
-        and not any(log.quarantine_above(n) is None for n in log.superseding(kept))
-    ]
-    return max(usable, key=lambda kept: (kept.interval.end, kept.id), default=None)
 
 
 def is_free_of(log: Log, record: Record, encoded_key: bytes) -> bool:

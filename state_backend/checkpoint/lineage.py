@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 
 from state_backend.checkpoint.forgotten_keys import check_rerun
 from state_backend.checkpoint.log import Log, interval_of, kind_of, left_same_state
+from state_backend.checkpoint.newest_state import is_superseded, newest_of, valid_states
 from state_backend.values.errors import Rerun, StaleStateError, StateGapError, StateUnusable, UsageError
 from state_backend.values.intervals import Interval, format_instant, from_ms
 from state_backend.values.records import Content, Kept, Permissions, Record, Tombstone
@@ -141,14 +142,6 @@ def overlapping_outputs(log: Log, interval: Interval) -> list[tuple[Interval, in
     An interval whose output has no rows has output too.
     """
     return [(other, n) for other, n in log.outputs_near(interval) if other != interval]
-
-
-def is_superseded(log: Log, candidate: Record | Kept) -> bool:
-    """Return True if a later commit of the same interval left another state, and validation did not refuse that commit.
-
-    A dropped later commit counts too: otherwise retention would bring back the result that the later commit replaced.
-    """
-    return any(log.quarantine_above(n) is None for n in log.superseding(candidate))
 
 
 def is_forgiven(stale_by: int | None, permissions: Permissions, as_of: int | None) -> bool:
@@ -431,9 +424,7 @@ def _refused(log: Log, pipeline: str, interval: Interval, candidates: list[Kept]
     text = f"{pipeline} {interval}: its base, checkpoint {base.id}, "
     text += "is quarantined" if refused == base.id else f"descends from checkpoint {refused}, which is quarantined"
     text += f" ({mark.reason}){':' if mark.findings else '.'}{lines_of(mark.findings, 3)}"
-    usable = [c for c in log.kept if log.quarantine_above(c.id) is None]
-    if usable:
-        newest = max(usable, key=lambda c: (c.interval.end, c.id))
+    if (newest := newest_of(valid_states(log))) is not None:
         text += f"\nThe newest usable checkpoint is {newest.id}, which ends at {format_instant(newest.interval.end)}."
     if first is None:
         return text, None

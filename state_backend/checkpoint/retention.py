@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 
-from state_backend.checkpoint.log import Log, base_of, kind_of
-from state_backend.values.records import Content, Kept, Record, Retained
+from state_backend.checkpoint.log import Log, base_of, kept_of, kind_of
+from state_backend.checkpoint.newest_state import newest_of, valid_states
+from state_backend.values.records import Content, Record, Retained
 from state_backend.values.retention import RetentionPolicy, default_retention, quarantined_days
 
 # The policy for a commit whose content has none: the default policy of daily intervals.
@@ -43,13 +44,18 @@ def with_schedule(log: Log, content: Content) -> Content:
 
 
 def plan_retention(
-    log: Log, new: Record, marks: Mapping[int, int], policy: RetentionPolicy, protected: frozenset[int] = frozenset()
+    log: Log,
+    new: Record,
+    marks: Mapping[int, int],
+    policy: RetentionPolicy,
+    protected: frozenset[int] = frozenset(),
+    validated: Sequence[frozenset[int]] = (),
 ) -> tuple[Retained, ...]:
     """Return the checkpoints that are retained once `new` is committed, with their stale marks.
 
-    These checkpoints are always retained: `new`; the usable checkpoint with the latest interval end, so that a re-run
-    of an old day does not cost today's state; and the ids in `protected`. The policy chooses among the other usable
-    checkpoints.
+    These checkpoints are always retained: `new`; the newest state, so that a re-run of an old day does not cost today's
+    state; the checkpoint of the latest interval, stale or not; the newest validated state of each mode; and the ids in
+    `protected`. The policy chooses among the other checkpoints that are not quarantined.
 
     Quarantined checkpoints and their descendants do not count for the policy, and are dropped if not protected
     (`held_in_quarantine`). A
@@ -62,14 +68,18 @@ def plan_retention(
         marks: The checkpoints that the commit makes stale, by id, with the id that makes them stale.
         policy: The retention policy.
         protected: Ids that are retained in any case.
+        validated: For each validation mode, the ids of the checkpoints that passed. If none of them is valid after the
+            commit, the one of the latest interval counts.
     """
-    before = log.kept
-    every: list[Kept | Record] = [*before, new]
-    usable = [c for c in every if c is new or log.quarantine_above(c.id) is None]
-    replaced = {base_of(c) for c in usable if kind_of(c) == "consolidate" and c is not new}
+    before, valid = log.kept, valid_states(log, new, marks)
+    usable = [*(c for c in before if log.quarantine_above(c.id) is None), kept_of(new)]
+    passed = [[c for c in usable if c.id in ids] for ids in validated]
+    replaced = {base_of(c) for c in usable if kind_of(c) == "consolidate" and c.id != new.id}
     usable = [c for c in usable if c.id not in replaced]
-    latest = max(usable, key=lambda c: (c.interval.end, c.id))
-    keep = {new.id, latest.id, *(policy.keep(usable)), *(protected & {c.id for c in before})}
+    newest = [newest_of(usable), newest_of(valid)]
+    newest += [newest_of(c for c in valid if c in states) or newest_of(states) for states in passed]
+    keep = {new.id, *(policy.keep(usable)), *(protected & {c.id for c in before})}
+    keep |= {c.id for c in newest if c is not None}
     inherited = log.retained
     return tuple(
         Retained(id=i, stale_by=inherited[i].stale_by if i in inherited and inherited[i].stale_by else marks.get(i))

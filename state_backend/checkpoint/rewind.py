@@ -34,6 +34,7 @@ from state_backend.checkpoint.forgotten_keys import check_target, forgets_of
 from state_backend.checkpoint.leases import holding
 from state_backend.checkpoint.lineage import Discarded, discarded_by, intervals_of, kept, lines_of, why_stale
 from state_backend.checkpoint.log import Log, interval_of, read_log
+from state_backend.checkpoint.newest_state import valid_states
 from state_backend.checkpoint.savepoints import check_unclaimed, native_manifest
 from state_backend.checkpoint.trials import check_no_trial
 from state_backend.formats import paths
@@ -142,8 +143,7 @@ def restorable(log: Log, target: int, permissions: Permissions) -> Record:
     entry = log.entry(target)
     if entry is not None:
         check_target(log, target)
-    usable = [c.id for c in log.completed() if log.quarantine_above(c.id) is None]
-    there = f"usable checkpoints: {_ranges(usable) or 'none'}"
+    there = f"usable checkpoints: {_ranges([kept.id for kept in valid_states(log)]) or 'none'}"
     if entry is None or isinstance(entry, SweepRecord):
         raise UsageError(f"the log has no checkpoint {target}; {there}")
     if target not in log.retained or not isinstance(entry, Record):

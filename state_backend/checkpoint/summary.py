@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from state_backend.checkpoint.forgotten_keys import next_forgotten
-from state_backend.checkpoint.log import Log, base_with_shared_marks, facts_of, kept_of, kind_of, left_same_state
+from state_backend.checkpoint.log import Log, base_with_shared_marks, facts_of, kept_of, kind_of
+from state_backend.checkpoint.newest_state import supersedes
 from state_backend.formats import paths
 from state_backend.values.records import (
     Judged,
@@ -57,10 +58,9 @@ def next_summary(
         waiting |= dict.fromkeys(new.replaced, new.id)
         if new.content.kind == "interval":
             waiting[interval] = new.id
-        if new.content.kind in ("interval", "restore", "forget"):
-            for old in log.kept:
-                if old.id in kept and old.interval == interval and not left_same_state(new, old):
-                    superseded[old.id] = (*superseded.get(old.id, ()), new.id)
+        for old in log.kept:
+            if old.id in kept and supersedes(new, old):
+                superseded[old.id] = (*superseded.get(old.id, ()), new.id)
     return Summary(
         dropping=tuple(sorted(dropping)),
         unpublished=tuple(Unpublished(interval=i, id=n) for i, n in sorted(waiting.items())),

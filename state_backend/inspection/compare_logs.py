@@ -11,7 +11,7 @@ from typing import Literal
 
 from state_backend.checkpoint.log import Log, interval_of
 from state_backend.values.intervals import Interval
-from state_backend.values.records import Content, OutputFile, Record, SweepRecord
+from state_backend.values.records import Content, OutputFile, Record, SweepRecord, Tombstone
 
 Same = Literal["same", "other", "unknown"]
 
@@ -21,18 +21,24 @@ class Made:
     """Result of one interval in one of the compared logs.
 
     Attributes:
-        id: The checkpoint's id.
-        digest: The digest of the checkpoint's state.
-        outputs: The files of the interval's current output.
-        content: The record's content; None if the checkpoint was dropped, because a tombstone has no counts and times.
-        retained: True if the checkpoint's state can still be read.
+        id: The id of the commit that made the interval's current output.
+        outputs: The files of that output.
+        content: The content of that commit; None if the checkpoint was dropped, because a tombstone has no counts and times.
+        state: The commit that made the interval's state. It is a later one if a key was forgotten since, or other state
+            was restored.
+        retained: True if that state can still be read.
     """
 
     id: int
-    digest: int
     outputs: tuple[OutputFile, ...]
     content: Content | None
+    state: Record | Tombstone
     retained: bool = True
+
+    @property
+    def digest(self) -> int:
+        """Return the digest of the interval's state."""
+        return self.state.content.digest if isinstance(self.state, Record) else self.state.digest
 
     @property
     def seconds(self) -> float | None:
@@ -116,12 +122,11 @@ def made_within(log: Log, span: Interval) -> dict[Interval, Made]:
     if not log.head_id:
         return {}
     found = {}
-    current = log.current_outputs_within(span)
-    log.entries.load(n for n, _ in current.values())
-    for interval, (n, files) in current.items():
+    states = {interval_of(e): e for e in log.commits_near(span) if log.quarantine_above(e.id) is None}
+    for interval, (n, files) in log.current_outputs_within(span).items():
         entry = log.entries[n]
         assert not isinstance(entry, SweepRecord) and interval_of(entry) == interval
+        state = states.get(interval, entry)
         content = entry.content if isinstance(entry, Record) else None
-        digest = entry.content.digest if isinstance(entry, Record) else entry.digest
-        found[interval] = Made(id=n, digest=digest, outputs=files, content=content, retained=n in log.retained)
+        found[interval] = Made(id=n, outputs=files, content=content, state=state, retained=state.id in log.retained)
     return found

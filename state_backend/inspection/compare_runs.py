@@ -28,7 +28,7 @@ from state_backend.ports.storage import Storage
 from state_backend.state.layout import TIMERS_NAME
 from state_backend.values.errors import CheckpointDropped, NotFound
 from state_backend.values.intervals import Interval, format_instant
-from state_backend.values.records import OutputFile
+from state_backend.values.records import OutputFile, Record
 
 _EXPIRY = "expires at, in ms"
 
@@ -308,8 +308,8 @@ def compare_runs(
 
 
 def _source(url: str, made: Made) -> StateSource:
-    assert made.content is not None
-    return StateSource(url=url, content=made.content, checkpoint_id=made.id)
+    assert isinstance(made.state, Record)
+    return StateSource.of_record(url, made.state)
 
 
 def describe_comparison(found: Comparison) -> dict[str, Any]:

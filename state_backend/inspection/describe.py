@@ -206,6 +206,7 @@ def describe_difference(
     return {
         "first": first.id,
         "second": second.id,
+        "intervals": [str(a.interval), str(b.interval)],
         "same_state": (a.digest, states) == (b.digest, states_after),
         "same_code": a.code_hash == b.code_hash,
         "code": [code_name(a), code_name(b)],

@@ -97,7 +97,7 @@ class StateSource:
         return self.savepoint is not None and self.savepoint.format == "canonical"
 
     def __str__(self) -> str:
-        what = f"checkpoint {self.checkpoint_id} of {self.content.pipeline!r}"
+        what = f"checkpoint {self.checkpoint_id} of {self.content.pipeline!r}, {self.content.interval}"
         return what if self.savepoint is None else f"the {self.savepoint.format} savepoint of {what} in {self.url}"
 
     def descriptor(self, state: str) -> StateDescriptor | None:

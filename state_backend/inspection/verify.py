@@ -29,6 +29,7 @@ from state_backend.checkpoint.dropped_checkpoint import telling_drops
 from state_backend.checkpoint.end_of_log import missing_records
 from state_backend.checkpoint.lineage import intervals_of, plan_base
 from state_backend.checkpoint.log import Log, read_log, read_whole_log
+from state_backend.checkpoint.newest_state import newest_of, valid_states
 from state_backend.checkpoint.parallel import at_once
 from state_backend.checkpoint.settled_files import lost_findings
 from state_backend.formats import paths, record_codec
@@ -55,6 +56,7 @@ from state_backend.values.records import (
     CanonicalFile,
     Content,
     Head,
+    Kept,
     Lease,
     Names,
     Permissions,
@@ -113,23 +115,20 @@ class Verification:
             `validated/` and `published/`), and of output whose checkpoint was dropped.
         checkpoints: The results by checkpoint.
         unknown: Paths of files that Cairn does not write. Readers ignore these files.
+        newest_intact: The newest state among the checkpoints without findings; None without one, or if the log can't be read.
         without_checksum: Number of files of state and output whose checksum the storage was asked for, but does not keep.
     """
 
     findings: tuple[str, ...]
     checkpoints: tuple[VerifiedCheckpoint, ...]
     unknown: tuple[str, ...] = ()
+    newest_intact: Kept | None = None
     without_checksum: int = 0
 
     @property
     def success(self) -> bool:
         """Return True if neither the folder nor a checkpoint has a finding."""
         return not self.findings and not any(c.findings for c in self.checkpoints)
-
-    @property
-    def newest_intact(self) -> int | None:
-        """Return the highest checkpoint id without findings; None without one, or if the log can't be read."""
-        return max((c.id for c in self.checkpoints if not c.findings), default=None)
 
 
 def verify_pipeline(
@@ -175,10 +174,14 @@ def verify_pipeline(
             # A clean-up dropped the checkpoint and deleted its files during the verification.
             continue
         checkpoints.append(verified)
+    newest_intact, intact = None, {c.id for c in checkpoints if not c.findings}
+    with suppress(CorruptRecord):  # `findings` has the lost record
+        newest_intact = newest_of(kept for kept in valid_states(log) if kept.id in intact)
     return Verification(
         findings=tuple(dict.fromkeys(findings)),
         checkpoints=tuple(checkpoints),
         unknown=unknown,
+        newest_intact=newest_intact,
         without_checksum=without,
     )
 

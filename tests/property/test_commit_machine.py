@@ -35,6 +35,7 @@ from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint import decide_commit as committing
 from state_backend.checkpoint import lineage
 from state_backend.checkpoint import log as logs
+from state_backend.checkpoint import newest_state as newest_states
 from state_backend.checkpoint import record_reader as readers
 from state_backend.checkpoint import sweep as sweeping
 from state_backend.checkpoint.coordinator import Coordinator
@@ -193,8 +194,10 @@ class Model:
             if (start is not None and start < forgets.until) or (base is not None and base < entry.id)
         ]
 
-    def newest(self) -> int | None:
+    def newest(self, end: datetime | None = None) -> int | None:
+        """The newest state; of an interval's end, the state then."""
         usable = [id for id, by in self.kept.items() if by is None and self.good(id) and not self.replaced(id)]
+        usable = [id for id in usable if end in (None, self.entry(id).made.interval.end)]
         return max(usable, key=lambda id: (self.entry(id).made.interval.end, id), default=None)
 
     def base(
@@ -284,6 +287,13 @@ class Model:
                     kept[old] = id
         ends = {old: self.entry(old).made.interval.end for old in kept if self.good(old)} | {id: made.interval.end}
         stay = {id, max(ends, key=lambda n: (ends[n], n)), *sorted(ends)[-last:]}
+        after = Model(
+            log=[*self.log, Entry(id=id, made=made, reproduction=equal)], kept=kept | {id: None}, refused=self.refused
+        )
+        newest = after.newest()
+        assert newest is not None
+        SEEN["newest state behind a stale one"] += newest not in stay
+        stay |= {newest}
         for old in self.held(made.written_ms):
             SEEN["held in quarantine"] += old not in stay
             stay |= {old, *({self.entry(old).made.base} & kept.keys())}
@@ -1078,6 +1088,9 @@ class Pipelines(RuleBasedStateMachine):
             model = house.model
             assert log.head_id == model.head
             assert {n: r.stale_by for n, r in log.retained.items()} == model.kept
+            assert newest_states.checkpoint_named(log, "latest") == model.newest()
+            for end in {model.entry(n).made.interval.end for n in model.kept}:
+                assert newest_states.checkpoint_named(log, end) == model.newest(end)
             for record in log.completed():
                 made = model.entry(record.id).made
                 assert (record.content.attempt, record.content.base_id) == (made.name, made.base)
@@ -1194,6 +1207,16 @@ MISTAKES: dict[str, tuple[Any, str, Any]] = {
     ),
     "a host dates the files that it writes": (Pipelines, "storage_ms", lambda self: self.now_ms + HOST.ahead_ms),
     "what was replaced counts again": (Log, "superseding", lambda log, candidate: []),
+    "the highest id is the newest": (
+        newest_states,
+        "newest_of",
+        lambda states: max(states, key=lambda kept: kept.id, default=None),
+    ),
+    "a stale state is the newest": (
+        newest_states,
+        "valid_states",
+        lambda log: tuple(kept for kept in log.kept if log.quarantine_above(kept.id) is None),
+    ),
     "no output is retracted": (committing, "_replaced", lambda log, content: ()),
 }
 

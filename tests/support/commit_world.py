@@ -19,9 +19,9 @@ import google_crc32c
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint import sweep as sweeping
 from state_backend.checkpoint.coordinator import Coordinator
-from state_backend.checkpoint.forgotten_keys import newest_state
 from state_backend.checkpoint.leases import give_back, take_lease
 from state_backend.checkpoint.log import Log, attempt_of
+from state_backend.checkpoint.newest_state import newest_state
 from state_backend.checkpoint.retention import DEFAULT_POLICY
 from state_backend.checkpoint.rewind import rewind
 from state_backend.checkpoint.sweep import sweep
@@ -349,7 +349,7 @@ class History:
                 return other.id
         return None
 
-    def superseded(self, checkpoint_id: int, until: int) -> bool:
+    def superseded(self, checkpoint_id: int, until: int, unseen: Collection[int] = ()) -> bool:
         """Whether a commit below ``until``, not refused now, left another result of its interval."""
         mine = self.commit(checkpoint_id)
         return any(
@@ -357,7 +357,7 @@ class History:
             and _counts(other)
             and other.content.interval == mine.content.interval
             and not self.same(other, mine)
-            and self.usable(other.id)
+            and self.usable(other.id, unseen)
             for other in self.commits(until)
         )
 
@@ -539,7 +539,7 @@ def _order(who: RunRef) -> tuple[int, int]:
 
 
 def check_retained(history: History) -> None:
-    """What is completed was so before or is new; staleness is told from then on; the furthest usable one stays."""
+    """What is completed was so before or is new; staleness is told from then on; the furthest usable one and the newest state stay."""
     for n in range(2, len(history.records) + 1):
         before, now = history.retained(n - 1), history.retained(n)
         must(now.keys() <= {*before, n}, "a dropped checkpoint never comes back", n, sorted(now.keys() - before.keys()))
@@ -549,19 +549,21 @@ def check_retained(history: History) -> None:
         for kept, stale_by in now.items():
             must(stale_by == history.stale_by(kept, n + 1), "staleness is marked", n, kept, stale_by)
         marks = sorted(history.unseen.get(n, ()))
+        if sweeping:
+            continue
         dropped = [
-            furthest
+            lost
             for unseen in chain.from_iterable(combinations(marks, count) for count in range(len(marks) + 1))
-            if (furthest := _furthest_usable(history, before, unseen)) not in now
-            and furthest is not None
-            and history.commit(n).content.interval.end < history.commit(furthest).content.interval.end
+            if (lost := _must_stay(history, before, n, unseen) - now.keys())
         ]
-        must(len(dropped) < 2 ** len(marks), "the furthest state stays", n, *dropped)
+        must(len(dropped) < 2 ** len(marks), "the furthest and the newest state stay", n, *dropped)
 
 
-def _furthest_usable(history: History, ids: Iterable[int], unseen: Collection[int]) -> int | None:
-    usable = [c for c in ids if history.usable(c, unseen)]
-    return max(usable, key=lambda c: (history.commit(c).content.interval.end, c), default=None)
+def _must_stay(history: History, before: Iterable[int], n: int, unseen: Collection[int]) -> set[int]:
+    """The furthest usable checkpoint after commit ``n``, and the furthest of those that are neither stale nor replaced."""
+    usable = [c for c in {*before, n} if c == n or history.usable(c, unseen)]
+    valid = [c for c in usable if history.stale_by(c, n + 1) is None and not history.superseded(c, n + 1, unseen)]
+    return {max(ids, key=lambda c: (history.commit(c).content.interval.end, c)) for ids in (usable, valid) if ids}
 
 
 def check_summaries(history: History) -> None:

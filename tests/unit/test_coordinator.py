@@ -774,7 +774,7 @@ def test_resolving_a_checkpoint() -> None:
     resolve = folder.coordinator.record
     assert [resolve(w).id for w in ("latest", 3, 2, day(2).end, day(3).end)] == [3, 3, 2, 2, 3]
     for absent in (1, 99, day(1).end, day(9).end):
-        with pytest.raises(StateUnusable, match="Its checkpoints: 2"):
+        with pytest.raises(StateUnusable, match="Usable checkpoints: 2 "):
             resolve(absent)
     with pytest.raises(UsageError):
         resolve("newest")

@@ -16,7 +16,6 @@ from state_backend.checkpoint.forgotten_keys import (
     is_free_of,
     is_key,
     key_hash,
-    newest_state,
     next_forgotten,
     returning_keys,
 )
@@ -149,25 +148,6 @@ def test_a_forget_that_came_too_late_is_lost() -> None:
     log = log_of(*DAYS, record(4, day(4), 3))
     with pytest.raises(BaseMoved, match="checkpoint 4 was committed meanwhile"):
         plan_commit(log, prepared(3, 3, h0=3, kind="forget", forget=Forget(keys=(key(),))))
-
-
-@pytest.mark.parametrize(
-    ("records", "quarantined", "newest"),
-    [
-        (DAYS, (), 3),
-        ((*DAYS, record(4, day(1), None)), (), 3),  # a re-run that changed nothing below is no newer state
-        (DAYS, (3,), 2),
-        ((*DAYS, FORGET), (), 4),
-        (DAYS, (1,), None),
-        ((*DAYS, record(4, day(3), 2)), (), 4),
-        ((*DAYS, record(4, day(3), 2)), (4,), 3),  # day 3 was run again, and validation refused the new result
-    ],
-)
-def test_the_newest_state_extends_furthest(
-    records: tuple[Record, ...], quarantined: tuple[int, ...], newest: int | None
-) -> None:
-    found = newest_state(log_of(*records, quarantined=quarantined))
-    assert (found.id if found is not None else None) == newest
 
 
 def test_a_key_that_is_forgotten_again_counts_from_then_on() -> None:

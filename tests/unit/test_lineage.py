@@ -68,9 +68,9 @@ def test_a_base_may_belong_to_an_interval_of_another_length() -> None:
     [
         (3, (), None),
         (7, (), None),
-        (1, (), "Usable checkpoints: 2, 3. The newest, 3, is the state at 2024-01-04T00:00:00Z. Read one of these"),
-        (1, (3,), "Usable checkpoints: 2. The newest, 2, is the state at 2024-01-03T00:00:00Z. Read one of these"),
-        (1, (2,), "No checkpoint is usable now"),
+        (1, (), "Usable checkpoints: 2 (to 2024-01-03T00:00:00Z), 3 (to 2024-01-04T00:00:00Z)"),
+        (1, (3,), "Usable checkpoints: 2 (to 2024-01-03T00:00:00Z)"),
+        (1, (2,), "Usable checkpoints: none"),
     ],
 )
 @pytest.mark.parametrize("shrunk", [(), (1,)])
@@ -82,7 +82,7 @@ def test_a_dropped_checkpoint_is_told_with_those_that_are_there(
     dropped = (
         "checkpoint 1, the state at 2024-01-02T00:00:00Z, is no longer retained: retention dropped it and its files."
     )
-    assert explain_drop(log, asked) == (None if expected is None else f"{dropped} {expected}")
+    assert explain_drop(log, asked) == (None if expected is None else f"{dropped}\n{expected}")
 
 
 def test_a_gap_names_the_nearest_restore_points_and_the_command() -> None:

@@ -97,9 +97,10 @@ def _growth(name: str, growth: int) -> str:
 def _print_diff(found: dict[str, Any]) -> None:
     state, code = ("the same" if found[name] else "another" for name in ("same_state", "same_code"))
     names = "" if found["same_code"] else f" ({found['code'][0]}, then {found['code'][1]})"
+    before, after = found["intervals"]
     inputs = {True: "from the same input", False: "from other input", None: "the source recorded no input position"}
     print_text(
-        f"checkpoint {found['first']} to {found['second']}: {state} state, by {code} code{names}, {inputs[found['same_input']]}"
+        f"checkpoint {found['first']} of {before} to {found['second']} of {after}: {state} state, by {code} code{names}, {inputs[found['same_input']]}"
     )
     table = table_of("", str(found["first"]), str(found["second"]), "change")
     for name, (before, after) in found["totals"].items():

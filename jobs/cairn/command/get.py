@@ -124,7 +124,7 @@ def _name(key: Any) -> str:
 
 
 def _print(source: StateSource, key: dict[str, Any], entries: Entries) -> None:
-    print_text(f"{_titled(source)}, {source.content.interval}, key {json.dumps(key, ensure_ascii=False)}")
+    print_text(f"{_titled(source)}, key {json.dumps(key, ensure_ascii=False)}")
     lines = [("state", "entry", "expires", "value")]
     for state, rows in entries.items():
         for row in rows:

@@ -11,6 +11,7 @@ from cairn.command.options import Json, Root
 from cairn.command.printing import age_of, print_json, print_text, span_of, style_of, table_of
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.log import read_log
+from state_backend.checkpoint.newest_state import newest_state
 from state_backend.formats import paths
 from state_backend.inspection.find_pipelines import pipelines_below
 from state_backend.inspection.status import Status, status_of
@@ -24,7 +25,7 @@ class Line:
 
     Attributes:
         name: Name of the pipeline.
-        last: The retained interval with the latest end; None without a checkpoint.
+        last: The interval of the newest state; None without a valid checkpoint.
         written_ms: Time of the newest record, in milliseconds since the epoch; None if the log can't be read.
         state: One word: `ok`, `blocked`, `unpublished`, `empty` or `unreadable`.
         problems: What a person must look at, for example `2 stale`.
@@ -75,12 +76,12 @@ def _line(root: str, name: str) -> Line:
     try:
         log = read_log(storage)
         state, problems = state_of(status_of(log, name, storage))
-        last = max((c.content.interval for c in log.completed()), key=lambda i: (i.end, i.start), default=None)
-        newest = storage.stat(paths.record(log.head_id))
+        state_now, newest = newest_state(log), storage.stat(paths.record(log.head_id))
     except CairnError as error:
         first, *_ = str(error).splitlines()
         return Line(name=name, last=None, written_ms=None, state="unreadable", problems=(first,))
     written_ms = newest.modified_ms if newest is not None else None
+    last = None if state_now is None else state_now.interval
     return Line(name=name, last=last, written_ms=written_ms, state=state, problems=problems)
 
 

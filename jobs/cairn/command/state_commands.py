@@ -121,7 +121,11 @@ def savepoint(
     check_free(to)
     if dry_run:
         said = _would_take(coordinator.record(parse_checkpoint(checkpoint)), to, format_, dag or owner.name, stop)
-        return _say(said, f"would write checkpoint {said['checkpoint']} ({said['entries']:,} entries) to {to}", as_json)
+        return _say(
+            said,
+            f"would write checkpoint {said['checkpoint']} of {said['interval']} ({said['entries']:,} entries) to {to}",
+            as_json,
+        )
     at_rest: AbstractContextManager[tuple[str, ...]] = nullcontext(())
     if stop:
         at_rest = stopped(AirflowCli(), dag or owner.name, timeout_s=timeout_s)
@@ -134,7 +138,7 @@ def savepoint(
         with progress("copying", "shards") as on_progress, task_progress(session, on_progress):
             taken = take_savepoint(session, owner, folder, record, to, format_.value)
     said = describe_savepoint(taken, to) | {"paused": (dag or owner.name) if stop else None, "committed": committed}
-    text = f"{format_} savepoint of checkpoint {record.id}: {said['files']} files, {size(said['bytes'])} in {to}"
+    text = f"{format_} savepoint of checkpoint {record.id} of {record.content.interval}: {said['files']} files, {size(said['bytes'])} in {to}"
     return _say(said, text + (f"\nDAG {said['paused']} is paused" if stop else ""), as_json)
 
 
@@ -328,6 +332,7 @@ def _would_take(record: Record, to: str, format: str, dag: str, stop: bool) -> d
     return {
         "dry_run": True,
         "checkpoint": record.id,
+        "interval": str(record.content.interval),
         "end": format_instant(record.content.interval.end),
         "entries": totals.entries,
         "bytes": totals.state_bytes,

@@ -145,9 +145,9 @@ def _say_released(coordinator: Coordinator, record: Record, *, dry_run: bool, as
     if as_json:
         return print_json({"checkpoint": record.id, "dry_run": dry_run, "released": not dry_run, "state": state})
     if dry_run:
-        print_text(f"would release checkpoint {record.id}")
+        print_text(f"would release checkpoint {record.id} of {record.content.interval}")
         return 0
-    print_text(f"checkpoint {record.id} is released: {state}")
+    print_text(f"checkpoint {record.id} of {record.content.interval} is released: {state}")
     if state != "completed":
         print_text("cairn status prints which checkpoint the next interval starts from")
     return 0

@@ -74,7 +74,9 @@ def verify(
     if not found.success:
         newest = found.newest_intact
         print_text(
-            f"the newest intact checkpoint is {newest}" if newest is not None else "no checkpoint is certainly intact"
+            f"the newest intact state is checkpoint {newest.id} of {newest.interval}"
+            if newest is not None
+            else "no valid checkpoint is certainly intact"
         )
     return 0 if found.success else FINDINGS
 
@@ -83,7 +85,7 @@ def _verification(found: Verification, fast: bool) -> dict[str, Any]:
     return {
         "success": found.success,
         "fast": fast,
-        "newest_intact": found.newest_intact,
+        "newest_intact": None if found.newest_intact is None else found.newest_intact.id,
         "findings": list(found.findings),
         "unknown": list(found.unknown),
         "without_checksum": found.without_checksum,

@@ -26,8 +26,9 @@ from state_backend.adapters.rocks import EngineOptions
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.dropped_checkpoint import telling_drops
-from state_backend.checkpoint.forgotten_keys import is_free_of, is_key, key_hash, newest_state, returning_keys
+from state_backend.checkpoint.forgotten_keys import is_free_of, is_key, key_hash, returning_keys
 from state_backend.checkpoint.log import Log
+from state_backend.checkpoint.newest_state import newest_state
 from state_backend.checkpoint.prepare_content import ShardAck, prepare, summary_of
 from state_backend.checkpoint.rewind import as_restored
 from state_backend.checkpoint.rewrite_outputs import OutputsWithout, exchange_outputs, write_outputs_without

@@ -16,8 +16,8 @@ from itertools import accumulate
 from typing import Literal
 
 from state_backend.checkpoint.interval_results import results_of
-from state_backend.checkpoint.lineage import is_superseded
 from state_backend.checkpoint.log import Log, base_of, interval_of, last_facts
+from state_backend.checkpoint.newest_state import valid_states
 from state_backend.values.intervals import Interval, format_instant, from_ms
 from state_backend.values.records import SweepRecord
 
@@ -75,13 +75,7 @@ def health_of(log: Log) -> Health:
     if log.newest is None:
         return Health(start=None, results={}, spoilt={}, points=frozenset(), jumps={})
     start = from_ms(log.newest.content.pipeline_start_ms)
-    usable = [
-        kept
-        for kept in log.kept
-        if log.retained[kept.id].stale_by is None
-        and not is_superseded(log, kept)
-        and log.quarantine_above(kept.id) is None
-    ]
+    usable = valid_states(log)
     # A restore makes other state current on purpose. Results before its end stay as they are.
     restored_until = max((kept.interval.end for kept in usable if kept.kind == "restore"), default=start)
     facts = log.all_facts()

@@ -127,9 +127,8 @@ def from_streaming_checkpoint(
     placed = partial(place, spark, keyed, max_parallelism=pipeline.max_parallelism)
     with first_cause():
         job.finish(run_on_shards(spark, job, lambda parts: placed(parts=parts)))
-    coordinator.commit(attempt)
+    record = coordinator.record(coordinator.commit(attempt).id)
     coordinator.clean_up()
-    record = coordinator.record(interval.end)
     log.info(
         "%s: checkpoint %d is batch %d of the streaming query in %s: the state at the end of %s, %d entries",
         *(pipeline.name, record.id, batch, path, interval, record.content.totals.entries),

@@ -15,7 +15,7 @@ from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.dropped_checkpoint import telling_drops
 from state_backend.checkpoint.forgotten_keys import forgets_of
 from state_backend.checkpoint.leases import holding
-from state_backend.checkpoint.lineage import is_superseded
+from state_backend.checkpoint.newest_state import is_superseded
 from state_backend.checkpoint.savepoints import read_savepoint, remove_leftovers
 from state_backend.formats import paths
 from state_backend.inspection.verify import offering_intact
@@ -206,6 +206,7 @@ def describe_savepoint(savepoint: Savepoint, to: str) -> dict[str, Any]:
         "savepoint": to,
         "format": savepoint.format,
         "checkpoint": savepoint.checkpoint_id,
+        "interval": str(savepoint.content.interval),
         "files": sum(len(m.files) for m in manifests) + len(savepoint.files),
         "bytes": sum(m.size_bytes for m in manifests) + sum(f.handle.size_bytes for f in savepoint.files),
     }

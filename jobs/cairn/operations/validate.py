@@ -153,7 +153,7 @@ def validate_checkpoint(
     """
     options = {"root": root, "pipeline": pipeline.name, "checkpoint": str(record.id)}
     target = _Target(
-        f"checkpoint {record.id}",
+        f"checkpoint {record.id} of {record.content.interval}",
         join_url(root, pipeline.name),
         record.content,
         _before(pipeline, root, record),

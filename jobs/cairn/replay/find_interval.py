@@ -38,7 +38,7 @@ def find_interval(log: Log, pipeline: str, which: str | Interval) -> Replayable:
         log: The log.
         pipeline: The name of the pipeline.
         which: The id of a checkpoint; the start of an interval, as a day or an instant; or the interval. Of several
-            commits of an interval, the newest that is not quarantined counts; else the newest.
+            commits of an interval, the newest that ran a processor and is not quarantined counts; else the newest.
 
     Raises:
         NoSuchCheckpoint: No committed interval starts there, or there is no such id.
@@ -58,7 +58,7 @@ def find_interval(log: Log, pipeline: str, which: str | Interval) -> Replayable:
                 f"{_others(log)}"
             )
         raise NoSuchCheckpoint(f"{pipeline}: no checkpoint {_named(which)}\n{_others(log)}")
-    record = log.whole(max(found, key=lambda kept: (log.quarantine_above(kept.id) is None, kept.id)).id)
+    record = log.whole(max(found, key=lambda k: (k.kind == "interval", log.quarantine_above(k.id) is None, k.id)).id)
     content = record.content
     if content.kind != "interval":
         raise UsageError(

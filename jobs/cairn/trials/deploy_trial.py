@@ -22,6 +22,7 @@ from cairn.shipping.ship_processor import code_hash
 from cairn.spark.session import check_running, use_this_python
 from state_backend.checkpoint.lineage import plan_base
 from state_backend.checkpoint.log import Log
+from state_backend.checkpoint.newest_state import newest_state
 from state_backend.checkpoint.rewind import plan_rewind
 from state_backend.checkpoint.trials import check_no_trial, find_trial, intervals_of_trial, root_of_trial
 from state_backend.inspection.compare_logs import Made, made_within
@@ -80,8 +81,9 @@ def plan_deployment(
             "Only tried code can be deployed: give the trial's code, or try this code first"
         )
     there = coordinator_of(pipeline, root).log()
-    newest = max(there.completed(), key=lambda c: (c.content.interval.end, c.id), default=None)
     if not past:
+        state = newest_state(there)
+        newest = None if state is None else there.whole(state.id)
         if newest is not None:
             _check_next(spark, pipeline, newest, there)
         return DeployPlan(trial=trial, again=(), behind=(), back=newest)

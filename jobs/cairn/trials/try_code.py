@@ -33,6 +33,7 @@ from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.forgotten_keys import check_not_tried, check_restored
 from state_backend.checkpoint.lineage import plan_base
 from state_backend.checkpoint.log import Log
+from state_backend.checkpoint.newest_state import newest_state, valid_states
 from state_backend.checkpoint.rewind import fork
 from state_backend.checkpoint.savepoints import read_savepoint
 from state_backend.checkpoint.storage_clock import storage_now_ms
@@ -239,9 +240,9 @@ def plan_trial(
         for interval in intervals:
             rows, position = read_source(spark, pipeline, interval)
             asked[interval] = Read(rows=rows, position=position)
-    # Check the newest checkpoint too: once the code is deployed, the next interval starts from it.
-    newest = max(there.completed(), key=lambda c: c.content.interval.end, default=None)
-    for content in (base, newest.content if newest is not None else None):
+    # Check the newest state too: once the code is deployed, the next interval starts from it.
+    newest = newest_state(there)
+    for content in (base, there.whole(newest.id).content if newest is not None else None):
         if content is not None:
             check_fits(spark, pipeline, first, asked[first], content, there)
     made = Trial(
@@ -345,10 +346,7 @@ def _beginnings(there: Log, pipeline: Pipeline) -> str:
         there: Production's log.
         pipeline: The pipeline.
     """
-    usable = [
-        c for c in there.completed() if there.quarantine_above(c.id) is None and there.retained[c.id].stale_by is None
-    ]
-    ends = sorted({c.content.interval.end for c in usable})
+    ends = sorted({kept.interval.end for kept in valid_states(there)})
     return " or ".join([f"{format_instant(pipeline.start)}, the pipeline's start", *map(format_instant, ends[-5:])])
 
 
