@@ -184,7 +184,7 @@ class Comparisons:
 def _mark(made: Made | None) -> tuple[Any, ...] | None:
     if made is None:
         return None
-    return (made.digest, made.retained, tuple((f.late, f.rows, f.handle.crc32c) for f in made.outputs))
+    return (made.digest, made.state is not None, tuple((f.late, f.rows, f.handle.crc32c) for f in made.outputs))
 
 
 def run_limited(words: Sequence[str], environment: Mapping[str, str], limits: Limits) -> Compared:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from state_backend.checkpoint.log import Log, interval_of
 from state_backend.values.intervals import Interval
-from state_backend.values.records import Content, OutputFile, Record, SweepRecord, Tombstone
+from state_backend.values.records import Content, OutputFile, Record, SweepRecord
 
 Same = Literal["same", "other", "unknown"]
 
@@ -24,21 +24,15 @@ class Made:
         id: The id of the commit that made the interval's current output.
         outputs: The files of that output.
         content: The content of that commit; None if the checkpoint was dropped, because a tombstone has no counts and times.
-        state: The commit that made the interval's state. It is a later one if a key was forgotten since, or other state
-            was restored.
-        retained: True if that state can still be read.
+        digest: The digest of the interval's state. A later commit may have made that state: `cairn forget`, or a restore.
+        state: The record of that state; None if the checkpoint was dropped, so that its state can't be read.
     """
 
     id: int
     outputs: tuple[OutputFile, ...]
     content: Content | None
-    state: Record | Tombstone
-    retained: bool = True
-
-    @property
-    def digest(self) -> int:
-        """Return the digest of the interval's state."""
-        return self.state.content.digest if isinstance(self.state, Record) else self.state.digest
+    digest: int
+    state: Record | None = None
 
     @property
     def seconds(self) -> float | None:
@@ -127,6 +121,11 @@ def made_within(log: Log, span: Interval) -> dict[Interval, Made]:
         entry = log.entries[n]
         assert not isinstance(entry, SweepRecord) and interval_of(entry) == interval
         state = states.get(interval, entry)
-        content = entry.content if isinstance(entry, Record) else None
-        found[interval] = Made(id=n, outputs=files, content=content, state=state, retained=state.id in log.retained)
+        found[interval] = Made(
+            id=n,
+            outputs=files,
+            content=entry.content if isinstance(entry, Record) else None,
+            digest=state.content.digest if isinstance(state, Record) else state.digest,
+            state=state if isinstance(state, Record) and state.id in log.retained else None,
+        )
     return found

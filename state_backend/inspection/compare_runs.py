@@ -28,7 +28,7 @@ from state_backend.ports.storage import Storage
 from state_backend.state.layout import TIMERS_NAME
 from state_backend.values.errors import CheckpointDropped, NotFound
 from state_backend.values.intervals import Interval, format_instant
-from state_backend.values.records import OutputFile, Record
+from state_backend.values.records import OutputFile
 
 _EXPIRY = "expires at, in ms"
 
@@ -294,7 +294,7 @@ def compare_runs(
                 described.append(_rows(one.interval, rows, limit))
                 if on_rows is not None and not is_late:
                     on_rows(one.interval, rows)
-    both = [(i.interval, i.old, i.new) for i in found if i.old and i.new and i.old.retained and i.new.retained]
+    both = [(i.interval, i.old, i.new) for i in found if i.old and i.new and i.old.state and i.new.state]
     states: list[StateDifference] = []
     if both and both[-1][1].digest != both[-1][2].digest:
         states = compare_states(_source(old[0], both[-1][1]), _source(new[0], both[-1][2]), work / "states", limit)
@@ -308,7 +308,7 @@ def compare_runs(
 
 
 def _source(url: str, made: Made) -> StateSource:
-    assert isinstance(made.state, Record)
+    assert made.state is not None
     return StateSource.of_record(url, made.state)
 
 

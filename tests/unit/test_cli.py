@@ -178,7 +178,8 @@ def test_a_person_refuses_a_checkpoint_and_accepts_it_again(root: Path) -> None:
         shown = answer(root, "show", "7")
         assert (shown["state"], shown["reason"]) == ("quarantined", f"reason {n}")
         released = cairn(root, "quarantine", "7", "--release")
-        assert (released.exit_code, released.stdout) == (0, "checkpoint 7 is released: completed\n")
+        said = "checkpoint 7 of [2024-01-03T00:00:00Z, 2024-01-04T00:00:00Z) is released: completed\n"
+        assert (released.exit_code, released.stdout) == (0, said)
         verified = cairn(root, "verify", "--fast")
         assert verified.exit_code == 0, verified.stdout
     rows = answer(root, "list", "--all")

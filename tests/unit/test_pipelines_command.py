@@ -44,7 +44,7 @@ def test_pipelines_with_problems_come_first_and_the_printed_command_works(root: 
     _, *rows, _, command = said.stdout.splitlines()
     assert [row.split()[0] for row in rows] == ["damaged", "refused", "fine"]
     assert paths.record(2) in rows[0] and "unreadable" in rows[0]
-    assert "2024-01-02 to 2024-01-03" in rows[1] and "blocked" in rows[1] and "1 quarantined" in rows[1]
+    assert "2024-01-01 to 2024-01-02" in rows[1] and "blocked" in rows[1] and "1 quarantined" in rows[1]
     assert "2024-01-02 to 2024-01-03" in rows[2] and " ok " in rows[2]
     assert cairn(*shlex.split(command)[1:]).exit_code == 1
 

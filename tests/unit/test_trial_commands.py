@@ -101,7 +101,10 @@ def test_a_list_names_the_code_and_where_it_changed(tmp_path: Path) -> None:
     text = called("list", "--root", str(tmp_path))
     assert "2.0 *" in text and text.endswith("* code differs from that of the checkpoint before\n")
     said = called("diff", "1", "2", "--root", str(tmp_path), "--metadata").splitlines()[0]
-    assert said == "checkpoint 1 to 2: another state, by another code (1.0, then 2.0), from other input"
+    assert said == (
+        "checkpoint 1 of [2024-01-01T00:00:00Z, 2024-01-02T00:00:00Z) to 2 of [2024-01-02T00:00:00Z, 2024-01-03T00:00:00Z): "
+        "another state, by another code (1.0, then 2.0), from other input"
+    )
     # Without a version, what git says of the file that the processor is in.
     run(pipeline_of(), tmp_path / "git", [0])
     version = coordinator_of(pipeline_of(), str(tmp_path / "git")).record("latest").content.code_version
