@@ -27,7 +27,8 @@ from rocksdict import Rdict
 
 from state_backend.adapters.rocks_metadata import borrow_metadata
 from state_backend.adapters.work_folders import FULL_DISK
-from state_backend.values.errors import CorruptFile, InvariantViolated, StorageUnavailable, UsageError
+from state_backend.formats.rocksdb_manifest import store_of
+from state_backend.values.errors import CorruptFile, StorageUnavailable, UsageError
 
 MIB = 1024 * 1024
 GIB = 1024 * MIB
@@ -208,11 +209,16 @@ class RocksStore:
         self._metadata = borrow_metadata(directory, options.metadata_dir)
         if self._metadata is not None:
             opened.set_db_paths([rocksdict.DBPath(str(directory), _ANY_BYTES)])
+        folder = self._metadata.folder if self._metadata is not None else directory
         try:
-            self._db = Rdict(str(self._metadata.folder if self._metadata is not None else directory), opened)
-        except Exception as error:
+            with _Failures(f"can't open the state in {directory}"):
+                if (folder / "CURRENT").exists():
+                    manifest = folder / _manifest_in(folder)
+                    store_of(manifest.read_bytes(), manifest.name)
+                self._db = Rdict(str(folder), opened)
+        except BaseException:
             self._return_metadata()
-            raise _translated(error, f"can't open the state in {directory}") from error
+            raise
         unlogged = rocksdict.WriteOptions()
         # RocksDB writes no write-ahead log: a checkpoint takes all writes of an interval, or the store is deleted. So
         # no process would ever read the log.
@@ -701,18 +707,28 @@ def _link_or_copy(source: Path, destination: Path) -> None:
 
 
 def _needed_files(folder: Path) -> list[str]:
-    """Return the names of the files, other than SSTs, that are needed to open a store.
+    """Return the names of the files, other than SSTs, that are needed to open a store."""
+    return ["CURRENT", _manifest_in(folder), "rocksdict-config.json"]
 
-    CURRENT names the MANIFEST that is in use.
+
+def _manifest_in(folder: Path) -> str:
+    """Return the name of the MANIFEST that is in use.
+
+    RocksDB opens the file that CURRENT names, even outside of the folder.
+
+    Raises:
+        CorruptFile: CURRENT does not name a MANIFEST in its folder.
     """
-    manifest = (folder / "CURRENT").read_text().strip()
-    if not re.fullmatch(r"MANIFEST-\d+", manifest):
-        raise InvariantViolated(f"CURRENT in {folder} names {manifest!r}, expected a MANIFEST")
-    return ["CURRENT", manifest, "rocksdict-config.json"]
+    current = (folder / "CURRENT").read_bytes()
+    if not re.fullmatch(rb"MANIFEST-[0-9]+\n", current):
+        raise CorruptFile(f"CURRENT names {current[:60]!r}, expected a MANIFEST in its folder")
+    return current.decode().strip()
 
 
 def _translated(error: Exception, doing: str) -> Exception:
     text = str(error)
+    if isinstance(error, CorruptFile):
+        return CorruptFile(f"{doing}: {text}")
     if "No space left" in text or "Disk quota" in text:
         return StorageUnavailable(f"{doing}: {FULL_DISK}: {text}")
     if any(word in text for word in ("Corruption", "checksum", "No such file", "magic number", "truncated")):

@@ -109,7 +109,8 @@ _RECORD_END, _MOST_END = (
     re.compile(r',"cairn":"checkpoint","crc32c":"([0-9a-f]{8})","format":1,"release":"[^"]*"\}$'),
     200,
 )
-_LOCAL_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
+# The files of a store. A write-ahead log, which RocksDB would follow, is never among them.
+_LOCAL_NAME = re.compile(r"[0-9]{1,19}\.sst|CURRENT|MANIFEST-[0-9]{1,19}|rocksdict-config\.json")
 
 # Fields that `_check` skips: their constructors or `_check_groups` check them, or they hold the user's own JSON.
 _NOT_WALKED = (

@@ -1,6 +1,7 @@
 """Codec of RocksDB's MANIFEST.
 
-It reads the SSTs of a store with their key ranges, removes SSTs, and adds another store's SSTs.
+It reads the SSTs of a store with their key ranges, removes SSTs, and adds another store's SSTs. It refuses a MANIFEST
+on which RocksDB would crash, spin or overwrite files: RocksDB itself checks too little before it acts.
 
     log      blocks of 32 KiB: (masked crc32c u32 LE, size u16 LE, kind u8, payload) …; up to 6 zeros at a block's end
              kind: 1 a whole record, 2 its first, 3 a middle, 4 its last piece
@@ -10,7 +11,7 @@ It reads the SSTs of a store with their key ranges, removes SSTs, and adds anoth
 Each key has 8 more bytes, its sequence number and kind. The reader refuses a log with an unknown tag, except if RocksDB
 marks the tag as ignorable.
 
-Source: RocksDB's `db/log_format.h` and `db/version_edit.cc`.
+Source: RocksDB's `db/log_format.h`, `db/version_edit.cc`, `db/version_edit_handler.cc` and `db/version_builder.cc`.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ _BLOCK_BYTES = 32 * 1024
 _HEADER = struct.Struct("<IHB")
 _WHOLE, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 _IGNORABLE = 1 << 13
-_NEXT_FILE, _LAST_SEQUENCE, _DELETED_FILE, _NEW_FILE = 3, 4, 6, 103
+_LOG, _NEXT_FILE, _LAST_SEQUENCE, _DELETED_FILE, _PREVIOUS_LOG, _LEAST_LOG, _NEW_FILE = 2, 3, 4, 6, 9, 10, 103
 # The tags of version edits whose value is a number. Tags 200 to 202 are left out: only a store with several column
 # families writes them, and Cairn's stores have one column family. So the reader refuses a MANIFEST with these tags.
-_NUMBERS = (2, _NEXT_FILE, _LAST_SEQUENCE, 9, 10, 203, 300)
+_NUMBERS = (_LOG, _NEXT_FILE, _LAST_SEQUENCE, _PREVIOUS_LOG, _LEAST_LOG, 203, 300)
 _TEXTS = (1,)
-_FIELDS_END, _EPOCH, _SEQUENCE_BYTES = 1, 13, 8
+# Fields of a new file. RocksDB also writes a number of the whole store among them: the least write-ahead log to keep.
+_FIELDS_END, _LEAST_LOG_FIELD, _EPOCH, _SEQUENCE_BYTES = 1, 3, 13, 8
+_MOST_FILES, _MOST_SEQUENCE = 1 << 62, (1 << 56) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +49,10 @@ class SstSpan:
         largest: The largest key in the SST. A deleted range counts with its end.
         epoch: RocksDB's epoch number. In level 0, the file with the greater epoch is newer. 0 if the MANIFEST has no
             epoch for the SST.
+        last_sequence: The greatest sequence number of the SST's entries.
         described: The part of the MANIFEST that describes the SST: size, keys, sequence numbers and further fields.
-            Level, number and epoch are left out, and so is the mark that ends the fields. `with_stores` copies these
-            bytes into the MANIFEST of another store, with a new number and epoch.
+            Level, number, epoch and the field about the whole store are left out, and so is the mark that ends the
+            fields. `with_stores` copies these bytes into the MANIFEST of another store, with a new number and epoch.
     """
 
     number: int
@@ -56,6 +60,7 @@ class SstSpan:
     smallest: bytes
     largest: bytes
     epoch: int
+    last_sequence: int
     described: bytes = field(repr=False)
 
     def touches(self, start: bytes, end: bytes | None) -> bool:
@@ -79,29 +84,62 @@ class Store:
 
 
 def store_of(log: bytes, name: str) -> Store:
-    """Return the store that the MANIFEST `log` describes.
+    """Return the store that the MANIFEST `log` describes, if RocksDB can open it.
 
     Raises:
-        CorruptFile: The log, called `name` in the message, is damaged or has unknown parts.
+        CorruptFile: The log, called `name` in the message, is damaged, has unknown parts, or contradicts itself.
     """
     live: dict[int, SstSpan] = {}
     numbers = {_NEXT_FILE: 0, _LAST_SEQUENCE: 0}
+    greatest_log = 0
     try:
         for record in _records(log):
             for edit in _edits(record):
                 if isinstance(edit, SstSpan):
+                    if edit.number in live:
+                        raise ValueError(f"two files have the number {edit.number}")
                     live[edit.number] = edit
                 elif edit[0] == _DELETED_FILE:
                     live.pop(edit[1], None)
-                else:
+                elif edit[0] in numbers:
                     numbers[edit[0]] = edit[1]
+                else:
+                    greatest_log = max(greatest_log, edit[1])
+        store = Store(
+            spans=tuple(span for _, span in sorted(live.items())),
+            next_file=numbers[_NEXT_FILE],
+            last_sequence=numbers[_LAST_SEQUENCE],
+        )
+        _check(store, greatest_log)
     except (IndexError, ValueError, struct.error) as error:
-        raise CorruptFile(f"{name}: can't parse RocksDB's MANIFEST: {error}") from error
-    return Store(
-        spans=tuple(span for _, span in sorted(live.items())),
-        next_file=max([numbers[_NEXT_FILE], *(number + 1 for number in live)]),
-        last_sequence=numbers[_LAST_SEQUENCE],
-    )
+        raise CorruptFile(f"{name} is not a MANIFEST that RocksDB can open: {error}") from error
+    return store
+
+
+def _check(store: Store, greatest_log: int) -> None:
+    """Check what RocksDB relies on, or refuses itself.
+
+    RocksDB takes the next file number for its new write-ahead log. If the MANIFEST has a greater log number, RocksDB
+    deletes the new log as obsolete while it opens the store, and crashes.
+
+    Raises:
+        ValueError: The store contradicts itself.
+    """
+    last_file = max((span.number for span in store.spans), default=0)
+    if not max(last_file + 1, greatest_log) <= store.next_file < _MOST_FILES:
+        raise ValueError(f"the next file is {store.next_file}, the last file {last_file}, the last log {greatest_log}")
+    last_sequence = max((span.last_sequence for span in store.spans), default=0)
+    if not last_sequence <= store.last_sequence <= _MOST_SEQUENCE:
+        raise ValueError(f"the last sequence number is {store.last_sequence}, and a file has {last_sequence}")
+    # All files of a level make one sorted run; in level 0, all files of one epoch. Neighbours may have a key in common: there, a range
+    # deletion ends before the key. RocksDB chooses the order of files without an epoch.
+    runs: dict[tuple[int, int], SstSpan] = {}
+    for span in sorted(store.spans, key=lambda span: (span.smallest, span.largest)):
+        run = (span.level, 0 if span.level else span.epoch)
+        before = runs.get(run)
+        if before is not None and before.largest > span.smallest and run != (0, 0):
+            raise ValueError(f"files {before.number} and {span.number} of level {span.level} overlap")
+        runs[run] = span
 
 
 def mentions(log: bytes, name: str, text: bytes) -> bool:
@@ -167,7 +205,12 @@ def with_stores(log: bytes, base: Store, others: Sequence[Store]) -> tuple[bytes
 
 
 def _records(log: bytes) -> Iterator[bytes]:
-    at, gathered = 0, b""
+    """Yield the records of a log.
+
+    Raises:
+        ValueError: A record's length, kind or checksum is wrong, or a piece of a record is missing.
+    """
+    at, gathered, last = 0, b"", _LAST
     while at < len(log):
         left = _BLOCK_BYTES - at % _BLOCK_BYTES
         if left < _HEADER.size:
@@ -177,10 +220,14 @@ def _records(log: bytes) -> Iterator[bytes]:
         payload = log[at + _HEADER.size : at + _HEADER.size + size]
         if kind not in (_WHOLE, _FIRST, _MIDDLE, _LAST) or len(payload) < size or crc != _masked_crc(kind, payload):
             raise ValueError(f"the record at byte {at} is damaged, or its kind {kind} is unknown")
-        at += _HEADER.size + size
+        if (kind in (_MIDDLE, _LAST)) == (last in (_WHOLE, _LAST)):
+            raise ValueError(f"a piece is missing before the record at byte {at}")
+        at, last = at + _HEADER.size + size, kind
         gathered = payload if kind in (_WHOLE, _FIRST) else gathered + payload
         if kind in (_WHOLE, _LAST):
             yield gathered
+    if last not in (_WHOLE, _LAST):
+        raise ValueError("the last record has no end")
 
 
 def _framed(record: bytes, at: int) -> bytes:
@@ -208,15 +255,16 @@ def _edits(record: bytes) -> Iterator[SstSpan | tuple[int, int]]:
     """Yield what one record of a MANIFEST, a version edit, changes in the store.
 
     Yields:
-        A `SstSpan` for each added SST. A pair (`_DELETED_FILE`, number) for each deleted SST, and pairs (`_NEXT_FILE`,
-        number) and (`_LAST_SEQUENCE`, number). Other fields of the version edit are skipped.
+        A `SstSpan` for each added SST. A pair (`_DELETED_FILE`, number) for each deleted SST. Pairs of a tag and a number
+        for the next file, the last sequence number and the numbers of write-ahead logs. Other fields of the version
+        edit are skipped.
     """
     at = 0
     while at < len(record):
         tag, at = _number(record, at)
         if tag in _NUMBERS:
             number, at = _number(record, at)
-            if tag in (_NEXT_FILE, _LAST_SEQUENCE):
+            if tag in (_NEXT_FILE, _LAST_SEQUENCE, _LOG, _PREVIOUS_LOG, _LEAST_LOG):
                 yield tag, number
         elif tag in _TEXTS or tag & _IGNORABLE:
             _, at = _text(record, at)
@@ -231,8 +279,8 @@ def _edits(record: bytes) -> Iterator[SstSpan | tuple[int, int]]:
             _, at = _number(record, at)
             smallest, at = _text(record, at)
             largest, at = _text(record, at)
-            for _ in range(2):
-                _, at = _number(record, at)
+            _, at = _number(record, at)
+            last_sequence, at = _number(record, at)
             described, epoch = record[begin:at], 0
             while True:
                 begin = at
@@ -242,6 +290,8 @@ def _edits(record: bytes) -> Iterator[SstSpan | tuple[int, int]]:
                 text, at = _text(record, at)
                 if tag == _EPOCH:
                     epoch, _ = _number(text, 0)
+                elif tag == _LEAST_LOG_FIELD:
+                    yield _LEAST_LOG, int.from_bytes(text, "little")
                 else:
                     described += record[begin:at]
             yield SstSpan(
@@ -250,6 +300,7 @@ def _edits(record: bytes) -> Iterator[SstSpan | tuple[int, int]]:
                 smallest=smallest[:-_SEQUENCE_BYTES],
                 largest=largest[:-_SEQUENCE_BYTES],
                 epoch=epoch,
+                last_sequence=last_sequence,
                 described=described,
             )
         else:
@@ -265,6 +316,8 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, at
         shift += 7
+        if shift > 63:
+            raise ValueError("a number is too long")
 
 
 def _text(data: bytes, at: int) -> tuple[bytes, int]:

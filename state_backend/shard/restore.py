@@ -14,7 +14,6 @@ segments come from the manifest that held the key group.
 from __future__ import annotations
 
 import io
-import re
 import shutil
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -28,13 +27,9 @@ from state_backend.shard.file_cache import FileCache
 from state_backend.shard.join_files import join_manifests
 from state_backend.shard.transfer import download_all
 from state_backend.state.layout import key_group_bounds
-from state_backend.values.errors import CorruptFile, CorruptRecord, InvariantViolated, NotFound
+from state_backend.values.errors import CorruptFile, InvariantViolated, NotFound
 from state_backend.values.key_groups import KeyGroupRange
 from state_backend.values.records import KeyGroupState, LocalFile, ShardManifest
-
-# RocksDB opens the file that CURRENT names, even outside of the folder. So the content of CURRENT must match this
-# pattern.
-_CURRENT = re.compile(rb"MANIFEST-[0-9]+\n")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +125,6 @@ def restore_shard(
 
     Raises:
         CorruptFile: A file is missing or damaged. The message names the file.
-        CorruptRecord: CURRENT names a file outside of the folder.
     """
     plan = plan_restore(target, manifests)
     states = tuple(s for m in manifests for s in m.key_group_states if s.key_group in target)
@@ -191,14 +185,9 @@ def fetch(
 
     Raises:
         CorruptFile: A file is missing or damaged.
-        CorruptRecord: CURRENT names a file outside of the folder.
     """
     directory.mkdir(parents=True)
     for file in manifest.inline_files:
-        if file.name == "CURRENT" and _CURRENT.fullmatch(file.data) is None:
-            raise CorruptRecord(
-                f"shard {manifest.shard}: CURRENT names {file.data[:60]!r}, expected a MANIFEST in its folder"
-            )
         _inside(directory, file.name).write_bytes(file.data)
     files = [(f.handle, _inside(directory, f.name)) for f in manifest.files]
     files += [(s.handle, _segment(directory, n)) for n, s in enumerate(manifest.segments) if s.handle is not None]

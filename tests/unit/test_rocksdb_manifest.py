@@ -1,0 +1,111 @@
+"""What makes a MANIFEST one that RocksDB can open: the framing of its records, and files and numbers that agree."""
+
+from __future__ import annotations
+
+import pytest
+
+from state_backend.formats import rocksdb_manifest as codec
+from state_backend.formats.rocksdb_manifest import store_of
+from state_backend.values.errors import CorruptFile
+
+LOG, NEXT, LAST, DELETED, PREVIOUS_LOG, LEAST_LOG = 2, 3, 4, 6, 9, 10
+FIRST_PIECE, MIDDLE_PIECE, LAST_PIECE = 2, 3, 4
+
+
+def text(value: bytes) -> bytes:
+    return codec._varint(len(value)) + value
+
+
+def edit(*numbers: int) -> bytes:
+    return b"".join(codec._varint(number) for number in numbers)
+
+
+def file(number: int, level: int, smallest: bytes, largest: bytes, epoch: int = 1, fields: bytes = b"") -> bytes:
+    """The part of a version edit that adds a file of 100 bytes whose greatest sequence number is 7."""
+    head = edit(103, level, number, 100) + text(smallest + bytes(8)) + text(largest + bytes(8)) + edit(5, 7)
+    return head + fields + (edit(13) + text(edit(epoch)) if epoch else b"") + edit(1)
+
+
+def log_of(*records: bytes) -> bytes:
+    log = b""
+    for record in records:
+        log += codec._framed(record, len(log))
+    return log
+
+
+WHOLE = edit(LOG, 4, PREVIOUS_LOG, 0, NEXT, 10, LAST, 7)
+LEAST_LOG_11 = edit(3) + text((11).to_bytes(8, "little"))
+
+
+@pytest.mark.parametrize(
+    ("edits", "files"),
+    [
+        ([], 0),
+        ([file(8, 6, b"a", b"c"), file(9, 6, b"d", b"f")], 2),
+        ([file(8, 6, b"a", b"c"), file(9, 6, b"c", b"f")], 2),  # a deleted range ends before c
+        ([file(8, 6, b"a", b"f"), file(9, 5, b"b", b"c")], 2),
+        ([file(8, 0, b"a", b"f", epoch=1), file(9, 0, b"b", b"c", epoch=2)], 2),
+        ([file(8, 0, b"a", b"f", epoch=0), file(9, 0, b"b", b"c", epoch=0)], 2),  # before RocksDB 7.9
+        ([file(8, 0, b"a", b"f"), edit(DELETED, 0, 8) + file(8, 6, b"a", b"f")], 1),  # moved to another level
+        ([edit(LEAST_LOG, 10)], 0),
+    ],
+    ids=["empty", "neighbours", "one key", "two levels", "two epochs", "no epochs", "moved", "a log"],
+)  # fmt: skip
+def test_files_that_fit(edits: list[bytes], files: int) -> None:
+    store = store_of(log_of(*edits, WHOLE), "it")
+    assert (store.next_file, store.last_sequence, len(store.spans)) == (10, 7, files)
+
+
+@pytest.mark.parametrize(
+    ("edits", "says"),
+    [
+        ([file(8, 6, b"a", b"c"), file(9, 6, b"b", b"f")], "files 8 and 9 of level 6 overlap"),
+        ([file(8, 6, b"d", b"f"), file(9, 6, b"a", b"e")], "files 9 and 8 of level 6 overlap"),
+        ([file(8, 0, b"a", b"f"), file(9, 0, b"b", b"c")], "files 8 and 9 of level 0 overlap"),
+        ([file(8, 6, b"a", b"c"), file(8, 0, b"d", b"f")], "two files have the number 8"),
+        ([file(10, 6, b"a", b"c")], "the next file is 10, the last file 10"),
+        ([edit(LOG, 11)], "the last log 11"),
+        ([edit(PREVIOUS_LOG, 11)], "the last log 11"),
+        ([edit(LEAST_LOG, 11)], "the last log 11"),
+        # What shrinking parallelism once copied from one shard's MANIFEST to another's: RocksDB deleted its new log, and crashed.
+        ([file(8, 6, b"a", b"c", fields=LEAST_LOG_11)], "the last log 11"),
+        ([file(8, 6, b"a", b"c"), WHOLE, edit(LAST, 6)], "the last sequence number is 6, and a file has 7"),
+        ([WHOLE, edit(LAST, 1 << 56)], "the last sequence number is 72057594037927936"),
+        ([WHOLE, edit(NEXT, 1 << 62)], "the next file is 4611686018427387904"),
+        ([edit(LOG) + b"\xff" * 10 + b"\x01"], "too long"),
+        ([edit(200, 1)], "unknown tag 200"),
+    ],
+)  # fmt: skip
+def test_files_and_numbers_that_contradict_each_other(edits: list[bytes], says: str) -> None:
+    records = edits if WHOLE in edits else [*edits, WHOLE]
+    with pytest.raises(CorruptFile, match=f"^the MANIFEST is not a MANIFEST that RocksDB can open: .*{says}"):
+        store_of(log_of(*records), "the MANIFEST")
+
+
+def piece(kind: int, payload: bytes) -> bytes:
+    return codec._HEADER.pack(codec._masked_crc(kind, payload), len(payload), kind) + payload
+
+
+@pytest.mark.parametrize(
+    ("log", "says"),
+    [
+        (log_of(WHOLE)[:-1], "byte 0 is damaged"),
+        (log_of(WHOLE)[:5], "unpack"),
+        (log_of(WHOLE, WHOLE)[:-1] + b"\x00", "byte 15 is damaged"),
+        (log_of(WHOLE) + bytes(20), "kind 0 is unknown"),
+        (log_of(WHOLE) + piece(6, b""), "kind 6 is unknown"),
+        (piece(LAST_PIECE, WHOLE), "a piece is missing before the record at byte 0"),
+        (log_of(WHOLE) + piece(MIDDLE_PIECE, WHOLE), "a piece is missing before the record at byte 15"),
+        (piece(FIRST_PIECE, WHOLE) + log_of(WHOLE), "a piece is missing before the record at byte 15"),
+        (piece(FIRST_PIECE, WHOLE) + piece(FIRST_PIECE, WHOLE), "a piece is missing before the record at byte 15"),
+        (log_of(WHOLE) + piece(FIRST_PIECE, WHOLE), "the last record has no end"),
+    ],
+)  # fmt: skip
+def test_a_log_with_another_framing(log: bytes, says: str) -> None:
+    with pytest.raises(CorruptFile, match=says):
+        store_of(log, "it")
+
+
+def test_pieces_of_a_record() -> None:
+    log = piece(FIRST_PIECE, WHOLE[:2]) + piece(MIDDLE_PIECE, WHOLE[2:3]) + piece(LAST_PIECE, WHOLE[3:])
+    assert store_of(log, "it").next_file == 10
