@@ -6,7 +6,7 @@ end a whole number of these spans after the DAG's start date.
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from airflow.sdk.exceptions import AirflowFailException
@@ -22,6 +22,11 @@ def data_interval(context: Any) -> tuple[datetime, datetime]:
     start, end = context.get("data_interval_start"), context.get("data_interval_end")
     if start is None or end is None or not start < end:
         timetable = getattr(context.get("dag"), "timetable", None)
+        if start is not None and start == end and type(timetable).__name__ == "CronDataIntervalTimetable":
+            raise AirflowFailException(
+                f"this run's data interval has no length ({start}): Airflow gives such an interval to a manual run after a change of "
+                f"clocks that skips the local time of the DAG's schedule.\n{_last_before(context, start)}"
+            )
         if start is not None and start == end and timetable is not None:
             raise AirflowFailException(
                 f"this run's data interval has no length ({start}), because the DAG's schedule is a {type(timetable).__name__}. "
@@ -40,6 +45,34 @@ def data_interval(context: Any) -> tuple[datetime, datetime]:
             f"interval:\n{backfill_command(context['dag_run'].dag_id, Rerun(first=first, last=first))}"
         )
     return start, end
+
+
+def check_ended(context: Any, end: datetime) -> None:
+    """Raise `AirflowFailException` if the data interval of a manual run has not ended: its input is not complete.
+
+    Airflow gives such an interval to a manual run in the hour that clocks repeat.
+    """
+    own = getattr(context["dag_run"], "run_type", None)
+    if str(getattr(own, "value", own)) == "manual" and _plain(end) > datetime.now(tz=UTC):
+        raise AirflowFailException(
+            f"this run's data interval ends at {_plain(end).isoformat()}, which is still to come, so its input is not complete. The "
+            f"scheduled run processes this interval after its end.\n{_last_before(context, context['data_interval_start'])}"
+        )
+
+
+def _last_before(context: Any, end: datetime) -> str:
+    """Return a sentence that names the interval of the DAG's schedule that ends at an instant, and the command that runs it."""
+    from cairn_operators.dag_schedule import schedule_of_dag
+    from state_backend.values.airflow_commands import backfill_command
+    from state_backend.values.errors import Rerun
+    from state_backend.values.schedule import decode, interval_before
+
+    schedule = schedule_of_dag(context.get("dag"))
+    last = None if schedule is None else interval_before(decode(schedule), _plain(end))
+    if last is None:
+        return "Run the intervals that you want with cairn backfill"
+    again = Rerun(first=last.start, last=last.start)
+    return f"The last interval before is {last}. This command runs it:\n{backfill_command(context['dag_run'].dag_id, again)}"
 
 
 def _suggestion(timetable: Any) -> str:

@@ -15,7 +15,7 @@ from airflow.sdk.observability import stats
 
 from cairn_operators.checkpoint_operator import CheckpointOperator, again_command
 from cairn_operators.dag_schedule import schedule_of_dag
-from cairn_operators.data_interval import data_interval
+from cairn_operators.data_interval import check_ended, data_interval
 from cairn_operators.driver_operator import DriverOperator
 from cairn_operators.failures import failure, failure_of
 from cairn_operators.pipeline_source import pipeline_name_of
@@ -178,6 +178,7 @@ class StatefulMicroBatchOperator(DriverOperator):
         self, context: Any, before: dict[str, int], *, since_ms: int, alone_since_ms: int | None
     ) -> dict[str, Any]:
         start, end = data_interval(context)
+        check_ended(context, end)
         began_s = time.monotonic()
         there = self._wait_or_refuse(context, start, end, since_ms=since_ms, alone_since_ms=alone_since_ms)
         return self._process(context, start, end, there, before | {"order": int((time.monotonic() - began_s) * 1e6)})

@@ -1,6 +1,6 @@
 """Schedules of pipelines: where one data interval ends and the next one begins. Pure values without Airflow.
 
-A schedule cuts time at its boundaries, exactly as Airflow's timetables with data intervals do: `Cron` as
+A schedule cuts time at its boundaries as Airflow's timetables with data intervals do: `Cron` as
 `CronDataIntervalTimetable`, `Every` as `DeltaDataIntervalTimetable`.
 
 A cron expression counts local time. When clocks change, a boundary moves as in Airflow:
@@ -9,15 +9,20 @@ A cron expression counts local time. When clocks change, a boundary moves as in 
 - A local time that comes twice means the second one, except under an expression that matches every hour: such an
   expression has both.
 
+The boundaries of a cron expression are one row of instants: each interval begins where the one before ends. Airflow's
+runs have the same intervals, except at some changes of clocks, where Airflow looks for a run's start by going back from
+its end. Then Airflow starts a range one interval late, leaves a piece of time out, or takes a piece twice.
+
 Source: airflow.timetables._cron, _delta and interval, of Airflow 3.3.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from state_backend.values.errors import UsageError
@@ -36,8 +41,8 @@ PRESETS = {
     "@quarterly": "0 0 1 */3 *",
     "@yearly": "0 0 1 1 *",
 }
-# Longer than any change of clocks since 2012.
-_CLOCKS_CHANGE = timedelta(hours=3)
+# Longer than any change of clocks since 2012: Casey in Antarctica changes by three hours.
+_CLOCKS_CHANGE = timedelta(hours=4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +80,11 @@ class Cron:
         from croniter import CroniterError
 
         try:
-            _Clock(self).after(datetime(2024, 1, 1, tzinfo=UTC))
+            _Clock(self).around(datetime(2024, 1, 1, tzinfo=UTC))
         except CroniterError as error:
             raise UsageError(
                 f"{self.expression!r} is no cron expression: {error}\nWrite five fields as in '0 6 * * 1-5', or a preset such as '@daily'"
             ) from None
-
-    def boundaries(self) -> tuple[Callable[[datetime], datetime], Callable[[datetime], datetime]]:
-        """Return two functions of an instant: the first boundary after it, and the last boundary before it."""
-        clock = _Clock(self)
-        return clock.after, clock.before
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,16 +117,20 @@ class Every:
     def check(self) -> None:
         """Do nothing: the constructor has checked the length."""
 
-    def boundaries(self) -> tuple[Callable[[datetime], datetime], Callable[[datetime], datetime]]:
-        """Return two functions of an instant: the instant one length later, and the instant one length earlier."""
-        return lambda at: at.astimezone(UTC) + self.length, lambda at: at.astimezone(UTC) - self.length
+    def around(self, at: datetime) -> Interval:
+        """Return the interval that begins at an instant: any instant may be a boundary."""
+        return Interval(at, self.after(at))
+
+    def after(self, boundary: datetime) -> datetime:
+        """Return the boundary after a boundary."""
+        return boundary + self.length
 
 
 Schedule: TypeAlias = Cron | Every
 
 
 class _Clock:
-    """Boundaries of a cron expression before and after an instant, as Airflow's `CronMixin` computes them."""
+    """The boundaries of a cron expression."""
 
     def __init__(self, cron: Cron) -> None:
         from croniter import croniter
@@ -135,19 +139,48 @@ class _Clock:
         self._ticks: croniter = croniter(cron.expression, start_time=datetime(2024, 1, 1))
         self._matches_every_hour = self._ticks.expanded[1] == ["*"]
 
-    def after(self, at: datetime) -> datetime:
-        at = at.astimezone(UTC)
-        local = at.astimezone(self._rules).replace(tzinfo=None)
-        self._ticks.set_current(local, force=True)
-        tick: datetime = self._ticks.get_next(datetime)
-        return at + (tick - local) if self._matches_every_hour else self._instant(tick)
+    def around(self, at: datetime) -> Interval:
+        """Return the interval between the last boundary at or before an instant and the first boundary after it."""
+        start = self._before_changes(at)
+        while (following := self.after(start)) <= at:
+            start = following
+        return Interval(start, following)
 
-    def before(self, at: datetime) -> datetime:
-        at = at.astimezone(UTC)
-        local = at.astimezone(self._rules).replace(tzinfo=None)
+    def after(self, boundary: datetime) -> datetime:
+        """Return the boundary after a boundary."""
+        local = self._local(boundary)
+        if not self._matches_every_hour and self._offset(boundary) != self._offset(boundary - _CLOCKS_CHANGE):
+            # Of several times that the clock skips, Airflow has the first and the last, as the end of one run and the
+            # start of the next. The last one is the time that the expression matches before the boundary's local time.
+            last = self._instant(self._tick(local, back=True))
+            if last > boundary:
+                return last
+        tick = self._tick(local)
+        return boundary + (tick - local) if self._matches_every_hour else self._instant(tick)
+
+    def _before_changes(self, at: datetime) -> datetime:
+        """Return a boundary at or before an instant that no change of clocks has moved."""
+        local = self._local(at)
+        tick = local if self._tick(self._tick(local, back=True)) == local else self._tick(local, back=True)
+        while True:
+            # `after` adds a length to a boundary of every hour, so a change in a pause of the expression moves later boundaries too.
+            since = self._tick(tick - _CLOCKS_CHANGE, back=True) if self._matches_every_hour else tick
+            found = self._instant(tick)
+            if self._offset(self._instant(since) - _CLOCKS_CHANGE) == self._offset(found + _CLOCKS_CHANGE):
+                return found
+            tick = self._tick(since, back=True)
+
+    def _tick(self, local: datetime, *, back: bool = False) -> datetime:
+        """Return the first local time after `local` that the expression matches; with `back`, the last one before it."""
         self._ticks.set_current(local, force=True)
-        tick: datetime = self._ticks.get_prev(datetime)
-        return at - (local - tick) if self._matches_every_hour else self._instant(tick)
+        tick: datetime = self._ticks.get_prev(datetime) if back else self._ticks.get_next(datetime)
+        return tick
+
+    def _local(self, at: datetime) -> datetime:
+        return at.astimezone(self._rules).replace(tzinfo=None)
+
+    def _offset(self, at: datetime) -> timedelta | None:
+        return at.astimezone(self._rules).utcoffset()
 
     def _instant(self, local: datetime) -> datetime:
         # When a clock is set back, a local time comes twice: the smaller offset from UTC names the second. When a clock is
@@ -205,35 +238,23 @@ def decode(values: dict[str, Any]) -> Schedule:
 
 
 def first_interval(schedule: Schedule, start: datetime) -> Interval:
-    """Return the first interval that begins at or after `start`, as Airflow's first run has it."""
-    after, before = schedule.boundaries()
-    start = _aligned_forward(after, before, start) if isinstance(schedule, Cron) else start
-    return Interval(start, after(start))
+    """Return the first interval that begins at or after `start`."""
+    return next(_from(schedule, start))
 
 
 def next_interval(schedule: Schedule, last: Interval) -> Interval:
-    """Return the interval that Airflow schedules after `last`.
+    """Return the interval that follows `last`.
 
     It begins where `last` ends. If no boundary of the schedule lies there (the schedule has changed), the interval begins
-    at the boundary before, and so overlaps `last`.
+    at the boundary before, and so overlaps `last`, as in Airflow.
     """
-    after, before = schedule.boundaries()
-    if isinstance(schedule, Every):
-        return Interval(last.end, after(last.end))
-    # The same steps as `_DataIntervalTimetable.next_dagrun_info`.
-    previous = before(last.end)
-    start = last.end if after(previous) == last.end else previous
-    while start <= last.start:  # One step; more after some daylight saving changes, where Airflow raises an error.
-        start = after(start)
-    return Interval(start, after(start))
+    found = interval_around(schedule, last.end)
+    return found if found.start > last.start else first_interval(schedule, found.end)
 
 
 def starting_between(schedule: Schedule, first: datetime, last: datetime) -> Iterator[Interval]:
-    """Yield the intervals that begin at or between two instants, as Airflow's backfill does. Both instants are included."""
-    one = first_interval(schedule, first)
-    while one.start <= last:
-        yield one
-        one = next_interval(schedule, one)
+    """Yield the intervals that begin at or between two instants. Both instants are included."""
+    return takewhile(lambda one: one.start <= last, _from(schedule, first))
 
 
 def count_between(schedule: Schedule, first: datetime, last: datetime, most: int = 20_000) -> tuple[int, bool]:
@@ -247,57 +268,45 @@ def count_between(schedule: Schedule, first: datetime, last: datetime, most: int
     """
     if isinstance(schedule, Every):
         return max(0, (last - first) // schedule.length + 1), True
-    after, _ = schedule.boundaries()
-    begun = at = first_interval(schedule, first).start
-    found = 0
-    while at <= last:
-        if found == most:
-            return round(found * ((last - begun) / (at - begun))), False
-        at, found = after(at), found + 1
-    return found, True
+    counted = list(islice(starting_between(schedule, first, last), most + 1))
+    if len(counted) <= most:
+        return len(counted), True
+    begun, at = counted[0].start, counted[-1].start
+    return round(most * ((last - begun) / (at - begun))), False
 
 
 def interval_from(schedule: Schedule, start: datetime) -> Interval | None:
     """Return the interval that begins at `start`; None if no boundary of the schedule lies there."""
-    found = first_interval(schedule, start)
+    found = interval_around(schedule, start)
     return found if found.start == start else None
 
 
 def interval_before(schedule: Schedule, end: datetime) -> Interval | None:
     """Return the interval that ends at `end`; None if no boundary of the schedule lies there."""
-    after, before = schedule.boundaries()
     if isinstance(schedule, Every):
-        return Interval(before(end), end)
-    start = _well_before(before, end)
-    while (following := after(start)) < end:
-        start = following
-    return Interval(start, end) if following == end else None
+        return Interval(end - schedule.length, end)
+    found = interval_around(schedule, end - timedelta(milliseconds=1))
+    return found if found.end == end else None
 
 
 def interval_around(schedule: Schedule, at: datetime) -> Interval:
     """Return the interval that contains an instant; under `Every`, the interval that begins there."""
-    after, before = schedule.boundaries()
-    if isinstance(schedule, Every):
-        return Interval(at, after(at))
-    start = _well_before(before, at)
-    while (following := after(start)) <= at:
-        start = following
-    return Interval(start, following)
+    return _clock(schedule).around(at)
 
 
-def _well_before(before: Callable[[datetime], datetime], at: datetime) -> datetime:
-    """Return a boundary before an instant, and before any change of clocks close to the instant.
+def _from(schedule: Schedule, start: datetime) -> Iterator[Interval]:
+    """Yield the intervals that begin at or after `start`, without end."""
+    clock = _clock(schedule)
+    one = clock.around(start)
+    if one.start == start:
+        yield one
+    while True:
+        one = Interval(one.end, clock.after(one.end))
+        yield one
 
-    Near a change, `before` skips boundaries or returns instants that are none. `after` finds all boundaries from here on.
-    """
-    return before(min(before(at), at) - _CLOCKS_CHANGE)
 
-
-def _aligned_forward(
-    after: Callable[[datetime], datetime], before: Callable[[datetime], datetime], at: datetime
-) -> datetime:
-    following = after(at)
-    return following if before(following) != at else at
+def _clock(schedule: Schedule) -> _Clock | Every:
+    return _Clock(schedule) if isinstance(schedule, Cron) else schedule
 
 
 def no_boundary(schedule: Schedule, at: datetime) -> str:

@@ -1,16 +1,17 @@
-"""Schedules against Airflow's own timetables, over years of instants and the changes of three zones' clocks."""
+"""Schedules against Airflow's own timetables, at the changes of the clocks of forty zones.
+
+Where Airflow's runs differ, a test here says how. `docs/reference.md` says what the runs of these schedules do.
+"""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from functools import cache
+from itertools import product
 
 import pytest
-from airflow.timetables.base import DataInterval, TimeRestriction
-from airflow.timetables.interval import CronDataIntervalTimetable, DeltaDataIntervalTimetable
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
-from pendulum import DateTime, instance
+from pendulum import DateTime
 
 from state_backend.values.intervals import Interval
 from state_backend.values.schedule import (
@@ -28,79 +29,86 @@ from state_backend.values.schedule import (
     schedule_of,
     starting_between,
 )
+from tests.support.airflow_schedule import ZONES, changes_of, scheduled_by_airflow
 from tests.support.tiers import at_tier
 
-ZONES = ("UTC", "Europe/Berlin", "America/Los_Angeles", "Asia/Kolkata", "Australia/Lord_Howe")
 EXPRESSIONS = (
     *("@hourly", "@daily", "@weekly", "@monthly", "@quarterly", "@yearly"),
     *("0 6 * * 1-5", "30 2 * * *", "15 1-3 * * *", "*/30 2 * * *", "*/20 * * * *", "30 * * * 1-5", "0 */2 * * *"),
     *("0 0 1 * *", "0 0 31 * *", "0 0 L * *", "0 0 29 2 *", "0 12 1,15 * 1", "0 9 * * 1#1", "0 0 * * 7"),
 )
-OFTEN = ("@hourly", "*/20 * * * *", "30 * * * 1-5", "0 */2 * * *")
-STOPS = [(e, "Australia/Lord_Howe") for e in ("@hourly", "*/20 * * * *", "30 * * * 1-5")] + [
-    ("30 * * * 1-5", zone) for zone in ("Europe/Berlin", "America/Los_Angeles")
-]
-YEARS = (datetime(at_tier(fast=2024, ci=2024, all=2021), 2, 20, tzinfo=UTC), datetime(2024, 11, 10, tzinfo=UTC))
-# The days on which one of the zones changed its clocks in 2024. Schedules of hours and minutes are walked there only.
-CHANGES = [
-    (at, at + timedelta(days=3))
-    for at in (
-        datetime(2024, m, d, tzinfo=UTC)
-        for m, d in ((3, 9), (3, 30), (4, 6), (10, 5), (10, 26), (11, 2))[:: at_tier(fast=3, ci=3, all=1)]
-    )
-]
+# Each expression with the hours before and behind a change of clocks in which its intervals are looked at.
+AT_CHANGES = {
+    **dict.fromkeys(("0 0 * * *", "0 1 * * *", "0 2 * * *", "30 2 * * *", "*/30 2 * * *", "15 1-3 * * *"), 60),
+    **{"0 */2 * * *": 24, "0 * * * *": 8, "30 * * * *": 8, "*/20 * * * *": 6, "30 * * * 1-5": 60, "0 0 * * 1": 216},
+}
+YEARS = (datetime(at_tier(fast=2024, ci=2024, all=2015), 2, 20, tzinfo=UTC), datetime(2024, 11, 10, tzinfo=UTC))
 INSTANTS = st.integers(0, int((YEARS[1] - YEARS[0]).total_seconds() // 60)).map(
     lambda m: YEARS[0] + timedelta(minutes=m)
 )
+MOMENT = timedelta(milliseconds=1)
+# Longer than any change of clocks, and than the six hours by which `changes_of` may be late.
+SHADOW = timedelta(hours=10)
+# What else Airflow's run after an interval may do close to a change of clocks, than to take the following interval: leave time out
+# ("gap"), take time twice ("overlap"), or no run is created any more ("stops").
+ANY = {"*/30 2 * * *": {"gap"}, "30 * * * 1-5": {"stops", "overlap"}}
+HALF_HOURS = ("Australia/Lord_Howe", "Asia/Pyongyang", "America/Caracas")
+LISTED = {
+    **{key: {"stops"} for key in product(("0 * * * *", "*/20 * * * *"), HALF_HOURS)},
+    **{key: {"overlap"} for key in product(("30 * * * *",), HALF_HOURS)},
+    # Clocks that change by three and by two hours.
+    **{
+        key: {"gap", "overlap"}
+        for key in product(("0 */2 * * *", "15 1-3 * * *"), ("Antarctica/Casey", "Antarctica/Troll"))
+    },
+}
+SAMPLE = ("Europe/Berlin", "Africa/Cairo", "America/Sao_Paulo", "Antarctica/Casey", "Australia/Lord_Howe", "UTC")
 
 
-@cache
-def timetable(schedule: Schedule) -> CronDataIntervalTimetable | DeltaDataIntervalTimetable:
-    if isinstance(schedule, Cron):
-        return CronDataIntervalTimetable(schedule.expression, schedule.zone)
-    return DeltaDataIntervalTimetable(schedule.length)
+@pytest.mark.parametrize("zone", at_tier(fast=SAMPLE[3:], ci=SAMPLE, all=ZONES))
+@pytest.mark.parametrize("expression", AT_CHANGES)
+def test_intervals_around_changes_of_clocks_are_those_of_airflow_or_listed(expression: str, zone: str) -> None:
+    schedule, around = Cron(expression, zone), timedelta(hours=AT_CHANGES[expression])
+    # A schedule of every hour also counts a change in its pause of two days.
+    reach = timedelta(days=3) if expression == "30 * * * 1-5" else SHADOW
+    changes = changes_of(zone)[: at_tier(fast=2, ci=2, all=None)] or [datetime(2024, 3, 10, tzinfo=UTC)]
+    for change in changes:
+        one = first_interval(schedule, change - around)
+        while one.end < change + around:
+            following = next_interval(schedule, one)
+            assert following.start == one.end
+            assert first_interval(schedule, one.start) == interval_before(schedule, one.end) == one
+            assert interval_around(schedule, one.start) == interval_around(schedule, one.end - MOMENT) == one
+            assert first_interval(schedule, one.start + MOMENT) == following
+            assert interval_from(schedule, one.start + MOMENT) is None
+            assert interval_before(schedule, one.end - MOMENT) is None
+            differs = how_airflow_differs(schedule, one, following)
+            assert differs is None or differs in ANY.get(expression, LISTED.get((expression, zone), ())), one
+            # Where the clock skips the time at which an interval ends, Airflow's range from its start begins one interval later.
+            if scheduled_by_airflow(schedule, None, one.start) != one:
+                assert any(one.start - reach < at < one.end + SHADOW for at in changes), one
+            one = following
 
 
-def scheduled_by_airflow(
-    schedule: Schedule, last: Interval | None, earliest: datetime | None, latest: datetime | None = None
-) -> Interval | None:
-    """The interval of the run that Airflow creates after `last`, in a DAG with catchup."""
-    info = timetable(schedule).next_dagrun_info(
-        last_automated_data_interval=None if last is None else DataInterval(instance(last.start), instance(last.end)),
-        restriction=TimeRestriction(
-            None if earliest is None else instance(earliest), None if latest is None else instance(latest), catchup=True
-        ),
-    )
-    return None if info is None else Interval(info.data_interval.start, info.data_interval.end)
+def how_airflow_differs(schedule: Schedule, last: Interval, following: Interval) -> str | None:
+    """What Airflow's run after `last` does if it does not take the following interval."""
+    try:
+        run = scheduled_by_airflow(schedule, last, None)
+    except ValueError as error:
+        assert "did not advance" in str(error)
+        return "stops"
+    assert run is not None
+    if run == following:
+        return None
+    return "gap" if run.start > last.end else "overlap" if run.start < last.end else f"other end, {run}"
 
 
-@pytest.mark.parametrize(
-    "zone", at_tier(fast=("Australia/Lord_Howe",), ci=("Europe/Berlin", "Australia/Lord_Howe"), all=ZONES)
-)
-@pytest.mark.parametrize("expression", EXPRESSIONS)
-def test_intervals_follow_each_other_as_in_airflow(expression: str, zone: str) -> None:
-    schedule = Cron(expression, zone)
-    for begin, end in CHANGES if expression in OFTEN else [YEARS]:
-        last = first_interval(schedule, begin)
-        assert last == scheduled_by_airflow(schedule, None, begin)
-        while last.end < end:
-            following = next_interval(schedule, last)
-            try:
-                assert following == scheduled_by_airflow(schedule, last, None)
-            except (
-                ValueError
-            ) as error:  # Airflow's scheduler stops here, as at `30 * * * 1-5` behind the clocks' change.
-                assert "did not advance" in str(error) and (expression, zone) in STOPS
-                assert following.start > last.start
-                break
-            # In spring, Airflow leaves out half an hour of `*/30 2 * * *`: both of its boundaries lie in the skipped hour.
-            if expression == "*/30 2 * * *" and following.start.month == 3:
-                last = following
-                continue
-            assert following.start == last.end
-            assert interval_before(schedule, following.end) == following
-            assert interval_around(schedule, following.start) == following
-            last = following
+def is_quiet(schedule: Cron, *instants: datetime) -> bool:
+    """True if no clock changes within three days of these instants, nor of the boundaries around them."""
+    spans = [interval_around(schedule, at) for at in instants]
+    bounds = [*instants, *(bound for span in spans for bound in (span.start, span.end))]
+    days = timedelta(days=3)
+    return not any(at - days < change < at + days for at in bounds for change in changes_of(schedule.zone))
 
 
 @given(
@@ -109,30 +117,15 @@ def test_intervals_follow_each_other_as_in_airflow(expression: str, zone: str) -
 def test_an_interval_after_any_other_is_that_of_airflow(expression: str, zone: str, at: datetime, minutes: int) -> None:
     # The last interval may be of another schedule, which the pipeline had before.
     schedule, last = Cron(expression, zone), Interval(at, at + timedelta(minutes=minutes))
-    assert next_interval(schedule, last) == scheduled_by_airflow(schedule, last, None)
-    first = first_interval(schedule, at)
-    assert first == scheduled_by_airflow(schedule, None, at)
-    assert interval_from(schedule, at) == (first if first.start == at else None)
+    first, following = first_interval(schedule, at), next_interval(schedule, last)
     around = interval_around(schedule, at)
     assert around.start <= at < around.end
     assert (interval_before(schedule, at) is not None) == (around.start == at)
-
-
-@given(
-    expression=st.sampled_from([e for e in EXPRESSIONS if e not in OFTEN]),
-    zone=st.sampled_from(ZONES),
-    first=INSTANTS,
-    days=st.integers(0, 40),
-)
-# In spring, Airflow leaves out half an hour of this expression.
-@example(expression="*/30 2 * * *", zone="America/Los_Angeles", first=datetime(2024, 2, 25, tzinfo=UTC), days=20)
-def test_a_range_is_that_of_an_airflow_backfill(expression: str, zone: str, first: datetime, days: int) -> None:
-    schedule, last = Cron(expression, zone), first + timedelta(days=days)
-    expected, one = list[Interval](), scheduled_by_airflow(schedule, None, first, last)
-    while one is not None:
-        expected.append(one)
-        one = scheduled_by_airflow(schedule, one, first, last)
-    assert list(starting_between(schedule, first, last)) == expected
+    assert interval_from(schedule, at) == (first if first.start == at else None)
+    assert last.start < following.start <= last.end or following.start == around.end
+    if is_quiet(schedule, at, last.end, following.end, first.end):
+        assert first == scheduled_by_airflow(schedule, None, at)
+        assert following == scheduled_by_airflow(schedule, last, None)
 
 
 @given(minutes=st.integers(1, 100_000), at=INSTANTS, length=st.integers(1, 10_000))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from cairn.command.airflow_rest import AirflowRest, RestError
 from cairn.command.cli import app
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.log import read_log
-from state_backend.values.schedule import Cron, Every, Schedule
+from state_backend.values.schedule import Cron, Every, Schedule, starting_between
+from tests.support.airflow_schedule import backfilled_by_airflow
 from tests.support.checkpoints import Folder, day
 
 DATES = [f"2024-01-0{n}T00:00:00+00:00" for n in (1, 2, 3)]
@@ -135,6 +137,34 @@ def test_a_day_is_a_day_in_the_zone_of_the_schedule(server: Callable[..., FakeAi
     airflow.backfills.clear()
     instants = ["--from", "2024-01-01T06:00Z", "--to", "2024-01-03T06:00+00:00"]
     assert backfill(*instants).stdout.splitlines()[0].endswith("from 2024-01-01T06:00Z to 2024-01-03T06:00+00:00")
+
+
+@pytest.mark.parametrize(
+    ("schedule", "first"),
+    [
+        (Cron("0 2 * * *", "Europe/Berlin"), "2024-03-30T01:00:00+00:00"),  # The clock skips 02:00 on 31 March.
+        (Cron("0 2 * * *", "Europe/Berlin"), "2024-03-29T01:00:00+00:00"),
+        (Cron("0 2 * * *", "Europe/Berlin"), "2024-03-29T01:00:01+00:00"),
+        (Cron("0 0 * * *", "Africa/Cairo"), "2023-04-26T22:00:00+00:00"),
+        (Every(86_400_000), "2024-03-30T01:00:00+00:00"),
+        (Every(500), "2024-04-02T01:59:57+00:00"),
+    ],
+)
+def test_a_range_has_every_interval_that_begins_in_it(
+    monkeypatch: pytest.MonkeyPatch, schedule: Schedule, first: str
+) -> None:
+    """Airflow leaves an interval out of a range that begins with it, if the clock skips the local time of its end."""
+
+    def dry_run(_: AirflowRest, __: str, ___: str, body: Mapping[str, Any]) -> Any:
+        span = (datetime.fromisoformat(body[name]) for name in ("from_date", "to_date"))
+        return {"backfills": [{"logical_date": i.start.isoformat()} for i in backfilled_by_airflow(schedule, *span)]}
+
+    monkeypatch.setattr(AirflowRest, "call_once", dry_run)
+    last = "2024-04-02T02:00:00+00:00"
+    body, dates = AirflowRest("http://airflow").backfill_dates({"from_date": first, "to_date": last})
+    starts = [i.start for i in starting_between(schedule, datetime.fromisoformat(first), datetime.fromisoformat(last))]
+    assert list(map(datetime.fromisoformat, dates)) == starts
+    assert dry_run(AirflowRest("http://airflow"), "", "", body)["backfills"] == [{"logical_date": at} for at in dates]
 
 
 def scheduled(pipeline: str, schedule: Schedule) -> None:

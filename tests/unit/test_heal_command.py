@@ -28,13 +28,15 @@ ROOT = "memory://heal"
 
 
 class FakeAirflow:
-    """A DAG whose days end with day 4. A backfill runs all its days at once: ``fails`` names the days whose run fails."""
+    """A DAG whose days end with day 4. A backfill runs all its days at once: ``fails`` names the days whose run fails.
+    A range that begins with a day of ``left_out`` lacks this day."""
 
     def __init__(self, folder: Folder) -> None:
         self.folder = folder
         self.runs: dict[int, dict[str, Any]] = {}
         self.backfills: list[dict[str, Any]] = []
         self.fails: set[int] = set()
+        self.left_out: set[int] = set()
         self.paused = False
         self.changes: list[str] = []
         self.last = ""  # of the last dry run
@@ -64,8 +66,9 @@ class FakeAirflow:
             first, last = (body or {})["from_date"], (body or {})["to_date"]
             self.last = last
             at_work = {n for n, run in self.runs.items() if run["state"] in ("queued", "running")}
-            days = [day(n).start.isoformat() for n in range(1, 5) if n not in at_work]
-            return {"backfills": [{"logical_date": at} for at in days if first <= at <= last]}
+            starts = {n: day(n).start.isoformat() for n in range(1, 5)}
+            days = [n for n in starts if n not in at_work and not (n in self.left_out and starts[n] == first)]
+            return {"backfills": [{"logical_date": starts[n]} for n in days if first <= starts[n] <= last]}
         if path.endswith("/taskInstances"):
             return {"task_instances": [{"operator_name": "CheckpointOperator", "state": "upstream_failed"}]}
         if path.endswith("/dagRuns"):
@@ -82,7 +85,10 @@ class FakeAirflow:
             raise RestError(409, "Backfill is already completed.")
         assert (method, path) == ("POST", "/api/v2/backfills") and body is not None
         for n in range(1, 5):
-            if body["from_date"] <= day(n).start.isoformat() <= body["to_date"]:
+            start = day(n).start.isoformat()
+            if body["from_date"] <= start <= body["to_date"] and not (
+                n in self.left_out and start == body["from_date"]
+            ):
                 self.ended(n, "failed" if n in self.fails else "success")
                 if n in self.fails:
                     break
@@ -157,6 +163,14 @@ def test_without_airflow_a_day_is_one_in_the_zone_of_the_pipelines_schedule() ->
     for every, last in ((None, "2024-03-29T22:59:59.999000+00:00"), ("1d", "2024-03-29T23:59:59.999000+00:00")):
         here = heal._Here("tests.support.calendars:BERLIN_SPRING", *place, every=every, spark="", on_done=print)
         assert here.last.isoformat() == last
+
+
+def test_it_runs_an_interval_that_airflow_leaves_out_of_a_range_that_begins_with_it(airflow: FakeAirflow) -> None:
+    """As Airflow does if the clock skips the local time at which the interval ends."""
+    airflow.left_out = {1, 2, 3, 4}
+    done = type_heal()
+    assert done.exit_code == 0, done.output
+    assert sorted(airflow.runs) == [2, 3, 4]
 
 
 def test_it_stops_at_a_run_that_fails_and_the_printed_command_goes_on(airflow: FakeAirflow) -> None:

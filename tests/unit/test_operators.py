@@ -57,7 +57,7 @@ from cairn_operators import (
     restore_pipeline,
     stateful_pipeline,
 )
-from cairn_operators.data_interval import data_interval, is_due
+from cairn_operators.data_interval import check_ended, data_interval, is_due
 from cairn_operators.driver_operator import _sessions
 from cairn_operators.driver_process import DriverProcess
 from cairn_operators.failures import exit_failure, failure
@@ -67,7 +67,10 @@ from cairn_operators.spark_location import _texts, spark_location, spark_url
 from cairn_operators.storage_connection import as_storage_identity, storage_credentials
 from cairn_provider import get_provider_info
 from state_backend.values import errors
+from state_backend.values.intervals import format_instant
 from state_backend.values.records import Permissions
+from state_backend.values.schedule import Cron
+from tests.support.airflow_schedule import timetable
 
 AZURE = "spark.hadoop.fs.azure.account.key.store.dfs.core.windows.net"
 START, END = datetime(2013, 1, 5, tzinfo=UTC), datetime(2013, 1, 6, tzinfo=UTC)
@@ -298,6 +301,50 @@ def test_a_run_without_interval_is_refused() -> None:
     for missing in ({"data_interval_start": None}, {"data_interval_end": None}, {"data_interval_end": START}):
         with pytest.raises(AirflowFailException, match="cairn backfill --dag aircraft"):
             data_interval(context(**missing))
+
+
+@pytest.mark.parametrize(
+    ("zone", "now", "last"),
+    [
+        ("America/New_York", "2024-03-10T07:30Z", "2024-03-09T07:00:00Z"),
+        ("Europe/Berlin", "2024-03-31T01:30Z", "2024-03-30T01:00:00Z"),
+        ("Australia/Sydney", "2024-10-05T16:30Z", "2024-10-04T16:00:00Z"),
+    ],
+)
+def test_a_manual_run_after_a_skipped_time_names_the_last_interval(zone: str, now: str, last: str) -> None:
+    """Airflow 3.3 gives such a run an interval without length."""
+    dag = stateful_pipeline(
+        "p", pipeline="m:P", root="/r", schedule="0 2 * * *", start_date=datetime(2024, 1, 1, tzinfo=ZoneInfo(zone))
+    )
+    of_airflow = timetable(Cron("0 2 * * *", zone)).infer_manual_data_interval(
+        run_after=pendulum.instance(datetime.fromisoformat(now))
+    )
+    assert of_airflow.start == of_airflow.end
+    with pytest.raises(AirflowFailException, match="skips the local time") as refused:
+        data_interval(context(data_interval_start=of_airflow.start, data_interval_end=of_airflow.end, dag=dag))
+    assert str(refused.value).splitlines()[-1] == f"cairn backfill --dag aircraft --from {last} --to {last}"
+
+
+def test_a_manual_run_of_an_interval_that_has_not_ended_is_refused() -> None:
+    """Airflow 3.3 gives this interval to a manual run in the hour that clocks repeat; the scheduled run has it too."""
+    schedule = Cron("0 1 * * *", "America/New_York")
+    repeated = datetime(2024, 11, 3, 5, 30, tzinfo=UTC)
+    of_airflow = timetable(schedule).infer_manual_data_interval(run_after=pendulum.instance(repeated))
+    assert of_airflow.end > repeated
+    dag = stateful_pipeline("p", pipeline="m:P", root="/r", schedule="@daily", start_date=START)
+    today = datetime.now(tz=UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    start, end = today - timedelta(days=6), today + timedelta(days=1)
+
+    def start_of(kind: str, ends: datetime) -> Any:
+        run_of = SimpleNamespace(run_id="r1", dag_id="aircraft", run_type=kind)
+        return check_ended(context(data_interval_start=start, dag_run=run_of, dag=dag), ends)
+
+    with pytest.raises(AirflowFailException, match="its input is not complete") as refused:
+        start_of("manual", end)
+    before = format_instant(start - timedelta(days=1))
+    assert str(refused.value).splitlines()[-1] == f"cairn backfill --dag aircraft --from {before} --to {before}"
+    start_of("manual", today)
+    start_of("scheduled", end)
 
 
 def same(timetable: Any) -> tuple[Any, ...]:

@@ -20,8 +20,11 @@ from typer.testing import CliRunner
 
 import cairn
 from cairn.command.cli import app
+from cairn.command.heal import following_interval
 from cairn.command.run import _Asked
 from cairn.driver.driver_protocol import Call, Process, parse_call, to_arguments
+from cairn.operations.plan_heal import health_of
+from cairn.operations.plan_range import named_intervals
 from cairn.pipeline import Pipeline
 from cairn.testing import PipelineTester
 from cairn_operators.dag_schedule import schedule_of_dag
@@ -209,6 +212,31 @@ def test_run_takes_the_intervals_of_the_schedule() -> None:
     assert asked(None, from_="2024-03-29", to="2024-04-01") == tuple(DAYS[3:5])
     hourly = _Asked(start=None, from_="2024-03-31", to="2024-03-31", count=1)
     assert len(hourly.scheduled(Cron("@hourly", "Europe/Berlin"), START, None)) == 23
+
+
+@pytest.mark.parametrize(
+    ("expression", "zone", "day", "count"),
+    [
+        ("0 2 * * *", "Europe/Berlin", "2024-03-30", 1),
+        ("30 2 * * *", "America/New_York", "2024-03-09", 1),
+        ("0 */2 * * *", "Europe/Berlin", "2024-03-31", 12),
+        ("0 0 * * *", "America/Sao_Paulo", "2018-11-03", 1),
+        ("0 0 * * *", "Africa/Cairo", "2023-04-27", 1),
+        ("0 0 * * *", "Asia/Beirut", "2022-03-26", 1),
+    ],
+)
+def test_an_interval_that_ends_at_a_time_that_the_clock_skips_is_planned(
+    expression: str, zone: str, day: str, count: int
+) -> None:
+    """`cairn run --from` and `cairn try --from` left it out, `cairn run --start` refused it, and `cairn heal` jumped over it."""
+    schedule = Cron(expression, zone)
+    planned = named_intervals(day, day, schedule)
+    assert len(planned) == count
+    for one in planned:
+        assert _Asked(start=format_instant(one.start), from_=None, to=None, count=1).scheduled(
+            schedule, START, None
+        ) == (one,)
+        assert following_interval(health_of(log_in_memory({})), one.start, schedule) == one
 
 
 def test_run_refuses_a_start_that_no_interval_has() -> None:

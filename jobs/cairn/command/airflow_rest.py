@@ -24,7 +24,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from cairn.spark.java_runtime import is_clone
@@ -245,7 +245,7 @@ class AirflowRest:
 
     def _create(self, body: dict[str, Any], deadline_s: float, say: Callable[[str], None]) -> Backfill:
         dag_id = body["dag_id"]
-        dates = [r["logical_date"] for r in self.call("POST", "/api/v2/backfills/dry_run", body)["backfills"]]
+        body, dates = self.backfill_dates(body)
         if not dates:
             raise UsageError(
                 f"Airflow has nothing to run for DAG {dag_id} from {_short(body['from_date'])} to {_short(body['to_date'])}: no ended "
@@ -290,6 +290,24 @@ class AirflowRest:
                 self.pause(dag_id, False)
         self.pause(dag_id, False)
         return Backfill(id=made["id"], dag_id=dag_id, runs=len(dates), tries=tries)
+
+    def backfill_dates(self, body: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        """Return the logical dates that a backfill would have, after the request's body, which asks for all of them.
+
+        If the clock skips the local time at which an interval ends, Airflow 3.3 leaves the interval out of a range that
+        begins exactly at its start. Airflow finds the interval from one second earlier, so the body may begin there.
+        """
+        body, dates = dict(body), self._dry_run(body)
+        first = _instant(body["from_date"])
+        if not dates or _instant(dates[0]) != first:
+            earlier = (first - timedelta(seconds=1)).isoformat()
+            left_out = self._dry_run({**body, "from_date": earlier, "to_date": body["from_date"]})
+            if [_instant(date) for date in left_out] == [first]:
+                return {**body, "from_date": earlier}, [*left_out, *dates]
+        return body, dates
+
+    def _dry_run(self, body: Mapping[str, Any]) -> list[str]:
+        return [run["logical_date"] for run in self.call("POST", "/api/v2/backfills/dry_run", body)["backfills"]]
 
     def _missing(self, dag_id: str, dates: Sequence[str], since: str) -> list[str]:
         """Return the dates without a run that is queued, is running, or was queued at or after `since`.

@@ -171,12 +171,12 @@ class InAirflow:
             "reprocess_behavior": "completed",
         }
         try:
-            dates = self.rest.call("POST", "/api/v2/backfills/dry_run", body)["backfills"]
+            _, dates = self.rest.backfill_dates(body)
         except RestError as error:
             if error.status == 422 and "future" in str(error):
                 return set()
             raise
-        return {datetime.fromisoformat(date["logical_date"]) for date in dates}
+        return {datetime.fromisoformat(date) for date in dates}
 
     def _calendar(self, health: Health, runs: Sequence[AirflowRun]) -> tuple[Interval, ...]:
         working = {run.start for run in runs if run.at_work and run.start <= self.last}
