@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
-from state_backend.adapters.schemes import ACCEPTED, scheme_of
+from state_backend.adapters.schemes import check_url
+from state_backend.values.errors import UsageError
+from state_backend.values.hide_secrets import hide
 
 _PIPELINE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
@@ -25,8 +27,12 @@ def check_pipeline_and_root(dag_id: str, pipeline: str, root: str) -> None:
     """
     if "{" not in pipeline and not _PIPELINE.fullmatch(pipeline):
         raise ValueError(f"DAG {dag_id}: pipeline {pipeline!r} is not module:NAME, as in pipelines.clicks:CLICKS")
-    if "{" not in root and scheme_of(root) is None:
+    if "{" in root:
+        return
+    try:
+        check_url(root)
+    except UsageError as error:
         raise ValueError(
-            f"DAG {dag_id}: root {root!r} is no storage URL; expected {ACCEPTED}. "
+            f"DAG {dag_id}: root {hide(root)!r} is no storage URL: {error}. "
             "A relative path does not work, since each task runs in another folder"
-        )
+        ) from None

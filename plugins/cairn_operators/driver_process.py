@@ -69,6 +69,7 @@ class DriverProcess:
             AirflowFailException: The driver failed, and a retry can't help.
         """
         from state_backend.adapters.work_folders import work_folder
+        from state_backend.values.hide_secrets import hide
 
         # If this task is killed, the folder stays. The next task on this host deletes it.
         with work_folder("driver") as folder:
@@ -76,7 +77,8 @@ class DriverProcess:
             try:
                 self._process = _start(self._module, [*arguments, "--result", str(result)], environment or {}, private)
                 for line in _lines(self._process):
-                    log_line(line)
+                    # Lines of Cairn itself are JSON for `log_line`.
+                    log_line(line if line.startswith("@cairn ") else hide(line))
                 return_code = self._process.wait()
             finally:
                 self.stop()

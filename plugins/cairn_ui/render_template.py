@@ -1,4 +1,4 @@
-"""Render pages from the HTML files in the folder `templates`. Every value is escaped."""
+"""Render pages from the HTML files in the folder `templates`. Every value is escaped, and credentials are hidden."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from cairn_ui import human_units as words
+from state_backend.values.hide_secrets import hide
 
 _INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|\+00:00)")
 _OPTION = re.compile(r"(?:^|\s)--?[A-Za-z][\w-]*[ =]$")
@@ -43,6 +44,7 @@ def environment() -> Environment:
         loader=FileSystemLoader(_HERE / "templates"),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=lambda value: hide(value) if type(value) is str else value,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -76,7 +78,7 @@ def instants(text: object) -> Markup:
     A time that is the value of an option, such as in `cairn backfill --from 2024-01-01T00:00:00Z`, stays as it is,
     since commands take times in UTC. A time inside of a longer word, such as a run id, stays too.
     """
-    words, parts, done = str(text), list[Markup](), 0
+    words, parts, done = hide(str(text)), list[Markup](), 0
     for found in _INSTANT.finditer(words):
         before, after = words[: found.start()], words[found.end() :]
         if _OPTION.search(before) or re.search(r"[\w/+%-]$", before) or re.match(r"[\w/+%-]", after):

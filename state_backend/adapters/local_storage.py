@@ -194,8 +194,18 @@ def write_verified(
 
 
 def open_url(url: str, *, google_key_file: str | None = None) -> LocalStorage:
-    """Open `file:///absolute/path` or an absolute path. The path is taken as it is, without %-decoding."""
-    return LocalStorage(Path(url.removeprefix("file://")))
+    """Open `file:///absolute/path` or an absolute path. The path is taken as it is, without %-decoding.
+
+    Raises:
+        UsageError: The path, or a part of it, is a file. To every reader a file looks like an empty folder.
+    """
+    root = Path(url.removeprefix("file://"))
+    storage = LocalStorage(root)
+    with suppress(OSError):  # The first read or write reports that the path can't be read.
+        there = next((path for path in (root, *root.parents) if os.path.lexists(path)), root)
+        if there.exists() and not there.is_dir():
+            raise UsageError(f"{there} is a file, but {storage.url} must be a folder\nGive the URL of the folder")
+    return storage
 
 
 class LocalStorage:

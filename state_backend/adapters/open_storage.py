@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 
 from state_backend.adapters.local_storage import LocalStorage
-from state_backend.adapters.schemes import ACCEPTED, scheme_of
+from state_backend.adapters.schemes import check_url
 from state_backend.ports.storage import Storage, check_path
 from state_backend.values.errors import UsageError
 from state_backend.values.handles import FileInfo
@@ -22,11 +22,10 @@ def open_storage(url: str, *, google_key_file: str | None = None) -> Storage:
         google_key_file: File with the key for Google Cloud Storage, read now; None for application default credentials.
 
     Raises:
-        UsageError: No adapter opens the URL, or the library of its adapter is not installed here.
+        UsageError: `check_url` refuses the URL, a local path is a file, or the library of the adapter is not installed
+            here.
     """
-    scheme = scheme_of(url)
-    if scheme is None:
-        raise UsageError(f"not a storage URL: {url!r}; expected {ACCEPTED}")
+    scheme = check_url(url)
     try:
         # The import happens here, so that only users of a kind of storage wait for its libraries.
         adapter = import_module(scheme.module)
@@ -105,8 +104,10 @@ def join_url(url: str, *segments: str) -> str:
     """Return the URL of a folder below a root.
 
     Raises:
-        UsageError: `check_path` refuses a segment.
+        UsageError: `check_url` refuses the root, or `check_path` a segment. An empty root would become the folder `/`,
+            and `s3://` would take the segment as its bucket.
     """
+    check_url(url)
     for segment in segments:
         url = f"{url if url.endswith('/') else url + '/'}{check_path(segment)}"
     return url

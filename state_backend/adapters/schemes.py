@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from state_backend.values.errors import UsageError
+from state_backend.values.hide_secrets import hide
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheme:
@@ -60,6 +63,25 @@ def scheme_of(url: str) -> Scheme | None:
         return SCHEMES["file"] if url.startswith("/") else None
     scheme = SCHEMES.get(name)
     return scheme if scheme is not None and rest and rest.startswith("/") == scheme.absolute else None
+
+
+def check_url(url: str) -> Scheme:
+    """Return the kind of storage that a URL or an absolute path names.
+
+    Raises:
+        UsageError: The text is no URL of a storage, such as an empty text or `s3://` without a bucket; or it has
+            credentials.
+    """
+    if hide(url) != url:
+        raise UsageError(
+            f"the storage URL {hide(url)!r} contains credentials, which messages, commands and records would show\n"
+            'Leave them out of the URL. The section "Who may read it" of docs/storage.md says how Cairn logs in'
+        )
+    scheme = scheme_of(url)
+    if scheme is None:
+        unset = "; is the variable unset that should hold it?" if not url else ""
+        raise UsageError(f"not a storage URL: {url!r}{unset}; expected {ACCEPTED}")
+    return scheme
 
 
 def is_over_network(url: str) -> bool:

@@ -70,6 +70,7 @@ from state_backend.values.errors import (
     UsageError,
     ValidationRefused,
 )
+from state_backend.values.hide_secrets import hide, hide_all
 from state_backend.values.intervals import Interval, format_instant, from_ms
 from state_backend.values.records import (
     RELEASE,
@@ -764,7 +765,8 @@ class Coordinator:
             reason: Why the checkpoint is refused, for people.
             findings: A sentence for each problem that validation found.
         """
-        mark, path = Quarantine(id=checkpoint_id, reason=reason, findings=findings), paths.quarantine(checkpoint_id)
+        mark = Quarantine(id=checkpoint_id, reason=hide(reason), findings=hide_all(findings))
+        path = paths.quarantine(checkpoint_id)
         note_names(self._storage, paths.QUARANTINE, [path.removeprefix(paths.QUARANTINE)])
         try:
             self._storage.create(path, record_codec.encode(mark))
@@ -898,7 +900,7 @@ class Coordinator:
             findings: A sentence for each problem that validation found.
         """
         with suppress(AlreadyExists):
-            mark = Refused(attempt=attempt, reason=reason, findings=findings)
+            mark = Refused(attempt=attempt, reason=hide(reason), findings=hide_all(findings))
             self._storage.create(paths.refused(attempt), record_codec.encode(mark))
 
 

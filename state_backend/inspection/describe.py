@@ -14,6 +14,7 @@ from typing import Any
 from state_backend.checkpoint.log import Entry, Log, base_of, interval_of, kind_of
 from state_backend.formats.recorded_settings import without_settings
 from state_backend.values.handles import Handle, handles_in
+from state_backend.values.hide_secrets import hide_all
 from state_backend.values.intervals import Interval, format_instant, from_ms
 from state_backend.values.records import (
     Content,
@@ -161,7 +162,7 @@ def describe_checkpoint(log: Log, record: Record, manifests: Sequence[ShardManif
         "watermark": _instant(content.time.watermark_ms),
         "late_watermark": _instant(content.time.late_watermark_ms),
         "time_zone": content.time.zone,
-        "source_position": content.source_position,
+        "source_position": hide_all(content.source_position),  # older releases recorded credentials too
         "code_hash": content.code_hash,
         "code_version": content.code_version,
         "digest": f"{content.digest:016x}",

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from state_backend.values.hide_secrets import hide
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rerun:
@@ -65,6 +67,18 @@ class CairnError(Exception):
     def __init__(self, *args: object, rerun: Rerun | None = None) -> None:
         super().__init__(*args)
         self.rerun = rerun
+
+    def __str__(self) -> str:
+        """Return the message without credentials."""
+        return hide(super().__str__())
+
+    def __repr__(self) -> str:
+        """Return class and message without credentials."""
+        return hide(super().__repr__())
+
+    def add_note(self, note: str) -> None:
+        """Add a note without credentials. Notes hold tracebacks of user code, whose errors may quote a URL."""
+        super().add_note(hide(note))
 
 
 # --- Wait and retry: the same call may succeed later. -----------------------------------------------------------------

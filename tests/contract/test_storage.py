@@ -21,6 +21,7 @@ import pytest
 from google.cloud.storage import Blob
 from requests import ConnectionError
 
+from cairn_operators.check_dag_arguments import check_pipeline_and_root
 from state_backend.adapters import gcs_storage
 from state_backend.adapters.gcs_storage import GcsStorage
 from state_backend.adapters.local_storage import CHUNK_BYTES, LocalStorage
@@ -853,9 +854,40 @@ def test_urls_that_nothing_serves_are_refused(url: str, says: str) -> None:
 def test_join_url() -> None:
     assert join_url("file:///", "a", "b") == "file:///a/b"
     assert join_url("/data/", "a") == "/data/a"
-    assert join_url("memory://", "a") == "memory://a"
     with pytest.raises(UsageError):
         join_url("/data", "..")
+
+
+@pytest.mark.parametrize(
+    ("root", "says"),
+    [
+        ("", "is the variable unset"),
+        ("s3://", "s3://bucket/prefix"),
+        ("gs://", "gs://bucket/prefix"),
+        ("memory://", "not a storage URL"),
+        ("relative", "file:///absolute/path"),
+        ("s3://AKIAEXAMPLE:pl4nt3d@bucket/state", "contains credentials"),
+        ("https://account.blob.example/c?sig=pl4nt3d", "contains credentials"),
+    ],
+)
+def test_a_root_without_a_folder_or_with_credentials_is_refused_before_a_pipeline_s_name_is_added(
+    root: str, says: str
+) -> None:
+    for opened in (lambda: join_url(root, "clicks"), lambda: open_storage(root), lambda: folders_in(root, "")):
+        with pytest.raises(UsageError, match=says) as refused:
+            opened()
+        assert "pl4nt3d" not in str(refused.value)
+    with pytest.raises(ValueError, match=says) as by_dag:
+        check_pipeline_and_root("d", "m:P", root)
+    assert "pl4nt3d" not in str(by_dag.value)
+
+
+def test_a_root_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for root in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(UsageError, match="is a file, but"):
+            folders_in(f"file://{root}", "")
+    assert folders_in(f"file://{tmp_path}/absent/below", "") == []
 
 
 # --- injected faults --------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from state_backend.values.errors import (
     StorageError,
     UsageError,
 )
+from state_backend.values.hide_secrets import hide, hide_in
 
 FINDINGS, USAGE, STORAGE = 1, 2, 3
 
@@ -46,8 +47,11 @@ def exit_codes(command: Callable[P, int], leaves: str = CONTINUES) -> Callable[P
             _print_error(error, kwargs)
             code = code_of(error)
         except KeyboardInterrupt as stop:
-            typer.echo(after_stop(stop, leaves), err=True)
+            typer.echo(hide(after_stop(stop, leaves)), err=True)
             code = INTERRUPTED
+        except Exception as error:
+            hide_in(error)
+            raise
         finally:
             if before is not None:
                 signal.signal(signal.SIGINT, before)
@@ -84,7 +88,7 @@ def _print_error(error: CairnError, options: Mapping[str, object]) -> None:
         message += "" if other in message else other
     for note in getattr(error, "__notes__", []):  # Notes come first: they may be long, such as a traceback.
         typer.echo(note, err=True)
-    typer.echo(f"{type(error).__name__}: {message}", err=True)
+    typer.echo(hide(f"{type(error).__name__}: {message}"), err=True)
 
 
 def _if_wrong(root: str, pipeline: str) -> str:

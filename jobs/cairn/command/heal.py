@@ -35,6 +35,7 @@ from state_backend.ports.storage import Storage
 from state_backend.values.airflow_commands import DEFAULT_AIRFLOW, backfill_command, heal_command
 from state_backend.values.day_or_instant import last_instant, needs_zone
 from state_backend.values.errors import CairnError, Rerun, UsageError
+from state_backend.values.hide_secrets import hide
 from state_backend.values.intervals import Interval, format_instant
 from state_backend.values.records import Permissions
 from state_backend.values.schedule import Schedule, first_interval, schedule_of
@@ -120,7 +121,7 @@ def heal(
         zone = rest.zone_of_days(dag or pipeline, log.schedule) if needs_zone(to) else zone_of("UTC")
         place = InAirflow(rest, dag or pipeline, storage, last_instant("--to", to, zone.rules), progress.say)
         command = heal_command(root, pipeline, to, dag, airflow)
-    return _Healing(place, pipeline, to, command, progress, as_json).run(dry_run=dry_run)
+    return _Healing(place, pipeline, to, hide(command), progress, as_json).run(dry_run=dry_run)
 
 
 class _Progress:

@@ -55,6 +55,7 @@ from state_backend.adapters.open_storage import join_url
 from state_backend.inspection.checkpoint_names import parse_checkpoint
 from state_backend.inspection.describe import summarise
 from state_backend.values.errors import CairnError, ProcessorError, StateGapError, UsageError
+from state_backend.values.hide_secrets import hide_all
 from state_backend.values.records import RunRef
 from state_backend.values.schedule import decode
 
@@ -144,7 +145,7 @@ def main(arguments: list[str] | None = None) -> int:
     # The result appears whole or not at all. If it is missing, the operator concludes that the driver was killed.
     file = Path(more["result"])
     partial = file.with_suffix(".partial")
-    partial.write_text(json.dumps(result))
+    partial.write_text(json.dumps(hide_all(result)))
     partial.replace(file)
     return 0 if "ok" in result else 1
 

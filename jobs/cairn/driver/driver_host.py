@@ -382,8 +382,10 @@ def _set_title(request: Request) -> None:
     with contextlib.suppress(ImportError):
         from setproctitle import setproctitle
 
+        from state_backend.values.hide_secrets import hide
+
         command = shlex.join([sys.executable, "-m", request.module, *request.arguments])
-        setproctitle(f"cairn-driver of task {request.task}: {command}")
+        setproctitle(hide(f"cairn-driver of task {request.task}: {command}"))
 
 
 def _tie_to(lifeline: int, pid: int) -> None:

@@ -23,11 +23,12 @@ from cairn.rows.local_rows import LocalRows
 from cairn.runners.user_code import user_traceback
 from cairn.spark.session import is_lost
 from state_backend.values.errors import CairnError, SourceError
+from state_backend.values.hide_secrets import hide_all
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-log = logging.getLogger("cairn.spark")
+log = logging.getLogger("cairn")
 
 _UNREADABLE = re.compile(r"\[FAILED_READ_FILE[.A-Z_]*\] ([^\n]*?)(?:\s*SQLSTATE: \w+)?(?:\n|$)")
 _JAVA_FRAME = re.compile(r"\s*(at [\w.$/<>]+\([^)]*\)|\.\.\. \d+ more|JVM stacktrace:)\s*$")
@@ -82,7 +83,8 @@ def read_source(spark: SparkSession, pipeline: Pipeline, interval: Interval) -> 
         json.dumps(position, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise SourceError(f"{where}: the source's position must be a dict of JSON values: {error}") from None
-    return rows, position
+    # A record keeps the position, and pages and lineage events show it.
+    return rows, hide_all(position)
 
 
 def without_java(text: str) -> str:

@@ -1,0 +1,74 @@
+"""Hide credentials in texts that leave a process: messages, logs, records, commands, process titles, pages.
+
+`hide` is the only function that knows how a credential looks. Errors of Cairn, its logger, the lines of drivers, the
+texts of the command line and the pages all pass through it, so that no caller has to think of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import traceback
+from typing import Any
+
+HIDDEN = "***"
+
+# Words that make the name of a parameter, option or setting the name of a secret.
+_SECRET = (
+    r"[\w.\-]*(?:token|password|passwd|passphrase|secret|signature|credential"
+    r"|(?:api|access|account|private|secret)[._-]?key(?:[._-]?id)?)|sig|pwd|sas"
+)
+_QUOTED = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""
+_RULES = (
+    # user:password@ of a URL. A password may have a slash, as an S3 secret key often has; a port has none before the @.
+    (re.compile(r"(://)[^\s/@:\[\]'\"]*:(?:[^\s/'\"]*|(?!\d{1,5}[/?#;])[^\s@'\"]+)@"), rf"\1{HIDDEN}@"),
+    # A lone user of an HTTP address is a token.
+    (re.compile(r"(\bhttps?://)[^\s/@:'\"]+@"), rf"\1{HIDDEN}@"),
+    # ;token=…  ?sig=…  password='…'  --password …
+    (re.compile(rf"(?i)((?:^|[\s?&;,({{'\"\[])(?:{_SECRET})\s*=\s*)(?:{_QUOTED}|[^\s&;,'\"<>)}}\]]+)"), rf"\1{HIDDEN}"),
+    (re.compile(rf"(?i)(--(?:{_SECRET})\s+)(?:{_QUOTED}|[^\s'\"-][^\s'\"]*)"), rf"\1{HIDDEN}"),
+    # "password": "…" of JSON, and of the repr of a dict
+    (re.compile(rf"(?i)(([\"'])(?:{_SECRET})\2\s*:\s*)(?:{_QUOTED})"), rf'\1"{HIDDEN}"'),
+    # The header Authorization
+    (re.compile(r"\b((?:Bearer|Basic) )(?=[^\s'\"]*[\d._~+/=\\-])[^\s'\"]{6,}"), rf"\1{HIDDEN}"),
+)
+
+
+def hide(text: str) -> str:
+    """Return a text with `***` in place of each credential: in URLs, parameters, options, JSON and HTTP headers."""
+    for pattern, shown in _RULES:
+        text = pattern.sub(shown, text)
+    return text
+
+
+def hide_all(value: Any) -> Any:
+    """Return a JSON value with `hide` applied to each text in it. Lists and tuples stay what they are."""
+    if isinstance(value, str):
+        return hide(value)
+    if isinstance(value, dict):
+        return {hide_all(key): hide_all(part) for key, part in value.items()}
+    return type(value)(map(hide_all, value)) if isinstance(value, list | tuple) else value
+
+
+def hide_in(error: BaseException) -> None:
+    """Hide credentials in the texts of a foreign exception, of its causes and of their notes."""
+    seen, pending = set[int](), [error]
+    while pending:
+        one = pending.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        one.args = tuple(hide(part) if isinstance(part, str) else part for part in one.args)
+        if notes := getattr(one, "__notes__", None):
+            notes[:] = map(hide, notes)
+        pending += [other for other in (one.__cause__, one.__context__) if other is not None]
+
+
+def _hide_in_record(record: logging.LogRecord) -> bool:
+    record.msg, record.args = hide(record.getMessage()), ()
+    if record.exc_info and not record.exc_text:
+        record.exc_text = hide("".join(traceback.format_exception(*record.exc_info)).rstrip())
+    return True
+
+
+logging.getLogger("cairn").addFilter(_hide_in_record)
