@@ -17,6 +17,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundExceptio
 from airflow.sdk.log import mask_secret
 
 from cairn_operators.hidden_settings import Hidden, is_secret, redaction_of
+from state_backend.values.hide_secrets import hide
 
 DEFAULT_CONN_ID = "cairn_spark"
 # Spark masters that are a single word. Every other master has a scheme, as in spark://host:7077.
@@ -68,6 +69,11 @@ def spark_location(conn_id: str, conf: Mapping[str, Any] | None = None) -> Spark
     extra = connection.extra_dejson
     url = spark_url(connection.conn_type, connection.host, connection.port, connection.schema)
     url, within = _without_token(url)
+    if hide(url) != url:
+        raise AirflowFailException(
+            f"connection {conn_id!r}: the address {hide(url)!r} contains credentials, which commands and logs would repeat. "
+            "Put the token into the connection's password"
+        )
     token = connection.password or extra.get("token") or within
     if url.startswith("sc://"):
         for name, value in (("use_ssl", _yes(extra.get("use_ssl"))), ("user_id", connection.login)):

@@ -59,6 +59,8 @@ def hide_in(error: BaseException) -> None:
             continue
         seen.add(id(one))
         one.args = tuple(hide(part) if isinstance(part, str) else part for part in one.args)
+        if isinstance(message := getattr(one, "message", None), str):  # Click's errors
+            one.message = hide(message)  # type: ignore[attr-defined]
         if notes := getattr(one, "__notes__", None):
             notes[:] = map(hide, notes)
         pending += [other for other in (one.__cause__, one.__context__) if other is not None]

@@ -1,14 +1,40 @@
-"""Credentials of each kind, and texts that only look like one."""
+"""Credentials of each kind, texts that only look like one, and the places where a text leaves a process."""
 
 from __future__ import annotations
 
 import logging
+import re
+import sys
+import traceback
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import typer
+from airflow.sdk.exceptions import AirflowException
+from typer.testing import CliRunner
 
-from state_backend.values.errors import StorageUnavailable
+from cairn.command.cli import app
+from cairn.command.exit_codes import exit_codes
+from cairn.driver import driver_host
+from cairn.driver.driver_protocol import Call, Validate, to_arguments
+from cairn.operations.read_source import read_source
+from cairn.spark.local_server_secret import checked_token
+from cairn.spark.session import _with_token
+from cairn_operators.driver_process import DriverProcess
+from cairn_operators.lineage_datasets import inputs_of
+from cairn_ui.next_steps import after_error
+from cairn_ui.render_template import instants, render
+from state_backend.adapters.memory_storage import forget_memory
+from state_backend.adapters.open_storage import open_storage
+from state_backend.values.errors import StorageUnavailable, UsageError
 from state_backend.values.hide_secrets import hide, hide_all, hide_in
+from tests.support.checkpoints import PIPELINE, Folder, day
+from tests.support.counting import DAYS
+from tests.support.trials import OLD, SESSION, read
 
 SECRET = "pl4nt3d-S3cr3t"
 PLANTED = [
@@ -89,3 +115,127 @@ def test_errors_and_log_lines_hide_credentials(text: str, caplog: pytest.LogCapt
     logged: Any = [*caplog.messages, caplog.text]
     said = [str(error), repr(error), *error.__notes__, str(foreign), str(foreign.__cause__), *logged]
     assert not [one for one in said if SECRET in one]
+
+
+# --- places ---------------------------------------------------------------------------------------------------------
+
+ADDRESSED = [text for text in PLANTED if "://" in text.split()[0] and SECRET in text.split()[0]]
+ROOT = ["--root", "memory://secrets", "--pipeline", PIPELINE]
+HEAL = ["heal", *ROOT, "--to", "2024-01-04"]
+
+
+@pytest.fixture
+def folder() -> Iterator[Folder]:
+    made = Folder(open_storage(f"memory://secrets/{PIPELINE}"))
+    made.run(day(1), "a1", source_position=hide_all({"files": ADDRESSED}))
+    yield made
+    forget_memory("memory://secrets")
+
+
+@pytest.mark.parametrize(
+    "url", [url for url in ADDRESSED if re.search("h:|15002[/?];?token|admin:|AKIAEXAMPLE:p|sig=", url)]
+)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["status", "--pipeline", "p", "--root"],
+        ["pipelines", "--root"],
+        [*HEAL, "--airflow"],
+        [*HEAL, "--local", "--code", "tests.support.trials:OLD", "--dry-run", "--every", "1d", "--spark"],
+        ["run", "tests.support.trials:OLD", "--every", "1d", "--root", "memory://secrets-of-runs", "--spark"],
+        ["diff", "--to"],
+        ["status"],
+        [],
+    ],
+)
+def test_the_command_line_prints_no_credential_of_its_words(
+    folder: Folder, words: list[str], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cairn.spark.session.require_java", refuse)
+    monkeypatch.setattr("cairn.spark.session._check_listening", refuse)
+    done = CliRunner().invoke(app, [*words, url], env={"COLUMNS": "400"})
+    said = f"{done.output} {done.exception!r} {''.join(traceback.format_exception(*done.exc_info or (None,) * 3))}"
+    assert done.exit_code and SECRET not in said
+    forget_memory("memory://secrets-of-runs")
+
+
+def refuse(where: str) -> None:
+    raise StorageUnavailable(f"no answer from {where}")
+
+
+@pytest.mark.parametrize("token", [f"{SECRET}\nmore", f"{SECRET} more", f"{SECRET}\x00"])
+def test_a_token_that_cannot_be_sent_is_refused_without_being_printed(
+    folder: Folder, token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CAIRN_AIRFLOW_TOKEN", token.replace("\x00", "\x7f"))
+    done = CliRunner().invoke(app, [*HEAL, "--dag", "d"])
+    assert done.exit_code == 2 and SECRET not in done.output and "CAIRN_AIRFLOW_TOKEN is no token" in done.output
+    with pytest.raises(UsageError, match="the token of the Spark server is no token"):
+        _with_token("sc://localhost:1", token)
+    assert checked_token(f" {SECRET}\n", "the token") == SECRET
+    assert checked_token("\n", "the token") is None
+
+
+def test_after_ctrl_c_the_command_is_printed_without_its_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped() -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sys.argv", ["cairn", "run", "m:P", "--spark", PLANTED[0]])
+    one = typer.Typer()
+    one.command()(exit_codes(stopped))
+    done = CliRunner().invoke(one, [])
+    assert done.exit_code == 130 and "--spark" in done.output and SECRET not in done.output
+
+
+def test_records_marks_pages_and_lineage_have_no_credential(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source's position, a reason to quarantine or to refuse, and what older releases have recorded."""
+    pipeline = replace(OLD, source=lambda spark, interval: (read(spark, interval)[0], {"files": ADDRESSED}))
+    DAYS[day(0).start] = [("ann", "pear", 1)]
+    _, position = read_source(SESSION, pipeline, day(0))
+    assert "***" in str(position)
+    folder.run(day(2), "a2", source_position={"files": ADDRESSED})
+    folder.coordinator.quarantine(2, ADDRESSED[0], tuple(ADDRESSED))
+    folder.coordinator.refuse("a3", ADDRESSED[0], tuple(ADDRESSED))
+    storage = folder.storage
+    marks = [
+        storage.read(f.path).decode() for f in storage.list("") if f.path.startswith(("quarantine", "attempts/a3"))
+    ]
+    record = next(r for r in folder.coordinator.log().completed() if r.id == 1)
+    lineage = inputs_of(record.content.source_position)
+    shown = CliRunner().invoke(app, ["show", "2", *ROOT])
+    page = render(
+        "error.html",
+        base="",
+        ui="",
+        status=404,
+        detail=str(ADDRESSED),
+        refusal=after_error(404, None),
+        running=False,
+        now=day(0).start,
+    )
+    assert len(marks) == 2 and lineage and "***" in shown.output and "***" in page
+    texts = [str(position), *marks, str(lineage), shown.output, page, instants(str(ADDRESSED))]
+    assert not [text for text in texts if SECRET in text]
+
+
+def test_a_driver_s_lines_result_and_title_have_no_credential(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lines are also those of Spark and of user code. The result becomes XComs, or the error of the task."""
+    title: list[str] = []
+    monkeypatch.setitem(sys.modules, "setproctitle", SimpleNamespace(setproctitle=title.append))
+    request: Any = SimpleNamespace(task="t", module="cairn.driver.driver", arguments=["--root", ADDRESSED[5]])
+    driver_host._set_title(request)
+    (tmp_path / "leaking_driver.py").write_text(
+        f"import sys, json\nfrom pathlib import Path\nprint({ADDRESSED!r}, flush=True)\n"
+        f"from cairn.driver import driver\n"
+        f"def fail(session, request): raise ValueError({str(ADDRESSED)!r})\n"
+        "driver.COMMANDS = dict.fromkeys(driver.COMMANDS, fail)\nsys.exit(driver.main())\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("AIRFLOW__CAIRN__WARM_DRIVERS", "False")
+    lines: list[str] = []
+    call = Call(pipeline="m:P", root="memory://x", spark="local[1]")
+    sent = Validate(checkpoint=1)
+    with pytest.raises(AirflowException) as raised:
+        DriverProcess("leaking_driver", "d").run([sent.command, *to_arguments(call), *to_arguments(sent)], lines.append)
+    assert "***" in str(raised.value) and "***" in str(lines) and "***" in str(title)
+    assert not [text for text in (str(raised.value), *lines, *title) if SECRET in text]

@@ -28,7 +28,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from cairn.spark.java_runtime import is_clone
-from cairn.spark.local_server_secret import LOOPBACK, find_secret
+from cairn.spark.local_server_secret import LOOPBACK, check_address, checked_token, find_secret
 from state_backend.values.errors import StorageUnavailable, UsageError
 from state_backend.values.intervals import format_instant
 from state_backend.values.schedule import Cron, Schedule
@@ -87,11 +87,15 @@ class AirflowRest:
         password: Password of the user `admin`, to request a token with. None takes the password of an Airflow that this
             user runs on this machine. Without any password the request succeeds only if everybody is admin (`[core]
             simple_auth_manager_all_admins`).
+
+    Raises:
+        UsageError: The address contains credentials, or the variable's token can't be sent.
     """
 
     def __init__(self, url: str, token: str | None = None, *, password: str | None = None) -> None:
+        check_address(url, f"put the token of a user into the environment variable {TOKEN_VARIABLE}")
         self.url = url.rstrip("/")
-        self._token = token or os.environ.get(TOKEN_VARIABLE)
+        self._token = token or checked_token(os.environ.get(TOKEN_VARIABLE), TOKEN_VARIABLE)
         at = urllib.parse.urlsplit(url)
         local = at.hostname in LOOPBACK
         self._password = password or (find_secret("airflow", at.port or 80) if local else None)

@@ -20,7 +20,7 @@ from state_backend.values.errors import (
     StorageError,
     UsageError,
 )
-from state_backend.values.hide_secrets import hide, hide_in
+from state_backend.values.hide_secrets import hide
 
 FINDINGS, USAGE, STORAGE = 1, 2, 3
 
@@ -49,9 +49,6 @@ def exit_codes(command: Callable[P, int], leaves: str = CONTINUES) -> Callable[P
         except KeyboardInterrupt as stop:
             typer.echo(hide(after_stop(stop, leaves)), err=True)
             code = INTERRUPTED
-        except Exception as error:
-            hide_in(error)
-            raise
         finally:
             if before is not None:
                 signal.signal(signal.SIGINT, before)

@@ -5,7 +5,8 @@ The group's help and the completion of names need only the rows of the table of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, ClassVar
@@ -15,6 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from cairn.command.exit_codes import exit_codes
 from cairn.command.progress import CONTINUES
+from state_backend.values.hide_secrets import hide_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,3 +82,22 @@ class LazyGroup(TyperGroup):
             inner = self.commands[group]
             assert isinstance(inner, TyperGroup)
             inner.add_command(LazyCommand(name, row))
+
+    def make_context(self, *arguments: Any, **settings: Any) -> Any:
+        """Parse the words before the command, and hide credentials in the error for a wrong word."""
+        with _hidden():
+            return super().make_context(*arguments, **settings)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Parse the command's words and call the command, and hide credentials in the error for a wrong word."""
+        with _hidden():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _hidden() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        hide_in(error)
+        raise

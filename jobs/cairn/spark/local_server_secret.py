@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from state_backend.values.errors import UsageError
+from state_backend.values.hide_secrets import hide
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
@@ -57,6 +58,37 @@ def kept_secret(server: str, port: int, secret: str) -> Iterator[Path]:
             # file.
             if file.read_text().strip() == secret:
                 file.unlink()
+
+
+def checked_token(text: str | None, source: str) -> str | None:
+    """Return a token without the white space around it, such as the line break at the end of a file; None for no token.
+
+    Args:
+        text: The token.
+        source: Where it comes from, for the message.
+
+    Raises:
+        UsageError: The token can't be part of a header. Python and gRPC would quote it in their errors.
+    """
+    token = (text or "").strip()
+    if not all("!" <= character <= "~" for character in token):
+        raise UsageError(
+            f"{source} is no token: it has a space, a line break or a character beyond ASCII inside\nSet it to the token alone"
+        )
+    return token or None
+
+
+def check_address(url: str, instead: str) -> None:
+    """Raise `UsageError` if the address of a server contains credentials, which commands and logs would repeat.
+
+    Args:
+        url: The address.
+        instead: Where the credentials belong, for the message.
+    """
+    if hide(url) != url:
+        raise UsageError(
+            f"the address {hide(url)!r} contains credentials\nLeave them out of the address, and {instead}"
+        )
 
 
 def find_secret(server: str, port: int) -> str | None:

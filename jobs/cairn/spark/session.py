@@ -23,7 +23,7 @@ from urllib.parse import unquote, urlsplit
 
 from cairn.spark.class_archive import archive_in_use
 from cairn.spark.java_runtime import require_java
-from cairn.spark.local_server_secret import LOOPBACK, find_secret
+from cairn.spark.local_server_secret import LOOPBACK, check_address, checked_token, find_secret
 from state_backend.values.errors import CairnError, StorageUnavailable, UsageError
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ _LOCAL_CONF = {
     # the secret itself.
     "spark.authenticate": "true",
 }
+_TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
 # Spark's client would retry a dead server for ten minutes. Airflow's retry is the better place to wait. With these
 # settings the client gives up after about 25 seconds: enough for a busy server, or a proxy that restarts.
 _PATIENCE = {"max_retries": 6, "max_backoff": 10_000}
@@ -126,7 +127,8 @@ def connect(
     Raises:
         StorageUnavailable: The server can't be reached.
         UsageError: There is no Java runtime for a master. The server refuses the token or forbids a setting. The token
-            would be sent to another machine without TLS. The URL names a session.
+            would be sent to another machine without TLS. The URL names a session, or contains credentials other than
+            the token.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     from pyspark.sql import SparkSession
@@ -138,6 +140,8 @@ def connect(
                 "another one; every driver opens a session of its own\nTake session_id out of the URL"
             )
         where, token = _with_token(where, token)
+    check_address(where, f"put the server's token into the environment variable {_TOKEN_VARIABLE}")
+    if where.startswith("sc://"):
         _check_listening(where)
         try:
             return _open_remote_session(
@@ -308,7 +312,7 @@ def _with_token(where: str, given: str | None) -> tuple[str, str | None]:
     of a server that this user runs on this machine.
 
     Raises:
-        UsageError: The given token would be sent without TLS to another machine.
+        UsageError: The given token would be sent without TLS to another machine, or has a character that can't be sent.
     """
     address, *parameters = where.split(";")
     within = next((unquote(p[6:]) for p in parameters if p.startswith("token=")), None)
@@ -319,7 +323,7 @@ def _with_token(where: str, given: str | None) -> tuple[str, str | None]:
             f"the token would be sent to {where} without encryption\nSet use_ssl in the connection's extra, or name the host localhost "
             "if the server runs on this machine"
         )
-    token = given or within or os.environ.get("SPARK_CONNECT_AUTHENTICATE_TOKEN")
+    token = checked_token(given or within or os.environ.get(_TOKEN_VARIABLE), "the token of the Spark server")
     if token is None and not tls and url.hostname in LOOPBACK:
         token = find_secret("spark-connect", url.port or 15002)
         if token is not None and url.hostname == "localhost":
