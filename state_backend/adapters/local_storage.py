@@ -345,6 +345,10 @@ class LocalStorage:
         folder, slash, name = check_prefix(prefix).rpartition("/")
         return self._walk(folder + slash, name, None)
 
+    def list_own(self) -> Iterator[FileInfo]:
+        """Return all files, sorted by path; of a folder behind a symbolic link, only the files directly in it."""
+        return self._walk("", "", None, far=False)
+
     def delete(self, path: str, *, generation: int | None = None) -> bool:
         """Delete one file; return False if it is absent. See `Storage.delete`.
 
@@ -590,7 +594,7 @@ class LocalStorage:
         path = self._linkable
         return any((path := path / name).is_symlink() for name in (*self._own, *folder.split("/")[:-1]))
 
-    def _walk(self, folder: str, start: str, behind_link: bool | None) -> Iterator[FileInfo]:
+    def _walk(self, folder: str, start: str, behind_link: bool | None, *, far: bool = True) -> Iterator[FileInfo]:
         """Yield the files below a folder, sorted by path.
 
         Symbolic links are followed, except links without a target, links to themselves, and links to a folder above.
@@ -599,6 +603,7 @@ class LocalStorage:
             folder: "" or a path that ends in "/".
             start: Only files and folders whose name begins with this.
             behind_link: True if the folder is behind a symbolic link; None if unknown.
+            far: False enters no folder below a linked folder.
         """
         with os_errors(self._doing("list", folder)):
             try:
@@ -616,7 +621,8 @@ class LocalStorage:
             if not name.startswith(start) or name == f"{TEMP_FOLDER}/":
                 continue
             if name.endswith("/"):
-                yield from self._walk(folder + name, "", behind_link or is_link)
+                if far or not behind_link:
+                    yield from self._walk(folder + name, "", behind_link or is_link, far=far)
                 continue
             with os_errors(self._doing("list", folder + name)):
                 try:

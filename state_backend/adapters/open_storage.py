@@ -54,14 +54,14 @@ def remove_all(url: str, *, dry_run: bool = False) -> tuple[int, int]:
         The number of files before the deletion, and their bytes.
     """
     storage = open_storage(url)
-    files = _own_files(storage)
+    files = [f for f in list_own(storage) if not f.behind_link]
     if dry_run:
         return len(files), sum(f.size_bytes for f in files)
     if isinstance(storage, LocalStorage):
         storage.remove_all()
     # On a disk, only files that `remove_all` could not delete are left, and `delete` raises the reason.
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda f: storage.delete(f.path), _own_files(storage)))
+        list(pool.map(lambda f: storage.delete(f.path), [f for f in list_own(storage) if not f.behind_link]))
     return len(files), sum(f.size_bytes for f in files)
 
 
@@ -96,8 +96,29 @@ def folders_in(url: str, path: str) -> list[str]:
     return sorted({name for name, slash, _ in inner if slash})
 
 
-def _own_files(storage: Storage) -> list[FileInfo]:
-    return [f for f in storage.list("") if not f.behind_link]
+def list_own(storage: Storage) -> list[FileInfo]:
+    """Return the files below a storage's root. Of a folder behind a symbolic link, only files directly in it are listed.
+
+    A link may lead anywhere, such as to a whole disk. These files have `behind_link`.
+    """
+    return list(storage.list_own() if isinstance(storage, LocalStorage) else storage.list(""))
+
+
+def check_outside(folder: str, to: str, what: str) -> None:
+    """Raise `UsageError` if a new folder lies inside the folder of a pipeline or savepoint.
+
+    There its files would be deleted with the pipeline, and `cairn sweep` would report them as unknown.
+
+    Args:
+        folder: URL of the pipeline's or savepoint's folder.
+        to: URL of the new folder.
+        what: What the new folder is for, such as "savepoint".
+    """
+    destination, owner = open_storage(to).url.rstrip("/"), open_storage(folder).url.rstrip("/")
+    if f"{destination}/".startswith(f"{owner}/"):
+        raise UsageError(
+            f"{to} lies inside the folder {owner}; choose a folder elsewhere, or the {what} would be deleted with that folder"
+        )
 
 
 def join_url(url: str, *segments: str) -> str:

@@ -49,7 +49,7 @@ class BorrowedMetadata:
         """
         with suppress(OSError):
             for path in _metadata_in(self.folder):
-                shutil.move(path, self._directory / path.name)
+                _carry(path, self._directory)
         shutil.rmtree(self.folder, ignore_errors=True)
         os.close(self._lock)
 
@@ -78,7 +78,7 @@ def borrow_metadata(directory: Path, memory: str | None) -> BorrowedMetadata | N
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for path in _metadata_in(directory):
-            shutil.move(path, folder / path.name)
+            _carry(path, folder)
     except OSError:
         borrowed.give_back()
         return None
@@ -87,6 +87,12 @@ def borrow_metadata(directory: Path, memory: str | None) -> BorrowedMetadata | N
 
 def _metadata_in(folder: Path) -> list[Path]:
     return [path for path in folder.iterdir() if path.name in _SMALL or path.name.startswith("MANIFEST-")]
+
+
+def _carry(path: Path, folder: Path) -> None:
+    """Copy a file to a folder, and delete it. A rename would fail: memory and disk are different file systems."""
+    shutil.copyfile(path, folder / path.name)
+    path.unlink()
 
 
 def _remove_abandoned(memory: Path) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
-from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.adapters.open_storage import join_url, list_own, open_storage
 from state_backend.checkpoint.forgotten_keys import is_key
 from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.record_reader import RecordReader, sweep_command
@@ -66,7 +66,7 @@ class Left:
 def places_of(root: str, pipeline: str, encoded: Collection[bytes], texts: Collection[str], left: Left) -> list[Place]:
     """Return the places that may hold the forgotten keys, those in the pipeline's own folder first.
 
-    The function lists all files below the root.
+    The function lists all files below the root. It looks into a linked folder of the root, but not into folders below it.
 
     Args:
         root: URL of the root.
@@ -174,9 +174,11 @@ def _below_root(root: str, pipeline: str, encoded: Collection[bytes]) -> Iterato
     above = open_storage(root)
     own, trials = f"{pipeline}/", f"{paths.TRIALS}/"
     content = _newest(open_storage(join_url(root, pipeline)))
-    for info in above.list(""):
+    for info in list_own(above):
         folder, _, name = info.path.rpartition("/")
-        if info.path.startswith((own, trials)) or name not in (paths.SAVEPOINT_RECORD, _REPORT, paths.HEAD):
+        # Earlier releases exported into a pipeline's folder too.
+        skipped = (own, trials) if name != _REPORT else trials
+        if info.path.startswith(skipped) or name not in (paths.SAVEPOINT_RECORD, _REPORT, paths.HEAD):
             continue
         url = join_url(root, folder)
         if name == paths.HEAD:

@@ -73,4 +73,5 @@ def _hide_in_record(record: logging.LogRecord) -> bool:
     return True
 
 
-logging.getLogger("cairn").addFilter(_hide_in_record)
+for _name in ("cairn", "cairn.spark"):  # A logger does not filter the records of the loggers below it.
+    logging.getLogger(_name).addFilter(_hide_in_record)

@@ -6,6 +6,7 @@ import importlib
 import json
 import shlex
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -385,7 +386,7 @@ def test_a_wrong_call_is_2(root: Path, arguments: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("command", ["list", "show", "verify", "sweep"])
 def test_a_pipeline_that_is_not_there_is_2(tmp_path: Path, command: str) -> None:
     result = cairn(tmp_path, command)
-    assert (result.exit_code, "check --root and --pipeline" in result.stderr) == (2, True)
+    assert (result.exit_code, "check the root and the pipeline's name" in result.stderr) == (2, True)
 
 
 def test_a_root_that_nothing_serves_is_2(tmp_path: Path) -> None:
@@ -395,7 +396,7 @@ def test_a_root_that_nothing_serves_is_2(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["list", "verify", "sweep"])
 def test_a_storage_that_fails_is_3(tmp_path: Path, command: str) -> None:
-    (tmp_path / PIPELINE).write_text("a file where the folder should be")
+    (tmp_path / PIPELINE).symlink_to(PIPELINE)  # a link to itself
     result = cairn(tmp_path, command)
     assert (result.exit_code, result.stderr.startswith("StorageUnavailable")) == (3, True)
 
@@ -786,3 +787,27 @@ def test_the_form_that_a_refused_checkpoint_name_suggests_is_taken(root: Path) -
     assert refused.exit_code == 2 and "checkpoint '2024-01-04' has no time zone" in refused.stderr
     suggested = refused.stderr.split()[-1]
     assert answer(root, "show", suggested)["id"] == 7
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "here_only:P", "--every", "1d"],
+        ["heal", "--local", "--to", "2024-01-02", "--every", "1d", "--pipeline", "p", "--code", "here_only:P"],
+        ["validate", "--code", "here_only:P"],
+        ["savepoint", "--to", "memory://here/s", "--code", "here_only:P"],
+        ["try", "--from", "2024-01-01", "--to", "2024-01-02", "--code", "here_only:P"],
+        ["deploy", "t", "--code", "here_only:P"],
+        ["replay", '{"k": 1}', "2024-01-01", "--code", "here_only:P"],
+    ],
+)
+def test_each_command_imports_modules_of_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    said = "raise UsageError('this module was found')"
+    (tmp_path / "here_only.py").write_text(f"from state_backend.values.errors import UsageError\n{said}\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder])
+    importlib.invalidate_caches()
+    result = CliRunner().invoke(app, [*words, "--root", "memory://here"])
+    assert "this module was found" in result.stderr, result.output

@@ -145,6 +145,32 @@ def users_of(root: Path, tmp_path: Path) -> set[str]:
     return {row["key"]["user"] for file in to.rglob("*.parquet") for row in pq.read_table(file).to_pylist()}
 
 
+def test_an_export_in_the_pipeline_s_folder_is_refused_and_an_old_one_is_a_place(root: Path) -> None:
+    run(PIPELINE, root, [5])
+    refused = cairn(root, "export", "--to", str(root / NAME / "exported"))
+    assert (
+        refused.exit_code == 2
+        and "lies inside the folder" in refused.stderr
+        and not (root / NAME / "exported").exists()
+    )
+    (root / NAME / "of-an-old-release").mkdir()
+    (root / NAME / "of-an-old-release" / "export.json").write_text("{}")
+    places = {place["what"]: place["where"] for place in forget(root, "--dry-run")["places"]}
+    assert places["export"].endswith(f"/{NAME}/of-an-old-release")
+
+
+def test_a_link_out_of_the_root_is_not_followed_to_other_pipelines(root: Path, tmp_path: Path) -> None:
+    """A linked savepoint or export is a place all the same, since such a folder may be a link."""
+    run(PIPELINE, root, [5])
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(root / NAME, elsewhere / "twin")
+    (elsewhere / "export.json").write_text("{}")
+    (root / "linked").symlink_to(elsewhere)
+    (elsewhere / "twin" / "round").symlink_to("/")
+    places = {place["what"]: place["where"] for place in forget(root, "--dry-run")["places"]}
+    assert places["export"].endswith("/linked") and "pipeline with the same key" not in places
+
+
 @pytest.mark.long("seconds", runs_in="ci")
 def test_no_file_has_the_key_afterwards(root: Path, tmp_path: Path) -> None:
     """With all options only the savepoint, the trial and the export, which the command names, still have it."""

@@ -163,7 +163,7 @@ def refuse(where: str) -> None:
     raise StorageUnavailable(f"no answer from {where}")
 
 
-@pytest.mark.parametrize("token", [f"{SECRET}\nmore", f"{SECRET} more", f"{SECRET}\x00"])
+@pytest.mark.parametrize("token", [f"{SECRET}\nmore", f"{SECRET}\x00", f"{SECRET}é"])
 def test_a_token_that_cannot_be_sent_is_refused_without_being_printed(
     folder: Folder, token: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

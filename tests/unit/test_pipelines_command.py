@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,27 @@ def test_pipelines_with_problems_come_first_and_the_printed_command_works(root: 
         "problems": [],
     }
     assert "no pipeline in" in cairn("pipelines", "--root", str(root / "savepoints")).stdout
+
+
+@pytest.mark.parametrize("lost", [["checkpoints"], ["checkpoints", "HEAD.json"]])
+def test_a_pipeline_that_lost_its_records_is_unreadable(tmp_path: Path, lost: list[str]) -> None:
+    pipeline = RealPipeline(tmp_path)
+    for day in (1, 2):
+        pipeline.run(day, f"a{day}", {"a": day})
+    for name in lost:
+        path = tmp_path / PIPELINE / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    said = cairn("pipelines", "--root", str(tmp_path))
+    row, *_ = [line for line in said.stdout.splitlines() if line.startswith(PIPELINE)]
+    assert " unreadable " in row and said.exit_code == 0
+    *_, command = said.stdout.splitlines()
+    assert cairn(*shlex.split(command)[1:]).exit_code == 1
+
+
+def test_a_root_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    said = cairn("pipelines", "--root", str(tmp_path / "file"))
+    assert said.exit_code == 2 and "is a file" in said.stderr
 
 
 @pytest.mark.long("half a second", runs_in="ci")

@@ -59,6 +59,24 @@ def names(folder: Path) -> set[str]:
     return {path.name.rstrip("0123456789") for path in folder.iterdir()}
 
 
+def test_metadata_cross_from_one_file_system_to_the_other_without_a_failing_rename(
+    tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    (tmp_path / "db").mkdir()
+    (tmp_path / "db" / "CURRENT").write_text("MANIFEST-1")
+    with monkeypatch.context() as patch:
+        renames = Mock(side_effect=refused)
+        patch.setattr(os, "rename", renames)
+        borrowed = rocks_metadata.borrow_metadata(tmp_path / "db", str(memory))
+        assert borrowed is not None and names(tmp_path / "db") == set() and (borrowed.folder / "CURRENT").exists()
+        borrowed.give_back()
+    assert (tmp_path / "db" / "CURRENT").read_text() == "MANIFEST-1" and list(memory.iterdir()) == []
+    assert not renames.called
+
+
 @pytest.mark.parametrize("in_memory", [True, False])
 def test_a_store_is_the_same_wherever_its_metadata_lie(tmp_path: Path, memory: Path, in_memory: bool) -> None:
     """Written, captured, merged, captured again; both images open, with and without memory, and the store itself does again."""

@@ -321,9 +321,9 @@ class _Here:
         spark: str,
         on_done: Callable[[Interval], None],
     ) -> None:
-        from cairn.driver.load_pipeline import load_pipeline
+        from cairn.command.state_commands import load_code
 
-        self.pipeline = load_pipeline(code)
+        self.pipeline = load_code(code)
         if self.pipeline.name != name:
             raise UsageError(f"--pipeline is {name!r}, but {code} is named {self.pipeline.name!r}; make them the same")
         self.own_backfills: set[int] = set()

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from state_backend.adapters.open_storage import join_url, open_storage
-from state_backend.values.errors import UsageError
 
 if TYPE_CHECKING:
     from state_backend.checkpoint.log import Log
@@ -57,27 +56,10 @@ def open_log(root: str, pipeline: str, *, if_new: str = "", newest: bool = False
         UsageError: The pipeline does not exist.
     """
     from state_backend.checkpoint.log import read_log, read_newest
+    from state_backend.inspection.find_pipelines import refuse_nothing
 
     storage = open_storage(join_url(root, pipeline))
     log = read_newest(storage) if newest else read_log(storage)
     if not log.head_id:
         refuse_nothing(storage, root, pipeline, if_new=if_new)
     return storage, log
-
-
-def refuse_nothing(storage: Storage, root: str, pipeline: str, *, if_new: str = "") -> None:
-    """Raise `UsageError` if a pipeline's folder has no files. The message names similar pipelines of the root.
-
-    Args:
-        storage: Storage of the pipeline's folder.
-        root: URL of the folder that holds all pipelines.
-        pipeline: Name of the pipeline.
-        if_new: Lines for a pipeline that never ran, for the message.
-    """
-    from state_backend.inspection.find_pipelines import other_pipelines
-
-    if next(iter(storage.list("")), None) is None:
-        raise UsageError(
-            f"no pipeline at {storage.url}: the folder has no files; check --root and --pipeline"
-            f"{if_new}{other_pipelines(root, pipeline)}"
-        )

@@ -98,14 +98,14 @@ def run(
     the same command continues after the last commit (not with --reprocess all). Without --from and --to, an interval
     that ran before runs again, from the same checkpoint.
     """
-    from cairn.driver.load_pipeline import load_pipeline
+    from cairn.command.state_commands import load_code
     from cairn.operations.coordinator_of import coordinator_of
     from cairn.operations.run_intervals import plan_intervals, run_intervals
     from cairn.spark.session import connect
 
     asked = _Asked(start=start, from_=from_, to=to, count=count)
     check_no_trial(root, "run")
-    pipeline = load_pipeline(code)
+    pipeline = load_code(code)
     log = coordinator_of(pipeline, root).log()
     completed = log.completed()
     newest = max((record.content.interval for record in completed), key=lambda i: i.end, default=None)

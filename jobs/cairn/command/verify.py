@@ -7,13 +7,14 @@ from typing import Annotated, Any
 import typer
 
 from cairn.command.exit_codes import FINDINGS
-from cairn.command.options import Json, Pipeline, Root, refuse_nothing
+from cairn.command.options import Json, Pipeline, Root
 from cairn.command.printing import print_json, print_text, print_unknown
 from cairn.command.progress import progress
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.inspection.checkpoint_names import parse_checkpoint
+from state_backend.inspection.find_pipelines import refuse_nothing
 from state_backend.inspection.verify import Verification, verify_pipeline
 from state_backend.ports.storage import TellsChecksums
 from state_backend.values.errors import UsageError

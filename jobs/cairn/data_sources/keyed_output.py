@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from cairn.data_sources.check_options import check_options
 from cairn.runners.output_schema import arrow_schema, from_record, recorded_schema, schema_of_file
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
@@ -49,6 +50,8 @@ from state_backend.values.handles import Handle
 from state_backend.values.intervals import Interval
 from state_backend.values.records import OutputFile
 
+_OPTIONS = frozenset({"root", "pipeline", "late", "start", "end"})
+
 
 @dataclass
 class _File(InputPartition):
@@ -64,7 +67,12 @@ class KeyedOutput(DataSource):
         return "keyed_output"
 
     def schema(self) -> StructType:
-        """Return the schema of the table (`table_schema`)."""
+        """Return the schema of the table (`table_schema`).
+
+        Raises:
+            UsageError: An option is missing, wrong or unknown.
+        """
+        check_options(self.name(), self.options, _OPTIONS)
         return from_record(self._schema(self._log()), self._root())
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -147,7 +155,10 @@ class KeyedOutput(DataSource):
         return read_log(open_storage(self._root()))
 
     def _late(self) -> bool:
-        return str(self.options.get("late", "false")).lower() == "true"
+        said = str(self.options.get("late", "false")).lower()
+        if said not in ("true", "false"):
+            raise UsageError(f"late {said!r} is neither true nor false")
+        return said == "true"
 
     def _instant(self, name: str) -> datetime | None:
         text = self.options.get(name)

@@ -44,6 +44,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
+from cairn.data_sources.check_options import check_options
 from cairn.data_sources.state_selection import ReadPlan, parse_keys, parse_numbers, plan_read
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions
@@ -59,6 +60,9 @@ from state_backend.values.errors import CairnError, StateUnusable, UsageError
 from state_backend.values.records import ShardRef, StateDescriptor
 
 TIMERS, CHECK = TIMERS_NAME, "$check"
+_OPTIONS = frozenset(
+    {"root", "pipeline", "path", "state", "checkpoint", "attempt", "key", "key_group", "shard", "hold"}
+)
 _ROWS_PER_BATCH = 10_000
 
 
@@ -90,9 +94,10 @@ class KeyedState(DataSource):
         """Return the schema of the state that the options name.
 
         Raises:
-            UsageError: An option is missing or wrong, or the state does not exist.
+            UsageError: An option is missing, wrong or unknown, or the state does not exist.
         """
         try:
+            check_options(self.name(), self.options, _OPTIONS)
             self._plan()
             return _table_schema(self._source(), self._state())
         except CairnError as error:

@@ -20,7 +20,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
-from state_backend.adapters.open_storage import open_storage
+from state_backend.adapters.open_storage import check_outside, open_storage
 from state_backend.adapters.work_folders import work_folder
 from state_backend.formats import paths
 from state_backend.formats.canonical_tables import CanonicalFiles, fits_parquet
@@ -71,8 +71,9 @@ def export_state(
         on_progress: Function that gets the number of exported shards and of all shards, after each shard.
 
     Raises:
-        UsageError: The folder is not empty, a state is unknown, or Parquet can't store it.
+        UsageError: The folder is not empty, or lies inside the pipeline's or savepoint's folder; a state is unknown, or Parquet can't store it.
     """
+    check_outside(source.url, to, "export")
     destination = open_storage(to)
     if next(iter(destination.list("")), None) is not None:
         raise UsageError(f"{to} is not empty; export into an empty folder")

@@ -6,6 +6,8 @@ from datetime import datetime
 
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.log import read_log
+from state_backend.inspection.find_pipelines import refuse_nothing
+from state_backend.values.intervals import to_ms
 
 
 def output_files(
@@ -26,15 +28,26 @@ def output_files(
     Returns:
         Absolute paths if the root is a local folder, else URLs.
 
+    Raises:
+        UsageError: There is no such pipeline, or `start` or `end` has no time zone.
+
     Example:
         duckdb.read_parquet(output_files("file:///data/state", "clicks"))
     """
     url = join_url(root, pipeline)
-    outputs = read_log(open_storage(url)).current_outputs()
+    storage = open_storage(url)
+    start_ms = None if start is None else to_ms(start)
+    end_ms = None if end is None else to_ms(end)
+    log = read_log(storage)
+    if not log.head_id:
+        refuse_nothing(storage, root, pipeline)
+    outputs = log.current_outputs()
     folder = url.removeprefix("file://")
     return [
         f"{folder}/{file.handle.path}"
         for interval, (_, files) in sorted(outputs.items())
         for file in files
-        if file.late == late and (start is None or interval.start >= start) and (end is None or interval.end <= end)
+        if file.late == late
+        and (start_ms is None or interval.start_ms >= start_ms)
+        and (end_ms is None or interval.end_ms <= end_ms)
     ]

@@ -28,7 +28,7 @@ from state_backend.values.hide_secrets import hide_all
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-log = logging.getLogger("cairn")
+log = logging.getLogger("cairn.spark")
 
 _UNREADABLE = re.compile(r"\[FAILED_READ_FILE[.A-Z_]*\] ([^\n]*?)(?:\s*SQLSTATE: \w+)?(?:\n|$)")
 _JAVA_FRAME = re.compile(r"\s*(at [\w.$/<>]+\([^)]*\)|\.\.\. \d+ more|JVM stacktrace:)\s*$")

@@ -11,7 +11,7 @@ from cairn.operations.coordinator_of import coordinator_of
 from cairn.shard_jobs.consolidate import ConsolidationJob
 from cairn.shard_jobs.run_on_shards import run_on_shards
 from cairn.shard_jobs.take_savepoint import SavepointJob
-from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.adapters.open_storage import check_outside, join_url, open_storage
 from state_backend.checkpoint.dropped_checkpoint import telling_drops
 from state_backend.checkpoint.forgotten_keys import forgets_of
 from state_backend.checkpoint.leases import holding
@@ -106,16 +106,11 @@ def check_destination(pipeline_root: str, to: str, format: str) -> None:
     """Check where a savepoint will be written, and its format.
 
     Raises:
-        UsageError: The format is unknown, or `to` lies inside the pipeline's own folder. There the savepoint would be
-            deleted with the pipeline, and `cairn sweep` would report its files as unknown.
+        UsageError: The format is unknown, or `to` lies inside the pipeline's own folder.
     """
     if format not in FORMATS:
         raise UsageError(f"savepoint format {format!r} is not one of {', '.join(FORMATS)}")
-    destination, owner = open_storage(to), open_storage(pipeline_root)
-    if f"{destination.url.rstrip('/')}/".startswith(f"{owner.url.rstrip('/')}/"):
-        raise UsageError(
-            f"{to} lies inside the pipeline's own folder {owner.url}; choose a folder elsewhere, or the savepoint would be deleted with the pipeline"
-        )
+    check_outside(pipeline_root, to, "savepoint")
 
 
 def check_free(to: str) -> None:

@@ -71,9 +71,9 @@ def checked_token(text: str | None, source: str) -> str | None:
         UsageError: The token can't be part of a header. Python and gRPC would quote it in their errors.
     """
     token = (text or "").strip()
-    if not all("!" <= character <= "~" for character in token):
+    if not all(" " <= character <= "~" for character in token):
         raise UsageError(
-            f"{source} is no token: it has a space, a line break or a character beyond ASCII inside\nSet it to the token alone"
+            f"{source} is no token: it has a line break or a character beyond ASCII inside\nSet it to the token alone"
         )
     return token or None
 

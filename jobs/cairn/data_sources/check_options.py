@@ -1,0 +1,22 @@
+"""The check of a data source's options. Spark passes every option on, so a misspelt one would change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from state_backend.values.errors import UsageError
+from state_backend.values.similar_names import did_you_mean
+
+
+def check_options(source: str, given: Mapping[str, str], known: Collection[str]) -> None:
+    """Raise `UsageError` if a query gives an option that its data source does not have.
+
+    Args:
+        source: Name of the data source's format.
+        given: The options of the query. Spark ignores the case of their names.
+        known: Names of the data source's options, in lower case.
+    """
+    for name in given:
+        if name.lower() not in known:
+            more = "; load() takes no path" if name.lower() == "path" else ""
+            raise UsageError(f"format({source!r}) has no option {name!r}{more}{did_you_mean(name.lower(), known)}")

@@ -1,0 +1,42 @@
+"""Options of `keyed_state` and `keyed_output`: an unknown one is refused with the nearest name, before anything is read."""
+
+from __future__ import annotations
+
+import pytest
+
+from cairn.data_sources.keyed_output import KeyedOutput
+from cairn.data_sources.keyed_state import KeyedState
+from state_backend.values.errors import UsageError
+
+WHERE = {"root": "memory://options", "pipeline": "p"}
+
+
+@pytest.mark.parametrize(
+    ("source", "given", "says"),
+    [
+        (KeyedState, {"state": "s", "keys": "[]"}, "no option 'keys'\nDid you mean 'key'"),
+        (KeyedState, {"state": "s", "checkpiont": "1"}, "no option 'checkpiont'\nDid you mean 'checkpoint'"),
+        (KeyedState, {"State": "s", "Shards": "1"}, "no option 'Shards'\nDid you mean 'shard'"),
+        (KeyedState, {"state": "s", "late": "true"}, "no option 'late'"),
+        (
+            KeyedOutput,
+            {"begin": "2024-01-01T00:00Z"},
+            "no option 'begin'\nThese exist: end, late, pipeline, root, start",
+        ),
+        (KeyedOutput, {"ends": "2024-01-01T00:00Z"}, "no option 'ends'\nDid you mean 'end'"),
+        (KeyedOutput, {"path": "/data/p"}, "no option 'path'; load() takes no path"),
+        (KeyedOutput, {"late": "yes"}, "late 'yes' is neither true nor false"),
+    ],
+)
+def test_an_option_that_the_format_does_not_have_is_refused(
+    source: type[KeyedState] | type[KeyedOutput], given: dict[str, str], says: str
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        source({**WHERE, **given}).schema()
+    assert says in str(refused.value)
+
+
+@pytest.mark.parametrize("given", [{}, {"START": "2024-01-01T00:00Z", "late": "TRUE"}])
+def test_the_case_of_a_name_does_not_count(given: dict[str, str]) -> None:
+    with pytest.raises(Exception, match="has no committed output yet"):
+        KeyedOutput({**WHERE, **given}).schema()
