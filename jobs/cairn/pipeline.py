@@ -307,13 +307,14 @@ class Pipeline:
         if sink is None:
             return None
         if not callable(sink):
-            from cairn.sinks.table_sink import published_output
+            from cairn.sinks.table_sink import owner_of, published_output
             from state_backend.checkpoint.coordinator import ReplacedOutput
 
             def publish(record: Record) -> None:
                 content, replaced = record.content, isinstance(record, ReplacedOutput)
                 for table, late in sink.each_table():
-                    made = published_output(name, root_url, content.interval, record.id, content.outputs, late=late)
+                    owner = owner_of(name, root_url, late=late)
+                    made = published_output(owner, root_url, content.interval, record.id, content.outputs, late=late)
                     table.publish(replace(made, replaced=replaced))
 
             return publish

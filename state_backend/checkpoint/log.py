@@ -506,6 +506,21 @@ def attempt_of(entry: Record | Tombstone) -> str:
     return entry.attempt if isinstance(entry, Tombstone) else entry.content.attempt
 
 
+def id_of_log(storage: Storage) -> str:
+    """Return a text that tells this log from all other logs: the uuid of the attempt that made the first record.
+
+    Each later record, a tombstone too, and a copy of the folder have the same first attempt.
+
+    Args:
+        storage: The storage of the pipeline's folder, whose log has records.
+
+    Raises:
+        CorruptRecord: The first record is missing or can't be decoded.
+    """
+    first = RecordReader(storage, 1).fresh(1)
+    return first.sweep if isinstance(first, SweepRecord) else attempt_of(first)
+
+
 def base_of(entry: Record | Tombstone | Kept) -> int | None:
     """Return the id of the checkpoint that a commit started from.
 

@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import partial
@@ -23,7 +24,7 @@ from cairn import sinks
 from cairn.errors import UsageError
 from cairn.sinks.bigquery import wider_type
 from cairn.sinks.table_sink import Publication, TableSink, hash_of_rows
-from tests.contract.test_sinks import Killed, hour, publish
+from tests.contract.test_sinks import OWNER, Killed, hour, publish
 from tests.support.bigquery_server import BigQueryServer, Request, bigquery_server
 from tests.support.tiers import at_tier
 
@@ -475,25 +476,25 @@ def test_a_table_of_its_owner(server: BigQueryServer, sink: TableSink) -> None:
     own_table(server, note="STRING", clicks="NUMERIC")
     server.database.execute("INSERT INTO clicks VALUES ('mine', 1)")
     with pytest.raises(UsageError, match="has rows, but the sink has never written to it"):
-        sink.clear("clicks")
-    assert sink.row_counts() == {}
+        sink.clear(OWNER)
+    assert sink.row_counts() == {None: 1}
     publish(sink, hour(0), 1, NEW)
-    assert sink.row_counts() == {hour(0): 2}
+    assert sink.row_counts() == {hour(0): 2, None: 1}
     assert hash_of_rows(sink.rows(hour(0), NEW.schema)) == hash_of_rows(NEW)
     assert [
         note for (note,) in server.database.execute("SELECT note FROM clicks WHERE note IS NOT NULL").fetchall()
     ] == ["mine"]
-    sink.clear("clicks")
+    sink.clear(OWNER)
     assert server.rows("clicks", ["note"]) == [] and transactions(server) == 2
     publish(sink, hour(0), 1, NEW)
     assert sink.row_counts() == {hour(0): 2}
 
 
 def test_tables_that_the_sink_can_not_write(server: BigQueryServer, sink: TableSink) -> None:
-    sink.clear("clicks")
+    sink.clear(OWNER)
     assert sink.row_counts() == {} and not server.tables
     own_table(server, interval_start="DATE")
-    sink.clear("clicks")
+    sink.clear(OWNER)
     with pytest.raises(
         UsageError, match=r"'interval_start' of the table shop.clicks has the type DATE; the sink needs TIMESTAMP"
     ):
@@ -530,10 +531,10 @@ def test_a_client_is_closed_after_each_call(server: BigQueryServer) -> None:
 
     sink = sinks.bigquery("shop-prod.shop.clicks", client)
     assert repr(sink) == "bigquery('shop-prod.shop.clicks')"
-    sink.publish(Publication("clicks", hour(0), 1))
+    sink.publish(Publication(OWNER, hour(0), 1))
     sink.row_counts()
     with pytest.raises(UsageError):
-        sink.publish(Publication("others", hour(0), 2))
+        sink.publish(Publication(replace(OWNER, name="others"), hour(0), 2))
     assert len(closed) == 3
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import shutil
 import threading
 import uuid
 from collections import Counter
@@ -46,7 +47,16 @@ from cairn.errors import SinkFailed, StateUnusable, UsageError
 from cairn.operations.coordinator_of import coordinator_of
 from cairn.sinks.plan_publication import plan_publication
 from cairn.sinks.postgres import wider_type
-from cairn.sinks.table_sink import Publication, TableSink, hash_of_rows, published_output, with_type
+from cairn.sinks.table_sink import (
+    Owner,
+    Publication,
+    TableSink,
+    hash_of_rows,
+    must_store_owner,
+    owner_of,
+    published_output,
+    with_type,
+)
 from cairn.testing import PipelineTester
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.coordinator import Coordinator
@@ -59,6 +69,7 @@ from tests.support.postgres_server import postgres_server
 from tests.support.s3_server import BUCKET, SEAWEEDFS, s3_server
 from tests.support.tiers import ALL, REPOSITORY, at_tier
 
+OWNER, LATE = Owner("clicks", "here"), Owner("clicks/late", "here")
 ANYTHING = Permissions(allow_stale_base=True, allow_gap=True, replace_overlapping=True)
 # `make test-fast` runs the tests of Delta only.
 SECONDS = pytest.mark.long("seconds for some tests of this table format", runs_in="ci")
@@ -273,7 +284,7 @@ def test_one_transaction_replaces_the_rows_of_an_overlapping_interval(
 
 def test_an_empty_call_before_there_is_a_table_stops_an_old_call(sink: TableSink, read: Callable[[], Rows]) -> None:
     users = pa.table({"user": ["ann"], "clicks": [1]})
-    sink.publish(Publication("clicks", hour(0), 2))
+    sink.publish(Publication(OWNER, hour(0), 2))
     publish(sink, hour(0), 1, users)
     assert read() == []
     publish(sink, hour(1), 3, users)
@@ -305,7 +316,7 @@ def test_a_table_goes_back_with_the_output(
     elif healed_by == "publish":
         assert [n for _, n in coordinator.publish(hook)] == [4, 4]
     else:
-        sink.clear("clicks")
+        sink.clear(owner_of("clicks", f"{tester.root}/clicks", late=False))
         for call in current(tester):
             sink.publish(call)
         coordinator.publish(hook)
@@ -337,13 +348,13 @@ def test_an_old_call_a_repeated_call_and_calls_at_the_same_time_change_nothing(
     interval = tester.run([("ann",), ("bob",)]).interval
     (old,) = current(tester)
     tester.run([("cid",)], interval)
-    empty = Publication("clicks", interval, 2)
+    empty = replace(old, checkpoint_id=2, files=())
     for call in (old, replace(empty, checkpoint_id=1), empty):
         sink.publish(call)
         assert read() == expected(tester) == [(interval.start, interval.end, "cid", 1)]
     rows = {n: pa.table({"user": [f"u{n}"] * n, "clicks": range(n)}) for n in (9, 10)}
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda n: publish(sink, interval, n, rows[n]), (9, 10, 9, 10)))
+        list(pool.map(lambda n: publish(sink, interval, n, rows[n], owner=old.owner), (9, 10, 9, 10)))
     assert [user for *_, user, _ in read()] == ["u10"] * 10
 
 
@@ -637,14 +648,15 @@ class Made(Publication):
             yield self.made
 
 
-def publish(sink: TableSink, interval: Interval, checkpoint_id: int, rows: pa.Table) -> None:
-    sink.publish(Made("clicks", interval, checkpoint_id, made=rows))
+def publish(sink: TableSink, interval: Interval, checkpoint_id: int, rows: pa.Table, owner: Owner = OWNER) -> None:
+    sink.publish(Made(owner, interval, checkpoint_id, made=rows))
 
 
 def current(tester: PipelineTester, *, late: bool = False) -> list[Publication]:
     root = f"{tester.root}/clicks"
     outputs = read_log(open_storage(root)).current_outputs()
-    return [published_output("clicks", root, interval, n, files, late=late) for interval, (n, files) in outputs.items()]
+    owner = owner_of("clicks", root, late=late) if outputs else OWNER
+    return [published_output(owner, root, interval, n, files, late=late) for interval, (n, files) in outputs.items()]
 
 
 LATE_SCHEMA = pa.schema([("user", pa.string()), ("at", pa.timestamp("us", "UTC")), ("checkpoint_id", pa.int64())])
@@ -760,7 +772,7 @@ def test_late_rows_get_a_table_of_their_own(
         f"{late!r} is equal to the late rows of 2 interval(s)",
     ]
     assert typed("--check") == equal
-    late.clear("clicks/late")
+    late.clear(owner_of("clicks", f"{tester.root}/clicks", late=True))
     assert typed("--check") == [
         equal[0],
         f"{late!r} differs from the late rows of 1 interval(s):",
@@ -811,12 +823,12 @@ def test_mistakes_with_a_table_of_late_rows(sink: TableSink) -> None:
     rows = pa.table({"user": ["ann"], "clicks": [1]})
     publish(sink, hour(0), 1, rows)
     with pytest.raises(UsageError, match="Give each pipeline a table of its own"):
-        sink.publish(Publication("clicks/late", hour(0), 1, late=True))
+        sink.publish(Publication(LATE, hour(0), 1, late=True))
     for name, what in (("interval_end", "interval"), ("checkpoint_id", "checkpoint's id")):
         with pytest.raises(
             UsageError, match=rf"a late row of .* has a column '{name}', but the sink writes the {what}"
         ):
-            Publication("clicks/late", hour(0), 1, late=True)._check_free({name}, pa.table({name: [1]}))
+            sink.check_columns("clicks", [name], late=True)
 
 
 @pytest.mark.long("half a second", runs_in="ci")
@@ -850,12 +862,169 @@ def test_check_names_planted_differences_and_rebuild_repairs_them(
     ]
     assert typed("--check", "--json")[0] == 1
     code, text = typed("--rebuild")
+    asked = f"UsageError: {sink!r} has 4 rows, 1 more than the output of 'clicks'; the command would delete all"
+    assert (code, text.splitlines()) == (2, [asked, "Nothing was done. To agree, run the same command with --yes"])
+    code, text = typed("--rebuild", "--yes")
     assert (code, text.strip()) == (0, f"{sink!r} has the output of 4 interval(s)")
     assert read() == expected(tester)
     assert typed("--check")[0] == 0
     tester.run([("ann",)], hour(0), permissions=ANYTHING)
     assert read() == expected(tester)
     assert typed("--check", "--rebuild")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("stored", "stores", "takes_over"),
+    [
+        ("clicks@here", False, False),
+        ("clicks", True, True),  # A release before stored the name only.
+        ("clicks@there", None, True),
+        ("others@here", None, None),
+        ("others", None, None),
+        ("clicks/late@here", None, None),
+    ],
+)
+def test_the_owner_that_a_table_stores(stored: str, stores: bool | None, takes_over: bool | None) -> None:
+    """None: the table refuses the writer."""
+    for wanted, agreed in ((stores, False), (takes_over, True)):
+        if wanted is None:
+            with pytest.raises(UsageError, match=r"has the output of pipeline (?s:.*)Give (each|the) pipeline"):
+                must_store_owner(stored, OWNER, "t", takes_over=agreed)
+        else:
+            assert must_store_owner(stored, OWNER, "t", takes_over=agreed) == wanted
+
+
+def test_a_table_belongs_to_a_pipeline_and_its_root(
+    sink: TableSink, read: Callable[[], Rows], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipeline of the same name in development leaves production's table alone, unless somebody agrees that it takes it over."""
+    production = run_of(sink, tmp_path)
+    production.run([("ann",)])
+    production.run([("ann",)])
+    development = run_of(sink, tmp_path / "development")
+    for again in (False, True):
+        with pytest.raises(SinkFailed, match="'clicks' in another root, so 'clicks' in this root can't write it"):
+            development.run([("dev",)], hour(0) if again else None, permissions=ANYTHING)
+        assert read() == expected(production) != []
+    # A moved folder is the same root.
+    shutil.move(tmp_path / "state", tmp_path / "moved")
+    moved = PipelineTester(
+        pipeline(sink), input_schema=SCHEMA, every=HOUR, root=f"file://{tmp_path}/moved", call_sink=True
+    )
+    moved.run([("bob",)])
+    assert read() == expected(moved)
+    monkeypatch.setattr("cairn.command.publish.load_code", lambda code: pipeline(sink))
+    variables = {"CAIRN_ROOT": development.root, "CAIRN_PIPELINE": "clicks", "CAIRN_CODE": "clicks:CLICKS"}
+    refused = CliRunner().invoke(app, ["publish", "--rebuild"], env=variables)
+    assert refused.exit_code == 2 and read() == expected(moved), refused.output
+    (tmp_path / "wrong" / "clicks").mkdir(parents=True)
+    (tmp_path / "wrong" / "clicks" / "note").touch()
+    wrong = CliRunner().invoke(
+        app, ["publish", "--rebuild", "--yes"], env=variables | {"CAIRN_ROOT": f"file://{tmp_path}/wrong"}
+    )
+    assert wrong.exit_code == 2 and "has no checkpoint, so the command does not empty the table" in wrong.output
+    taken = CliRunner().invoke(app, ["publish", "--rebuild", "--yes"], env=variables)
+    assert taken.exit_code == 0 and read() == expected(development) != [], taken.output
+    with pytest.raises(SinkFailed, match="in another root"):
+        moved.run([("bob",)])
+    assert read() == expected(development)
+
+
+def test_a_name_that_is_too_long_is_refused_before_the_interval(kind: str, sink: TableSink, tmp_path: Path) -> None:
+    """PostgreSQL would cut the name off: two tables would become one."""
+    for name in ("t" * 64, "ж" * 32, f"{'s' * 64}.t"):
+        with pytest.raises(UsageError, match=r"has 64 bytes, and PostgreSQL keeps 63\nGive the sink a shorter name"):
+            sinks.postgres(name)
+    sinks.postgres(f"{'s' * 63}.{'t' * 63}")
+    with pytest.raises(UsageError, match=r"has 979 bytes, and a sink of BigQuery keeps 978"):
+        sinks.bigquery(f"shop.{'t' * 979}")
+    longest = {"postgres": ("ж" * 31 + "x", 64, 63), "bigquery": ("ж" * 300, 301, 300)}.get(kind, ("ж" * 100, 0, 0))
+    name, refused, kept = longest
+    tester = PipelineTester(
+        pipeline(sink, output_schema=f"user string, `{name}` bigint", processor=partial(Named, name)),
+        input_schema=SCHEMA,
+        every=HOUR,
+        root=f"file://{tmp_path}/state",
+        call_sink=True,
+    )
+    for _ in range(2):
+        tester.run([("ann",)])
+    assert sink.row_counts() == {hour(0): 1, hour(1): 1}
+    assert sink.check(current(tester)) == []
+    if refused:
+        longer = replace(tester.pipeline, output_schema=f"user string, `{name}` bigint, `{name}y` bigint")
+        tester.pipeline = longer
+        with pytest.raises(UsageError, match=rf"the column '{name}y' has {refused} \w+, and \w+ keeps {kept}\nRename"):
+            tester.run([("ann",)])
+        assert coordinator_of(longer, tester.root).log().head_id == 2
+
+
+def test_an_output_of_another_type_is_refused_before_the_sink(tmp_path: Path) -> None:
+    sink = sinks.delta(f"file://{tmp_path}/table")
+    tester = run_of(sink, tmp_path)
+    tester.run([("ann",)])
+    tester.pipeline = pipeline(sink, output_schema="user string, clicks string")
+    with pytest.raises(UsageError, match=r"the new output_schema does not fit the output of .*: field 'clicks'"):
+        tester.run([("ann",)])
+    with pytest.raises(StateUnusable, match="no checkpoint ends where the interval starts"):
+        tester.run([("ann",)], hour(2))
+    assert sink.row_counts() == {hour(0): 1}
+    assert sink.check(current(tester)) == []
+
+
+class Named(StatefulProcessor):  # type: ignore[misc]
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def init(self, handle: Any) -> None:
+        pass
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
+        yield Row(**{"user": key[0], self._name: 1})
+
+
+@SECONDS
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    # deltalake renames no column, and Iceberg makes no number a text.
+    [(kind, change) for kind in ("bigquery", "postgres") for change in ("renamed", "text", "no interval")]
+    + [("iceberg", "renamed"), ("iceberg", "no interval")],
+)
+def test_check_reports_columns_that_somebody_else_changed(
+    change: str, kind: str, sink: TableSink, read: Callable[[], Rows], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    tester = run_of(sink, tmp_path)
+    tester.run([("ann",)])
+    change_column(kind, change, tmp_path, request)
+    (found,) = sink.check(current(tester))
+    says = {"renamed": "the table lacks 'clicks'", "no interval": "1 rows in the output, 0 in the table"}
+    assert str(found) == f"{hour(0)}: {says.get(change, '1 rows in both, but with other values')}"
+    assert sink.row_counts() == ({None: 1} if change == "no interval" else {hour(0): 1})
+    if change != "text":  # The next output gets the column again.
+        tester.run([("bob",)])
+        assert sink.row_counts()[hour(1)] == 1
+
+
+def change_column(kind: str, change: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Another program changes the table's column `clicks`, or a column of the interval."""
+    old, new = ("interval_end", "ends") if change == "no interval" else ("clicks", "count")
+    if kind == "iceberg":
+        with catalog(tmp_path) as opened, opened.load_table("shop.clicks").update_schema() as update:
+            update.rename_column(old, new)
+        return
+    text = (
+        "ALTER TABLE clicks ALTER COLUMN clicks TYPE text USING 'many'"
+        if change == "text"
+        else f"ALTER TABLE clicks RENAME {old} TO {new}"
+    )
+    if kind == "postgres":
+        with psycopg.connect(request.getfixturevalue("server"), autocommit=True) as connection:
+            connection.execute(text.encode())
+        return
+    server = request.getfixturevalue("stand_in")
+    server.database.execute(text)
+    (field,) = (field for field in server.tables["clicks"].fields if field["name"] == old)
+    field |= {"type": "STRING"} if change == "text" else {"name": new}
 
 
 @pytest.mark.long("a minute: 60 intervals in four processes")
@@ -1019,7 +1188,7 @@ def test_mistakes_are_named(kind: str, sink: TableSink, tmp_path: Path) -> None:
         publish(sink, hour(0), 1, pa.table({"interval_end": [1]}))
     publish(sink, hour(0), 1, pa.table({"user": ["ann"], "clicks": [1]}))
     with pytest.raises(UsageError, match="Give each pipeline a table of its own"):
-        sink.publish(Publication("others", hour(0), 2))
+        sink.publish(Publication(replace(OWNER, name="others"), hour(0), 2))
     if kind != "postgres":
         with pytest.raises(
             UsageError, match=r"column 'clicks' has the type int64, and a value of type string does not fit"
@@ -1076,12 +1245,12 @@ def test_a_rebuild_keeps_rows_that_the_sink_did_not_write(server: str) -> None:
         connection.execute("DROP TABLE IF EXISTS kept, cairn_publications")
         connection.execute('CREATE TABLE kept ("user" text, interval_start timestamptz, interval_end timestamptz)')
         sink = sinks.postgres("kept", server)
-        sink.clear("clicks")
+        sink.clear(OWNER)
         connection.execute("INSERT INTO kept VALUES ('ann')")
         with pytest.raises(UsageError, match="has rows, but the sink has never written to it"):
-            sink.clear("clicks")
+            sink.clear(OWNER)
         assert connection.execute('SELECT "user" FROM kept').fetchall() == [("ann",)]
-        assert sink.row_counts() == {}
+        assert sink.row_counts() == {None: 1}
 
 
 def test_the_blocks_of_the_page(
@@ -1121,7 +1290,7 @@ def test_the_blocks_of_the_page(
 def test_a_connection_string_that_cannot_be_read_is_not_shown() -> None:
     secret = sinks.postgres("clicks", "host=there password=very secret")
     with pytest.raises(UsageError) as raised:
-        secret.publish(Publication("clicks", hour(0), 1))
+        secret.publish(Publication(OWNER, hour(0), 1))
     assert "secret" not in f"{raised.value} {secret!r}" and raised.value.__cause__ is None
 
 
@@ -1139,7 +1308,7 @@ def test_a_missing_library_is_named_with_its_command(
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, library, None)
     with pytest.raises(UsageError, match=rf"the sink needs {library}, which .* lacks; .*\[{extra}\]'"):
-        sink.publish(Publication("clicks", hour(0), 1))
+        sink.publish(Publication(OWNER, hour(0), 1))
 
 
 @SECONDS
@@ -1276,8 +1445,8 @@ def test_an_iceberg_table_of_its_owner(tmp_path: Path) -> None:
         table = opened.create_table("shop.clicks", schema, properties=own)
         table.append(pa.table({"note": ["mine"]}))
         with pytest.raises(UsageError, match="has rows, but the sink has never written to it"):
-            sink.clear("clicks")
-        assert sink.row_counts() == {}
+            sink.clear(OWNER)
+        assert sink.row_counts() == {None: 1}
         for n in range(4):
             publish(sink, hour(n), n + 1, rows)
         table.refresh()
@@ -1286,11 +1455,11 @@ def test_an_iceberg_table_of_its_owner(tmp_path: Path) -> None:
         assert len(table.inspect.files()) == 1
         for n, again in ((1, rows.slice(0, 1)), (2, rows.slice(0, 0)), (5, rows)):
             publish(sink, hour(n), n + 10, again)
-        assert sink.row_counts() == {hour(0): 2, hour(1): 1, hour(3): 2, hour(5): 2}
+        assert sink.row_counts() == {hour(0): 2, hour(1): 1, hour(3): 2, hour(5): 2, None: 1}
         assert hash_of_rows(sink.rows(hour(3), rows.schema)) == hash_of_rows(rows)
         assert [*filter(None, table.refresh().scan().to_arrow()["note"].to_pylist())] == ["mine"]
         assert table.spec().is_unpartitioned()
-        sink.clear("clicks")
+        sink.clear(OWNER)
         assert len(table.refresh().scan().to_arrow()) == 0
         assert not [name for name in table.properties if name.startswith("cairn.checkpoint")]
     publish(sink, hour(0), 1, rows)
@@ -1318,14 +1487,14 @@ def test_the_files_and_ids_of_an_iceberg_table(tmp_path: Path) -> None:
         assert table.inspect.partitions()["partition"].to_pylist() == [
             {"interval_start_day": date(2024, 1, day)} for day in (2, 1)
         ]
-        assert table.properties["cairn.pipeline"] == "clicks"
+        assert table.properties["cairn.pipeline"] == "clicks@here"
         assert table.properties["cairn.checkpoint.2024-01-02T02:00:00Z/2024-01-02T03:00:00Z"] == "27"
         summary = table.current_snapshot().summary
         assert summary["cairn.interval"] == "2024-01-02T02:00:00Z/2024-01-02T03:00:00Z"
         table.maintenance.expire_snapshots().by_ids([s.snapshot_id for s in table.snapshots()[:-1]]).commit()
         with table.transaction() as transaction:
             transaction.set_properties({"write.metadata.previous-versions-max": "2"})
-    sink.publish(Publication("clicks", hour(0), 1))
+    sink.publish(Publication(OWNER, hour(0), 1))
     assert sink.row_counts() == {hour(0): 1, hour(1): 1, hour(25): 1}
     for n in range(30, 36):
         publish(sink, hour(n), n, user)
@@ -1437,7 +1606,7 @@ def test_an_iceberg_table_on_s3(catalog_type: str, tmp_path: Path) -> None:
             publish(sink, interval, n, made)
         assert sink.row_counts() == {hour(0, 2): 1, hour(3): 1}
         assert hash_of_rows(sink.rows(hour(0, 2), rows.schema)) == hash_of_rows(rows.slice(0, 1))
-        sink.clear("clicks")
+        sink.clear(OWNER)
         publish(sink, hour(1), 2, rows)
         assert sink.row_counts() == {hour(1): 2}
 

@@ -67,8 +67,8 @@ _NEAR = r"interval_start = @start\d* AND interval_end = @end\d*"
 _SELECTS = (
     rf"SELECT (?P<names>pipeline, interval_start, interval_end, checkpoint_id) FROM {_T} WHERE interval_start IS NULL"
     r"(?: OR interval_start < @end AND interval_end > @start)?",
-    rf"SELECT (?P<names>interval_start, interval_end, COUNT\(\*\)) FROM {_T} "
-    r"WHERE interval_start IS NOT NULL AND interval_end IS NOT NULL GROUP BY 1, 2",
+    rf"SELECT (?P<names>interval_start, interval_end, COUNT\(\*\)) FROM {_T} GROUP BY 1, 2",
+    rf"SELECT (?P<names>NULL, NULL, COUNT\(\*\)) FROM {_T}",
     rf"SELECT (?P<names>{_C}(?:, {_C})*) FROM {_T} WHERE {_NEAR}",
     rf"SELECT (?P<names>1) FROM {_T} LIMIT 1",
     rf"SELECT (?P<names>1) FROM {_T} WHERE SAFE_CAST\(CAST\({_C} AS FLOAT64\) AS (?:INT64|NUMERIC)\) IS DISTINCT FROM {_C} LIMIT 1",
@@ -78,7 +78,7 @@ _CREATE = (
     r"CAST\(NULL AS TIMESTAMP\) AS interval_end, 0 AS checkpoint_id"
 )
 _ALTER = rf"ALTER TABLE {_T} ALTER COLUMN ({_C}) SET DATA TYPE (\w+)"
-_LOCK = rf"UPDATE {_T} SET checkpoint_id = checkpoint_id \+ 1 WHERE interval_start IS NULL AND pipeline = @pipeline AND checkpoint_id = @count"
+_LOCK = rf"UPDATE {_T} SET checkpoint_id = checkpoint_id \+ 1, pipeline = @pipeline WHERE interval_start IS NULL AND pipeline = @stored AND checkpoint_id = @count"
 _CHANGES = (
     rf"DELETE FROM {_T} WHERE {_NEAR}(?: OR {_NEAR})*",
     rf"DELETE FROM {_T} WHERE interval_start IS NOT NULL",

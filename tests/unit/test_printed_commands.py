@@ -137,6 +137,7 @@ RUN = {
     "tests/integration/test_validation.py",
     "cairn publish --check": "tests/contract/test_sinks.py::test_check_names_planted_differences_and_rebuild_repairs_them",
     "cairn publish --rebuild": "tests/contract/test_sinks.py::test_check_names_planted_differences_and_rebuild_repairs_them",
+    "cairn publish --rebuild --yes": "tests/contract/test_sinks.py::test_a_table_belongs_to_a_pipeline_and_its_root",
     "cairn quarantine … … --dry-run": PAGES_OF_UI
     + "test_the_commands_that_a_page_prints_are_right as printed",
     "cairn quarantine … … --release": CLI + "test_a_person_refuses_a_checkpoint_and_accepts_it_again",

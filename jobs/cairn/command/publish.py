@@ -49,10 +49,13 @@ def publish(
             "--rebuild", help="Empty the table of a sink of cairn.sinks, and fill it from the current output."
         ),
     ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Agree that --rebuild deletes rows that are not of the output.")
+    ] = False,
     as_json: Json = False,
 ) -> int:
     """Call the sink for output that it has not accepted yet, or mark output as published without the sink."""
-    storage, _ = open_log(root, pipeline)
+    storage, log = open_log(root, pipeline)
     coordinator = Coordinator(storage, pipeline)
     if check or rebuild:
         if retry or skip or (check and rebuild):
@@ -62,7 +65,9 @@ def publish(
             raise UsageError(f"--check and --rebuild need a sink of cairn.sinks, but {code} has another sink or none")
         if check:
             return _check(declared.sink, declared.name, url, as_json)
-        return _rebuild(declared.sink, declared, coordinator, url, as_json)
+        if not log.head_id:
+            raise UsageError(f"{storage.url} has no checkpoint, so the command does not empty the table; check --root")
+        return _rebuild(declared.sink, declared, coordinator, url, yes=yes, as_json=as_json)
     skipped: list[tuple[Interval, int]] = []
     published: list[tuple[Interval, int]] = []
     if skip:
@@ -94,7 +99,10 @@ def _declared(code: str) -> Declaration:
 def _current(pipeline: str, url: str, *, late: bool = False) -> list[Publication]:
     """Return the current output or late rows of each interval, in the order of intervals."""
     outputs = read_log(open_storage(url)).current_outputs()
-    return [published_output(pipeline, url, i, n, files, late=late) for i, (n, files) in sorted(outputs.items())]
+    if not outputs:
+        return []
+    owner = owner_of(pipeline, url, late=late)
+    return [published_output(owner, url, i, n, files, late=late) for i, (n, files) in sorted(outputs.items())]
 
 
 def _check(sink: TableSink, pipeline: str, url: str, as_json: bool) -> int:
@@ -125,11 +133,18 @@ def _check(sink: TableSink, pipeline: str, url: str, as_json: bool) -> int:
     return 1 if told else 0
 
 
-def _rebuild(sink: TableSink, declared: Declaration, coordinator: Coordinator, url: str, as_json: bool) -> int:
+def _rebuild(
+    sink: TableSink, declared: Declaration, coordinator: Coordinator, url: str, *, yes: bool, as_json: bool
+) -> int:
+    others = (
+        [] if yes else filter(None, (_others(table, declared.name, url, late) for table, late in sink.each_table()))
+    )
+    if asked := [*others]:
+        raise UsageError("\n".join([*asked, "Nothing was done. To agree, run the same command with --yes"]))
     published: list[tuple[Interval, int]] = []
     lines: list[str] = []
     for table, late in sink.each_table():
-        table.clear(owner_of(declared.name, late=late))
+        table.clear(owner_of(declared.name, url, late=late), takes_over=yes)
         current = _current(declared.name, url, late=late)
         for publication in current:
             table.publish(publication)
@@ -141,3 +156,15 @@ def _rebuild(sink: TableSink, declared: Declaration, coordinator: Coordinator, u
         return print_json({"published": _described(sorted({*published})), "skipped": []})
     print_text("\n".join(lines))
     return 0
+
+
+def _others(table: TableSink, pipeline: str, url: str, late: bool) -> str | None:
+    """Return what a rebuild would delete besides the rows of the output; None if it deletes nothing else."""
+    outputs = read_log(open_storage(url)).current_outputs()
+    ours = {i: sum(file.rows for file in files if file.late == late) for i, (_, files) in outputs.items()}
+    counts = table.row_counts()
+    others = sum(max(n - ours.get(interval, 0), 0) if interval else n for interval, n in counts.items())
+    if not others:
+        return None
+    what = "late rows" if late else "output"
+    return f"{table!r} has {sum(counts.values()):,} rows, {others:,} more than the {what} of {pipeline!r}; the command would delete all"

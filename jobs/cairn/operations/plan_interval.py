@@ -176,6 +176,7 @@ def ask_pipeline(
     output_schema = _output_schema(spark, pipeline, rows.schema)
     if begun.log is not None:
         _check_output(begun.log, pipeline, attempt.interval, output_schema)
+    _check_sink(pipeline, output_schema, rows.schema)
     initial, initial_key = _initial_state(spark, pipeline, key_schema) if base is None else (None, [])
     initial_key_schema = key_schema_of(initial.schema, initial_key) if initial is not None else None
     # Pickle the processor before `init` runs on the driver: the workers must not get an object that `init` has changed.
@@ -337,7 +338,9 @@ def check_fits(
     """
     with in_zone_of(spark, pipeline.time_zone):
         plan_zone(pipeline.name, pipeline.time_zone, spark.conf.get(SESSION_ZONE), content.time.zone)
-        _check_output(log, pipeline, interval, _output_schema(spark, pipeline, read.rows.schema))
+        output_schema = _output_schema(spark, pipeline, read.rows.schema)
+        _check_output(log, pipeline, interval, output_schema)
+        _check_sink(pipeline, output_schema, read.rows.schema)
         names = _names_of(spark, read.rows.schema, f"pipeline {pipeline.name!r}: the input")
         key_schema = key_schema_of(read.rows.schema, names.find_key(pipeline.key))
         _check_unchanged(pipeline, content, key_schema, names)
@@ -437,6 +440,13 @@ def _derived_output(spark: SparkSession, pipeline: Pipeline, input_schema: Struc
 def _check_output(log: Log, pipeline: Pipeline, interval: Interval, declared: StructType) -> None:
     """Raise `UsageError` if the interval's output would clash with the output of other intervals."""
     check_output_schema(log, pipeline.name, interval, recorded_schema(declared.jsonValue()))
+
+
+def _check_sink(pipeline: Pipeline, output_schema: StructType, input_schema: StructType) -> None:
+    """Raise `UsageError` if a table sink can't have a column of the name of an output column, or of an input column for late rows."""
+    if pipeline.sink is not None and not callable(pipeline.sink):
+        for table, late in pipeline.sink.each_table():
+            table.check_columns(pipeline.name, input_schema.names if late else output_schema.names, late=late)
 
 
 def _names_of(spark: SparkSession, schema: StructType, what: str) -> ColumnNames:

@@ -34,7 +34,18 @@ import pyarrow.parquet as pq
 from typing_extensions import override
 
 from cairn.sinks.plan_publication import plan_publication
-from cairn.sinks.table_sink import END, START, Publication, TableSink, library, with_type
+from cairn.sinks.table_sink import (
+    END,
+    START,
+    LongestName,
+    Owner,
+    Publication,
+    TableSink,
+    counts_of,
+    library,
+    must_store_owner,
+    with_type,
+)
 from state_backend.adapters.work_folders import work_folder
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import Interval
@@ -47,6 +58,9 @@ _REQUEST_S = 120
 _UPLOAD_S = 600
 _STAGING_LIFE = timedelta(days=1)
 _IDS, _STAGED = "cairn_publications", "cairn_staged"
+_LONGEST_COLUMN = LongestName("BigQuery", 300, "characters")
+# BigQuery keeps 1,024 bytes. The name of a staging table is longer by `cairn_staged_`, `_` and 32 digits.
+_LONGEST_TABLE = LongestName("a sink of BigQuery", 1_024 - len(_STAGED) - 34, "bytes")
 # The types to which BigQuery can widen a column of numbers. FLOAT has 53 bits, so it may lose digits.
 _WIDER = {"INTEGER": ("NUMERIC", "BIGNUMERIC", "FLOAT"), "NUMERIC": ("BIGNUMERIC", "FLOAT")}
 _SQL_NAMES = {"INTEGER": "INT64", "FLOAT": "FLOAT64"}
@@ -100,8 +114,9 @@ def bigquery(table: str, client: Callable[[], Any] | None = None) -> BigQuerySin
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """The sink's own table: the number of transactions, and the checkpoint of each interval near the call's."""
+    """The sink's own table: its owner, the number of transactions, and the checkpoint of each interval near the call's."""
 
+    owner: str
     count: int = 0
     ids: Mapping[Interval, int] | None = None
 
@@ -169,12 +184,15 @@ class _Call:
 class BigQuerySink(TableSink):
     """The sink that `bigquery` returns."""
 
+    longest_column = _LONGEST_COLUMN
+
     def __init__(self, table: str, client: Callable[[], Any] | None) -> None:
         found = _TABLE.fullmatch(table)
         if found is None:
             raise UsageError(
                 f"{table!r} is no table of BigQuery; expected dataset.table or project.dataset.table, such as shop.clicks"
             )
+        _LONGEST_TABLE.check("the table", found["table"], "Give the sink a shorter name")
         self._project, self._dataset_name, self._name = found["project"], found["dataset"], found["table"]
         self._text, self._client = table, client
 
@@ -192,30 +210,28 @@ class BigQuerySink(TableSink):
                     self._drop(dataset, call.staged)
 
     @override
-    def row_counts(self) -> dict[Interval, int]:
+    def row_counts(self) -> dict[Interval | None, int]:
         with self._opened() as dataset:
-            if not {START, END} <= {field.name for field in self._fields(dataset)}:
+            there = {field.name for field in self._fields(dataset)}
+            if not there:
                 return {}
-            # Rows that somebody else added may have no interval.
-            counts = dataset.run(
-                f"SELECT {START}, {END}, COUNT(*) FROM {self._sql(dataset)} WHERE {START} IS NOT NULL AND {END} IS NOT NULL GROUP BY 1, 2"
+            # BigQuery groups by no constants.
+            names, by = (f"{START}, {END}", " GROUP BY 1, 2") if {START, END} <= there else ("NULL, NULL", "")
+            return counts_of(
+                row.values() for row in dataset.run(f"SELECT {names}, COUNT(*) FROM {self._sql(dataset)}{by}")
             )
-            return {Interval(start, end): n for start, end, n in (row.values() for row in counts)}
 
     @override
     def rows(self, interval: Interval, schema: pa.Schema) -> pa.Table:
         with self._opened() as dataset:
             there = {field.name.lower() for field in self._fields(dataset)}
+            fields = [field for field in schema if field.name.lower() in there]
             # A query of no column would be an error.
-            names = [name for name in schema.names if name.lower() in there]
-            columns = ", ".join([START, *map(_quoted, names)])
+            columns = ", ".join([START, *(_quoted(field.name) for field in fields)])
             text = f"SELECT {columns} FROM {self._sql(dataset)} WHERE {START} = @start AND {END} = @end"
             found = [row.values() for row in dataset.run(text, start=interval.start, end=interval.end)]
-        values = {name: [row[n] for row in found] for n, name in enumerate(names, 1)}
-        nothing = [None] * len(found)
-        return pa.table(
-            [pa.array([_read(v, f.type) for v in values.get(f.name, nothing)], f.type) for f in schema], schema=schema
-        )
+        values = [pa.array([_read(row[n], f.type) for row in found], f.type) for n, f in enumerate(fields, 1)]
+        return pa.table(values, schema=pa.schema(fields))
 
     @override
     def table_url(self) -> str:
@@ -226,9 +242,9 @@ class BigQuerySink(TableSink):
         return f"bigquery://{project}/{self._dataset_name}/{self._name}"
 
     @override
-    def clear(self, pipeline: str) -> None:
+    def clear(self, owner: Owner, *, takes_over: bool = False) -> None:
         with self._opened() as dataset:
-            self._repeat(lambda: self._clear(dataset, pipeline))
+            self._repeat(lambda: self._clear(dataset, owner, takes_over))
 
     def _repeat(self, change: Callable[[], None]) -> None:
         """Change the table. If another process commits first, read the ids and try again."""
@@ -245,15 +261,15 @@ class BigQuerySink(TableSink):
 
     def _publish(self, dataset: _Dataset, call: _Call) -> None:
         publication = call.publication
-        interval, pipeline = publication.interval, publication.pipeline
-        stored = self._stored(dataset, pipeline, interval)
+        interval, owner = publication.interval, publication.owner
+        stored = self._stored(dataset, owner, interval)
         ids = (stored and stored.ids) or {}
         replaced = plan_publication(ids, interval, publication.checkpoint_id, is_replaced=publication.replaced)
         if replaced is None:
             return
         rows = call.rows
         if stored is None:
-            stored = self._create_ids(dataset, pipeline)
+            stored = self._create_ids(dataset, owner)
         # Delete only intervals with an id: the others have no rows, and BigQuery bills each partition that a delete reads.
         old = sorted(replaced & ids.keys())
         changes = []
@@ -279,10 +295,10 @@ class BigQuerySink(TableSink):
         parameters = {"start": interval.start, "end": interval.end, "checkpoint": publication.checkpoint_id}
         for n, other in enumerate(old):
             parameters |= {f"start{n}": other.start, f"end{n}": other.end}
-        self._write(dataset, pipeline, stored.count, changes, parameters)
+        self._write(dataset, owner, stored, changes, parameters)
 
-    def _clear(self, dataset: _Dataset, pipeline: str) -> None:
-        stored, there = self._stored(dataset, pipeline), self._fields(dataset)
+    def _clear(self, dataset: _Dataset, owner: Owner, takes_over: bool) -> None:
+        stored, there = self._stored(dataset, owner, takes_over=takes_over), self._fields(dataset)
         if stored is None:
             if there and [*dataset.run(f"SELECT 1 FROM {self._sql(dataset)} LIMIT 1")]:
                 raise UsageError(
@@ -292,23 +308,27 @@ class BigQuerySink(TableSink):
             return
         changes = [f"TRUNCATE TABLE {self._sql(dataset)}"] if there else []
         changes.append(f"DELETE FROM {self._sql(dataset, self._ids)} WHERE {START} IS NOT NULL")
-        self._write(dataset, pipeline, stored.count, changes, {})
+        self._write(dataset, owner, stored, changes, {})
 
     def _write(
-        self, dataset: _Dataset, pipeline: str, count: int, changes: Sequence[str], parameters: Mapping[str, Any]
+        self, dataset: _Dataset, owner: Owner, stored: _Stored, changes: Sequence[str], parameters: Mapping[str, Any]
     ) -> None:
         """Make the changes in one transaction, unless another transaction has committed since the sink read the count."""
         own = self._sql(dataset, self._ids)
         script = [
             "BEGIN TRANSACTION",
-            f"UPDATE {own} SET checkpoint_id = checkpoint_id + 1 WHERE {START} IS NULL AND pipeline = @pipeline AND checkpoint_id = @count",
+            f"UPDATE {own} SET checkpoint_id = checkpoint_id + 1, pipeline = @pipeline "
+            f"WHERE {START} IS NULL AND pipeline = @stored AND checkpoint_id = @count",
             f"IF @@row_count != 1 THEN RAISE USING MESSAGE = '{_OVERTAKEN}'; END IF",
             *changes,
             "COMMIT TRANSACTION",
         ]
-        dataset.run("".join(f"{line};\n" for line in script), pipeline=pipeline, count=count, **parameters)
+        given = {"pipeline": str(owner), "stored": stored.owner, "count": stored.count, **parameters}
+        dataset.run("".join(f"{line};\n" for line in script), **given)
 
-    def _stored(self, dataset: _Dataset, pipeline: str, interval: Interval | None = None) -> _Stored | None:
+    def _stored(
+        self, dataset: _Dataset, owner: Owner, interval: Interval | None = None, *, takes_over: bool = False
+    ) -> _Stored | None:
         """Return what the sink's own table has; None if there is no such table."""
         from google.api_core.exceptions import NotFound
 
@@ -319,21 +339,18 @@ class BigQuerySink(TableSink):
             found = [row.values() for row in dataset.run(text, **given)]
         except NotFound:
             return None
-        counts = [(owner, n) for owner, start, _, n in found if start is None]
+        counts = [(there, n) for there, start, _, n in found if start is None]
         if len(counts) != 1:
             raise UsageError(
                 f"the table {self._ids} has {len(counts)} rows without an interval, but the sink keeps one such row\n"
                 f"If nobody needs the table {self._text}, delete both tables, and fill the table anew:\ncairn publish --rebuild"
             )
-        ((owner, count),) = counts
-        if owner != pipeline:
-            raise UsageError(
-                f"the table {self._text} has the output of pipeline {owner!r}, so {pipeline!r} can't write it\n"
-                "Give each pipeline a table of its own"
-            )
-        return _Stored(count, {Interval(start, end): n for _, start, end, n in found if start is not None})
+        ((there, count),) = counts
+        # The sink's next transaction stores the owner.
+        must_store_owner(there, owner, self._text, takes_over=takes_over)
+        return _Stored(there, count, {Interval(start, end): n for _, start, end, n in found if start is not None})
 
-    def _create_ids(self, dataset: _Dataset, pipeline: str) -> _Stored:
+    def _create_ids(self, dataset: _Dataset, owner: Owner) -> _Stored:
         """Create the sink's own table with the row without an interval, both at once."""
         from google.api_core.exceptions import Conflict
 
@@ -341,9 +358,9 @@ class BigQuerySink(TableSink):
             dataset.run(
                 f"CREATE TABLE IF NOT EXISTS {self._sql(dataset, self._ids)} AS SELECT @pipeline AS pipeline, CAST(NULL AS TIMESTAMP) AS {START}, "
                 f"CAST(NULL AS TIMESTAMP) AS {END}, 0 AS checkpoint_id",
-                pipeline=pipeline,
+                pipeline=str(owner),
             )
-        return _Stored()
+        return _Stored(str(owner))
 
     def _fit(self, dataset: _Dataset, schema: pa.Schema) -> list[Any]:
         """Create the table, or add columns and widen numbers until the table can hold these columns.
@@ -513,6 +530,7 @@ def wider_type(wanted: str, there: str) -> str | None:
 
 
 def _schema_field(name: str, kind: pa.DataType, column: pa.Field) -> Any:
+    _LONGEST_COLUMN.check("the column or field", name, "Rename it in output_schema")
     mode, fields = "NULLABLE", ()
     if pa.types.is_list(kind):
         mode, kind = "REPEATED", kind.value_type

@@ -2,7 +2,8 @@
 
 Each interval is a partition of the table. One Delta commit replaces the partition's files, and sets the version of a transaction
 identifier to the checkpoint's id. The identifier is `cairn/PIPELINE/GENERATION/START/END`. `cairn publish --rebuild` raises
-GENERATION, and the sink no longer finds the ids of before. If the sink stops:
+GENERATION, and the sink no longer finds the ids of before. The version of `cairn/PIPELINE/log` is a hash of the id of the pipeline's log.
+If the sink stops:
 
     before the commit     The table has the old rows. Files without a commit stay until `VACUUM`. The next call does all of the work.
     after the commit,     The table has the new rows. The next call finds the checkpoint's id and changes nothing.
@@ -11,6 +12,7 @@ GENERATION, and the sink no longer finds the ids of before. If the sink stops:
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -19,7 +21,19 @@ import pyarrow as pa
 from typing_extensions import override
 
 from cairn.sinks.plan_publication import plan_publication
-from cairn.sinks.table_sink import END, INSTANT, NO_ROWS, START, Publication, TableSink, library, with_type
+from cairn.sinks.table_sink import (
+    END,
+    INSTANT,
+    NO_ROWS,
+    START,
+    Owner,
+    Publication,
+    TableSink,
+    counts_of,
+    library,
+    must_store_owner,
+    with_type,
+)
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import Interval, format_instant
 
@@ -63,7 +77,7 @@ class DeltaSink(TableSink):
     def publish(self, publication: Publication) -> None:
         errors = library("deltalake", "delta").exceptions
         for left in reversed(range(_ROUNDS)):
-            table = self._table(publication.pipeline)
+            table = self._table()
             try:
                 return self._publish(table, publication)
             except errors.CommitFailedError:
@@ -75,47 +89,42 @@ class DeltaSink(TableSink):
                     raise
 
     @override
-    def row_counts(self) -> dict[Interval, int]:
+    def row_counts(self) -> dict[Interval | None, int]:
         table = self._table()
         if table is None:
             return {}
-        found: dict[Interval, int] = {}
-        for file in pa.table(table.get_add_actions(flatten=False)).to_pylist():
-            interval = _interval_of(file["partition"])
-            found[interval] = found.get(interval, 0) + file["num_records"]
-        return {interval: n for interval, n in found.items() if n}
+        files = pa.table(table.get_add_actions(flatten=False)).to_pylist()
+        return counts_of((*_instants(file["partition"]), file["num_records"]) for file in files)
 
     @override
     def rows(self, interval: Interval, schema: pa.Schema) -> pa.Table:
         table = self._table()
         assert table is not None, "row_counts() named no rows"
         found = self._read(table, interval)
-        missing = [name for name in schema.names if name not in found.column_names]
-        for name in missing:
-            found = found.append_column(name, pa.nulls(len(found), schema.field(name).type))
-        return found.select(schema.names).cast(schema, safe=False)
+        there = pa.schema([field for field in schema if field.name in found.column_names])
+        return found.select(there.names).cast(there, safe=False)
 
     @override
     def table_url(self) -> str:
         return self._url
 
     @override
-    def clear(self, pipeline: str) -> None:
-        table = self._table(pipeline)
+    def clear(self, owner: Owner, *, takes_over: bool = False) -> None:
+        table = self._table()
         if table is not None:
-            generation = library("deltalake", "delta").Transaction(
-                _generation_id(pipeline), _generation(table, pipeline) + 1
-            )
-            self._write(table, pipeline, NO_ROWS, "true", generation)
+            new = {_generation_id(owner.name): _generation(table, owner.name) + 1}
+            new |= self._new_owner(table, owner, takes_over=takes_over)
+            self._write(table, owner, NO_ROWS, "true", new)
 
     def _publish(self, table: Any, publication: Publication) -> None:
-        deltalake = library("deltalake", "delta")
-        interval, pipeline = publication.interval, publication.pipeline
+        interval, owner, pipeline = publication.interval, publication.owner, publication.owner.name
+        new = self._new_owner(table, owner)
         generation = 0 if table is None else _generation(table, pipeline)
         stored: dict[Interval, int] = {}
         if table is not None:
             # Only overlapping intervals: `transaction_version` scans the identifiers of all intervals, which may be thousands.
-            others = {other for other in map(_interval_of, table.partitions()) if other.overlaps(interval)}
+            others = {Interval(*_instants(partition)) for partition in table.partitions()}
+            others = {other for other in others if other.overlaps(interval)}
             for near in {interval, *others}:
                 version = table.transaction_version(_app_id(pipeline, generation, near))
                 if version is not None:
@@ -123,37 +132,53 @@ class DeltaSink(TableSink):
         replaced = plan_publication(stored, interval, publication.checkpoint_id, is_replaced=publication.replaced)
         if replaced is None:
             return
-        transaction = deltalake.Transaction(_app_id(pipeline, generation, interval), publication.checkpoint_id)
-        self._write(table, pipeline, publication.table(), _is_one_of(replaced), transaction)
+        new[_app_id(pipeline, generation, interval)] = publication.checkpoint_id
+        self._write(table, owner, publication.table(), _is_one_of(replaced), new)
 
-    def _write(self, table: Any, pipeline: str, rows: pa.Table, where: str, transaction: Any) -> None:
+    def _write(self, table: Any, owner: Owner, rows: pa.Table, where: str, new: Mapping[str, int]) -> None:
+        """Commit: replace the rows that `where` selects, and set the versions of transaction identifiers."""
         deltalake = library("deltalake", "delta")
+        transactions = [deltalake.Transaction(app_id, version) for app_id, version in new.items()]
         common = {
             "storage_options": self._options or None,
-            "commit_properties": deltalake.CommitProperties(app_transactions=[transaction]),
+            "commit_properties": deltalake.CommitProperties(app_transactions=transactions),
         }
         if table is None:
-            made = {"partition_by": [START, END], "description": _description(pipeline)}
+            made = {"partition_by": [START, END], "description": _description(owner.name)}
             # Create the table even without rows: it stores the checkpoint's id, so a late call with an older id changes nothing.
             deltalake.write_deltalake(self._url, rows, mode="error", **made, **common)
             return
         rows = _fitted(rows, pa.schema(table.schema()))
         deltalake.write_deltalake(table, rows, mode="overwrite", predicate=where, schema_mode="merge", **common)
 
-    def _table(self, pipeline: str | None = None) -> Any:
+    def _new_owner(self, table: Any, owner: Owner, *, takes_over: bool = False) -> dict[str, int]:
+        """Return the transaction identifier that makes this writer the owner; an empty dict if it is the owner already.
+
+        Raises:
+            UsageError: The table belongs to another pipeline or root, or another program made it.
+        """
+        new = {f"cairn/{owner.name}/log": _hash_of(owner.log)}
+        if table is None:
+            return new
+        description = table.metadata().description
+        if description != _description(owner.name):
+            raise UsageError(
+                f"{self._url} is a table with the description {description!r}, but the sink of {owner.name!r} makes a table with "
+                f"the description {_description(owner.name)!r}\nGive each pipeline a table of its own"
+            )
+        ((app_id, version),) = new.items()
+        there = table.transaction_version(app_id)
+        # An identifier has a number, not a text: so the owner of another root has no text either.
+        stored = owner.name if there is None else str(owner) if there == version else f"{owner.name}@{there}"
+        return new if must_store_owner(stored, owner, self._url, takes_over=takes_over) else {}
+
+    def _table(self) -> Any:
         """Return the newest version of the table; None if there is no table."""
         deltalake = library("deltalake", "delta")
         try:
-            table = deltalake.DeltaTable(self._url, storage_options=self._options or None)
+            return deltalake.DeltaTable(self._url, storage_options=self._options or None)
         except deltalake.exceptions.TableNotFoundError:
             return None
-        description = table.metadata().description
-        if pipeline is not None and description != _description(pipeline):
-            raise UsageError(
-                f"{self._url} is a table with the description {description!r}, but the sink of {pipeline!r} makes a table with "
-                f"the description {_description(pipeline)!r}\nGive each pipeline a table of its own"
-            )
-        return table
 
     def _read(self, table: Any, interval: Interval) -> pa.Table:
         import pyarrow.compute as pc
@@ -180,11 +205,17 @@ def _app_id(pipeline: str, generation: int, interval: Interval) -> str:
     return f"cairn/{pipeline}/{generation}/{format_instant(interval.start)}/{format_instant(interval.end)}"
 
 
-def _interval_of(partition: Mapping[str, Any]) -> Interval:
-    return Interval(*(_instant(partition[name]) for name in (START, END)))
+def _hash_of(log: str) -> int:
+    return int.from_bytes(hashlib.blake2b(log.encode(), digest_size=7).digest(), "big")
 
 
-def _instant(value: Any) -> datetime:
+def _instants(partition: Mapping[str, Any]) -> tuple[Any, Any]:
+    return _instant(partition[START]), _instant(partition[END])
+
+
+def _instant(value: Any) -> datetime | None:
+    if value is None:
+        return None
     made = value if isinstance(value, datetime) else datetime.fromisoformat(str(value))
     return made if made.tzinfo else made.replace(tzinfo=UTC)
 

@@ -25,7 +25,18 @@ import pyarrow as pa
 from typing_extensions import override
 
 from cairn.sinks.plan_publication import plan_publication
-from cairn.sinks.table_sink import END, NO_ROWS, START, Publication, TableSink, library, with_type
+from cairn.sinks.table_sink import (
+    END,
+    NO_ROWS,
+    START,
+    Owner,
+    Publication,
+    TableSink,
+    counts_of,
+    library,
+    must_store_owner,
+    with_type,
+)
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import Interval, format_instant
 
@@ -87,36 +98,29 @@ class IcebergSink(TableSink):
         self._commit(lambda catalog: self._publish(catalog, publication, rows))
 
     @override
-    def row_counts(self) -> dict[Interval, int]:
-        from pyiceberg.expressions import And, NotNull
-
-        found: dict[Interval, int] = {}
+    def row_counts(self) -> dict[Interval | None, int]:
+        counted: list[tuple[Any, Any, int]] = []
         with self._catalog() as catalog:
             table = self._table(catalog)
-            if table is None or not _has_intervals(table):
+            if table is None:
                 return {}
-            # Rows that somebody else added may have no interval.
-            scan = table.scan(row_filter=And(NotNull(START), NotNull(END)), selected_fields=(START, END))
-            for batch in scan.to_arrow_batch_reader():
+            if not _has_intervals(table):
+                return counts_of([(None, None, table.scan().count())])
+            for batch in table.scan(selected_fields=(START, END)).to_arrow_batch_reader():
                 counts = pa.table(batch).group_by([START, END]).aggregate([([], "count_all")])
-                for row in counts.to_pylist():
-                    interval = Interval(row[START], row[END])
-                    found[interval] = found.get(interval, 0) + row["count_all"]
-        return found
+                counted += [(row[START], row[END], row["count_all"]) for row in counts.to_pylist()]
+        return counts_of(counted)
 
     @override
     def rows(self, interval: Interval, schema: pa.Schema) -> pa.Table:
         with self._catalog() as catalog:
             table = self._table(catalog)
             assert table is not None, "row_counts() named no rows"
-            there = [name for name in schema.names if name in _columns(table)]
+            columns = _columns(table)
+            there = pa.schema([field for field in schema if field.name in columns])
             # Without START, a scan of no column would return no rows.
-            scan = table.scan(row_filter=_is_one_of([interval]), selected_fields=(START, *there))
-            found = scan.to_arrow().select(there)
-        for name in schema.names:
-            if name not in there:
-                found = found.append_column(name, pa.nulls(len(found), schema.field(name).type))
-        return found.select(schema.names).cast(schema, safe=False)
+            scan = table.scan(row_filter=_is_one_of([interval]), selected_fields=(START, *there.names))
+            return scan.to_arrow().select(there.names).cast(there, safe=False)
 
     @override
     def table_url(self) -> str:
@@ -125,8 +129,8 @@ class IcebergSink(TableSink):
             return str(catalog.load_table(self._name).location())
 
     @override
-    def clear(self, pipeline: str) -> None:
-        self._commit(lambda catalog: self._clear(catalog, pipeline))
+    def clear(self, owner: Owner, *, takes_over: bool = False) -> None:
+        self._commit(lambda catalog: self._clear(catalog, owner, takes_over))
 
     def _catalog(self) -> Any:
         library("pyiceberg", "iceberg")
@@ -158,23 +162,23 @@ class IcebergSink(TableSink):
                 time.sleep(random.uniform(0, _WAIT_S))
 
     def _publish(self, catalog: Any, publication: Publication, rows: Callable[[], pa.Table]) -> None:
-        interval, pipeline, checkpoint_id = publication.interval, publication.pipeline, publication.checkpoint_id
-        table = self._table(catalog, pipeline)
+        interval, owner, checkpoint_id = publication.interval, publication.owner, publication.checkpoint_id
+        table = self._table(catalog, owner)
         stored = {} if table is None else _stored(table)
         replaced = plan_publication(stored, interval, checkpoint_id, is_replaced=publication.replaced)
         if replaced is None:
             return
         made = rows()
         if table is None:
-            table = self._create(catalog, pipeline)
-        changes = {_PIPELINE: pipeline, _id_of(interval): str(checkpoint_id)}
-        summary = {_PIPELINE: pipeline, "cairn.interval": _text_of(interval), _CHECKPOINT: str(checkpoint_id)}
+            table = self._create(catalog, owner)
+        changes = {_PIPELINE: str(owner), _id_of(interval): str(checkpoint_id)}
+        summary = {_PIPELINE: owner.name, "cairn.interval": _text_of(interval), _CHECKPOINT: str(checkpoint_id)}
         self._write(table, made, _is_one_of(replaced), changes, [], summary)
 
-    def _clear(self, catalog: Any, pipeline: str) -> None:
+    def _clear(self, catalog: Any, owner: Owner, takes_over: bool) -> None:
         from pyiceberg.expressions import AlwaysTrue
 
-        table = self._table(catalog, pipeline)
+        table = self._table(catalog, owner, takes_over=takes_over)
         if table is None:
             return
         if _PIPELINE not in table.properties and _has_rows(table, AlwaysTrue()):
@@ -183,9 +187,9 @@ class IcebergSink(TableSink):
                 "Name another table, or delete the rows yourself"
             )
         removed = [name for name in table.properties if name.startswith(f"{_CHECKPOINT}.")]
-        self._write(table, NO_ROWS, AlwaysTrue(), {_PIPELINE: pipeline}, removed, {_PIPELINE: pipeline})
+        self._write(table, NO_ROWS, AlwaysTrue(), {_PIPELINE: str(owner)}, removed, {_PIPELINE: owner.name})
 
-    def _table(self, catalog: Any, pipeline: str | None = None) -> Any:
+    def _table(self, catalog: Any, owner: Owner | None = None, *, takes_over: bool = False) -> Any:
         """Return the newest version of the table; None if there is no table."""
         from pyiceberg.exceptions import NoSuchTableError
 
@@ -193,15 +197,12 @@ class IcebergSink(TableSink):
             table = catalog.load_table(self._name)
         except NoSuchTableError:
             return None
-        owner = table.properties.get(_PIPELINE, pipeline)
-        if pipeline is not None and owner != pipeline:
-            raise UsageError(
-                f"the table {self._name} has the output of pipeline {owner!r}, so {pipeline!r} can't write it\n"
-                "Give each pipeline a table of its own"
-            )
+        if owner is not None and _PIPELINE in table.properties:
+            # Each commit of the sink stores the owner.
+            must_store_owner(table.properties[_PIPELINE], owner, self._name, takes_over=takes_over)
         return table
 
-    def _create(self, catalog: Any, pipeline: str) -> Any:
+    def _create(self, catalog: Any, owner: Owner) -> Any:
         """Create a table without rows. The columns of the output come with the first rows."""
         from pyiceberg.exceptions import NoSuchNamespaceError
         from pyiceberg.partitioning import PartitionField, PartitionSpec
@@ -216,7 +217,7 @@ class IcebergSink(TableSink):
             PartitionField(source_id=1, field_id=1000, transform=DayTransform(), name="interval_start_day")
         )
         properties = {
-            _PIPELINE: pipeline,
+            _PIPELINE: str(owner),
             # Each commit writes a metadata file and a manifest. Without these two, they would never become fewer.
             "write.metadata.delete-after-commit.enabled": "true",
             "commit.manifest-merge.enabled": "true",

@@ -21,11 +21,25 @@ import pyarrow.csv
 from typing_extensions import override
 
 from cairn.sinks.plan_publication import plan_publication
-from cairn.sinks.table_sink import END, START, Publication, TableSink, as_json, library, nested_text
+from cairn.sinks.table_sink import (
+    END,
+    START,
+    LongestName,
+    Owner,
+    Publication,
+    TableSink,
+    as_json,
+    counts_of,
+    library,
+    must_store_owner,
+    nested_text,
+)
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import Interval
 
 _IDS = "cairn_publications"
+# PostgreSQL cuts a longer name off.
+_LONGEST_NAME = LongestName("PostgreSQL", 63, "bytes")
 # From narrow to wide, within each line. Each type holds all values of those before it.
 _WIDER = (
     ("smallint", "integer", "bigint"),
@@ -50,7 +64,7 @@ def postgres(table: str, conninfo: str | Callable[[], str] = "") -> PostgresSink
             environment variables (`PGHOST`, `PGUSER`, …) and `~/.pgpass`.
 
     Raises:
-        UsageError: The name is no name of a table. A call raises this error if psycopg is missing, or if the table
+        UsageError: The name is no name of a table, or longer than 63 bytes. A call raises this error if psycopg is missing, or if the table
             belongs to another pipeline.
 
     Example:
@@ -62,10 +76,14 @@ def postgres(table: str, conninfo: str | Callable[[], str] = "") -> PostgresSink
 class PostgresSink(TableSink):
     """The sink that `postgres` returns."""
 
+    longest_column = _LONGEST_NAME
+
     def __init__(self, table: str, conninfo: str | Callable[[], str]) -> None:
         names = table.split(".")
         if not all(names) or len(names) > 2:
             raise UsageError(f"{table!r} is no table; expected a name, or schema.name")
+        for what, name in zip(("the schema", "the table")[-len(names) :], names, strict=True):
+            _LONGEST_NAME.check(what, name, "Give the sink a shorter name")
         self._names, self._conninfo = names, conninfo
 
     def __repr__(self) -> str:
@@ -77,13 +95,13 @@ class PostgresSink(TableSink):
             # One call at a time changes a table: other processes wait here. The lock ends with the transaction.
             self._lock(cursor)
             self._create_ids(cursor)
-            near = self._stored(cursor, publication.pipeline, publication.interval)
+            near = self._stored(cursor, publication.owner, publication.interval)
             replaced = plan_publication(
                 near, publication.interval, publication.checkpoint_id, is_replaced=publication.replaced
             )
             if replaced is None:
                 return
-            if self._columns(cursor):
+            if self._has_intervals(cursor):
                 for interval in replaced:
                     self._delete(cursor, interval)
             for table in publication.tables():
@@ -92,25 +110,28 @@ class PostgresSink(TableSink):
             self._store(cursor, publication)
 
     @override
-    def row_counts(self) -> dict[Interval, int]:
+    def row_counts(self) -> dict[Interval | None, int]:
         with self._transaction() as cursor:
             if not self._columns(cursor):
                 return {}
-            # Rows that somebody else added may have no interval.
-            counts = self._sql(
-                f"SELECT {START}, {END}, count(*) FROM {{table}} WHERE {START} IS NOT NULL AND {END} IS NOT NULL GROUP BY 1, 2"
-            )
-            return {Interval(start, end): n for start, end, n in cursor.execute(counts).fetchall()}
+            names, by = (f"{START}, {END}", " GROUP BY 1, 2") if self._has_intervals(cursor) else ("NULL, NULL", "")
+            counts = self._sql(f"SELECT {names}, count(*) FROM {{table}}{by}")
+            return counts_of(cursor.execute(counts).fetchall())
 
     @override
     def rows(self, interval: Interval, schema: pa.Schema) -> pa.Table:
         sql = library("psycopg", "postgres").sql
         with self._transaction() as cursor:
-            names = sql.SQL(", ").join(sql.Identifier(name) for name in schema.names)
+            there = self._columns(cursor)
+            fields = [field for field in schema if field.name in there]
+            # Without START, a query of no column would be an error.
+            names = sql.SQL(", ").join(sql.Identifier(name) for name in (START, *(field.name for field in fields)))
             query = self._sql(f"SELECT {{names}} FROM {{table}} WHERE {START} = %s AND {END} = %s", names=names)
             found = cursor.execute(query, (interval.start, interval.end)).fetchall()
-        columns = zip(*found, strict=True) if found else ([] for _ in schema)
-        return pa.table([_from_postgres(c, f.type) for c, f in zip(columns, schema, strict=True)], names=schema.names)
+        values = {
+            field.name: _from_postgres([row[n] for row in found], field.type) for n, field in enumerate(fields, 1)
+        }
+        return pa.table(values)
 
     @override
     def table_url(self) -> str:
@@ -124,11 +145,11 @@ class PostgresSink(TableSink):
         return f"postgres://{host}:{port}/{database}/{'/'.join([schema, *self._names][-2:])}"
 
     @override
-    def clear(self, pipeline: str) -> None:
+    def clear(self, owner: Owner, *, takes_over: bool = False) -> None:
         with self._transaction() as cursor:
             self._lock(cursor)
             self._create_ids(cursor)
-            self._check_pipeline(cursor, pipeline)
+            self._claim(cursor, owner, takes_over=takes_over)
             deleted = cursor.execute(self._sql("DELETE FROM {ids} WHERE table_name = %s"), (self._names[-1],)).rowcount
             if not self._columns(cursor):
                 return
@@ -178,17 +199,16 @@ class PostgresSink(TableSink):
                 )
             )
 
-    def _check_pipeline(self, cursor: Any, pipeline: str) -> None:
+    def _claim(self, cursor: Any, owner: Owner, *, takes_over: bool = False) -> None:
+        """Raise `UsageError` if the table belongs to another pipeline or root; store this owner if no owner has a root yet."""
+        table = self._names[-1]
         query = self._sql("SELECT pipeline FROM {ids} WHERE table_name = %s AND pipeline <> %s LIMIT 1")
-        other = cursor.execute(query, (self._names[-1], pipeline)).fetchone()
-        if other is not None:
-            raise UsageError(
-                f"the table {'.'.join(self._names)} has the output of pipeline {other[0]!r}, so {pipeline!r} can't write it\n"
-                "Give each pipeline a table of its own"
-            )
+        other = cursor.execute(query, (table, str(owner))).fetchone()
+        if other is not None and must_store_owner(other[0], owner, ".".join(self._names), takes_over=takes_over):
+            cursor.execute(self._sql("UPDATE {ids} SET pipeline = %s WHERE table_name = %s"), (str(owner), table))
 
-    def _stored(self, cursor: Any, pipeline: str, interval: Interval) -> dict[Interval, int]:
-        self._check_pipeline(cursor, pipeline)
+    def _stored(self, cursor: Any, owner: Owner, interval: Interval) -> dict[Interval, int]:
+        self._claim(cursor, owner)
         query = self._sql(
             f"SELECT {START}, {END}, checkpoint_id FROM {{ids}} WHERE table_name = %s AND {START} < %s AND {END} > %s"
         )
@@ -201,7 +221,7 @@ class PostgresSink(TableSink):
             "DO UPDATE SET checkpoint_id = EXCLUDED.checkpoint_id"
         )
         interval = publication.interval
-        values = (self._names[-1], publication.pipeline, interval.start, interval.end, publication.checkpoint_id)
+        values = (self._names[-1], str(publication.owner), interval.start, interval.end, publication.checkpoint_id)
         cursor.execute(query, values)
 
     def _delete(self, cursor: Any, interval: Interval) -> None:
@@ -215,6 +235,10 @@ class PostgresSink(TableSink):
             "WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped"
         )
         return dict(cursor.execute(query, (self._sql("{table}").as_string(cursor),)).fetchall())
+
+    def _has_intervals(self, cursor: Any) -> bool:
+        """Return False if there is no table, or if it lacks a column of the interval."""
+        return {START, END} <= self._columns(cursor).keys()
 
     def _fit(self, cursor: Any, schema: pa.Schema) -> None:
         """Create the table, or add columns and widen types until the table can hold rows of this schema."""

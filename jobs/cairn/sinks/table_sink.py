@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from importlib import import_module
-from typing import Any, Self
+from typing import Any, ClassVar, Literal, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.work_folders import work_folder
+from state_backend.checkpoint.log import id_of_log
 from state_backend.values.errors import UsageError
 from state_backend.values.handles import Handle
 from state_backend.values.intervals import Interval
@@ -37,11 +38,74 @@ _HASH_BITS = 128
 
 
 @dataclass(frozen=True, slots=True)
+class Owner:
+    """The only writer of a table. A table stores it, and the sink refuses another writer.
+
+    Attributes:
+        name: Name of the pipeline; for late rows followed by `/late`, so that output and late rows can't share a table.
+        log: Id of the pipeline's log. Pipelines of one name in two roots differ in it.
+    """
+
+    name: str
+    log: str
+
+    def __str__(self) -> str:
+        return f"{self.name}@{self.log}"
+
+
+def must_store_owner(stored: str, owner: Owner, table: str, *, takes_over: bool = False) -> bool:
+    """Return True if a table that stores an owner must store this owner instead; False if it stores this owner.
+
+    Args:
+        stored: The owner that the table stores, as text. Releases before this check stored only the name: the first pipeline
+            of this name then becomes the owner.
+        owner: The writer.
+        table: The table, for the message.
+        takes_over: True if the writer deletes all rows: then the pipeline of this name in another root loses the table.
+
+    Raises:
+        UsageError: The table belongs to another pipeline, or to this pipeline in another root.
+    """
+    name = stored.partition("@")[0]
+    if name != owner.name:
+        raise UsageError(
+            f"the table {table} has the output of pipeline {name!r}, so {owner.name!r} can't write it\n"
+            "Give each pipeline a table of its own"
+        )
+    if stored == str(owner):
+        return False
+    if stored != name and not takes_over:
+        raise UsageError(
+            f"the table {table} has the output of pipeline {name!r} in another root, so {name!r} in this root can't write it\n"
+            "Give the pipeline of each root a table of its own. To delete all rows of the table, and fill it from this root:\n"
+            "cairn publish --rebuild --yes"
+        )
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class LongestName:
+    """The longest name of a table or column that a system keeps."""
+
+    system: str
+    length: int
+    unit: Literal["bytes", "characters"]
+
+    def check(self, what: str, name: str, advice: str) -> None:
+        """Raise `UsageError` for a longer name. PostgreSQL would cut it off: two names would become one."""
+        length = len(name.encode() if self.unit == "bytes" else name)
+        if length > self.length:
+            raise UsageError(
+                f"{what} {name!r} has {length} {self.unit}, and {self.system} keeps {self.length}\n{advice}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class Publication:
     """The output of one interval, as a sink gets it.
 
     Attributes:
-        pipeline: Name of the pipeline.
+        owner: The pipeline, as the table stores it.
         interval: The interval. Its rows in the table are replaced.
         checkpoint_id: Id of the commit that made the output. If the interval of another commit replaced the output: the id
             of that commit, without files.
@@ -52,7 +116,7 @@ class Publication:
         replaced: True if another interval's commit replaced the output: the call only deletes the interval's rows.
     """
 
-    pipeline: str
+    owner: Owner
     interval: Interval
     checkpoint_id: int
     root_url: str = ""
@@ -71,7 +135,7 @@ class Publication:
             if not self.late:
                 yield rows
                 continue
-            self._check_free({CHECKPOINT}, rows)
+            _check_free(self.owner.name, True, {CHECKPOINT}, rows.column_names)
             yield rows.append_column(CHECKPOINT, pa.repeat(pa.scalar(self.checkpoint_id, pa.int64()), len(rows)))
 
     def _downloaded(self) -> Iterator[pa.Table]:
@@ -98,23 +162,12 @@ class Publication:
             CorruptFile: A file has another checksum than the record says.
         """
         for table in self.output():
-            self._check_free({START, END}, table)
+            _check_free(self.owner.name, self.late, {START, END}, table.column_names)
             start, end = (
                 pa.repeat(pa.scalar(instant, INSTANT), len(table))
                 for instant in (self.interval.start, self.interval.end)
             )
             yield table.append_column(START, start).append_column(END, end)
-
-    def _check_free(self, names: set[str], rows: pa.Table) -> None:
-        taken = min(names & {*rows.column_names}, default=None)
-        if taken is None:
-            return
-        what = "checkpoint's id" if taken == CHECKPOINT else "interval"
-        rows_of, where = ("a late row of", "the source") if self.late else ("the output of", "output_schema")
-        raise UsageError(
-            f"{rows_of} {self.pipeline!r} has a column {taken!r}, but the sink writes the {what} into the column of this name\n"
-            f"Rename the column in {where}"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,15 +178,19 @@ class Difference:
         interval: The interval.
         expected: Rows in the output; None if the interval has no output.
         found: Rows in the table.
+        missing: Columns of the output with values that the table lacks.
     """
 
     interval: Interval
     expected: int | None
     found: int
+    missing: Sequence[str] = ()
 
     def __str__(self) -> str:
         if self.expected is None:
             return f"{self.interval}: the table has {self.found} rows of an interval without output"
+        if self.missing:
+            return f"{self.interval}: the table lacks {', '.join(map(repr, self.missing))}"
         if self.expected == self.found:
             return f"{self.interval}: {self.found} rows in both, but with other values"
         return f"{self.interval}: {self.expected} rows in the output, {self.found} in the table"
@@ -147,6 +204,8 @@ class TableSink(ABC):
     """
 
     _late_rows: TableSink | None = None
+    # The longest name of a column. Delta and Iceberg have no limit.
+    longest_column: ClassVar[LongestName | None] = None
 
     def with_late_rows(self, table: TableSink) -> Self:
         """Return this sink with a second table, which the sink keeps equal to the pipeline's late rows.
@@ -179,13 +238,33 @@ class TableSink(ABC):
     def publish(self, publication: Publication) -> None:
         """Replace the interval's rows in one transaction, unless the table has them or newer ones already."""
 
+    def check_columns(self, pipeline: str, names: Sequence[str], *, late: bool = False) -> None:
+        """Check the names of the output's columns. Cairn calls the method before it processes an interval.
+
+        Args:
+            pipeline: Name of the pipeline, for the message.
+            names: The columns of the output, or of the late rows.
+            late: True for late rows.
+
+        Raises:
+            UsageError: The table can't have a column of one of these names beside its own columns.
+        """
+        _check_free(pipeline, late, {START, END, CHECKPOINT} if late else {START, END}, names)
+        if self.longest_column is not None:
+            for name in names:
+                self.longest_column.check(f"pipeline {pipeline!r}: the column", name, f"Rename it in {_place(late)}")
+
     @abstractmethod
-    def row_counts(self) -> dict[Interval, int]:
-        """Return the number of rows of each interval that has rows in the table."""
+    def row_counts(self) -> dict[Interval | None, int]:
+        """Return the number of rows of each interval that has rows in the table; under None those without an interval."""
 
     @abstractmethod
     def rows(self, interval: Interval, schema: pa.Schema) -> pa.Table:
-        """Return the rows of an interval as a table of this schema, in any order."""
+        """Return the rows of an interval in any order, with those columns of the schema that the table has.
+
+        Raises:
+            ValueError, TypeError, ArithmeticError: The table has a value that the column's type in the schema does not have.
+        """
 
     @abstractmethod
     def table_url(self) -> str:
@@ -195,10 +274,14 @@ class TableSink(ABC):
         """
 
     @abstractmethod
-    def clear(self, pipeline: str) -> None:
+    def clear(self, owner: Owner, *, takes_over: bool = False) -> None:
         """Delete all rows of the table, and the checkpoint ids that the sink stored, in one transaction.
 
         The table itself stays.
+
+        Args:
+            owner: The pipeline.
+            takes_over: Also if the table belongs to the pipeline of this name in another root.
         """
 
     def check(self, current: Iterable[Publication]) -> list[Difference]:
@@ -208,21 +291,41 @@ class TableSink(ABC):
             current: The current output of each interval.
         """
         counts, found = self.row_counts(), []
+        counts.pop(None, None)  # Rows that somebody else added may have no interval.
         for publication in current:
             tables, there = [*publication.output()], counts.pop(publication.interval, 0)
             expected = sum(map(len, tables))
-            same = expected == there
-            if same and expected:
-                ours = pa.concat_tables(tables)
-                same = hash_of_rows(ours) == hash_of_rows(self.rows(publication.interval, ours.schema))
-            if not same:
+            if expected != there:
                 found.append(Difference(publication.interval, expected, there))
-        found += [Difference(interval, None, n) for interval, n in counts.items()]
+            elif expected and (missing := self._differs(publication.interval, pa.concat_tables(tables))) is not None:
+                found.append(Difference(publication.interval, expected, there, missing))
+        found += [Difference(interval, None, n) for interval, n in counts.items() if interval is not None]
         return sorted(found, key=lambda difference: difference.interval)
+
+    def _differs(self, interval: Interval, ours: pa.Table) -> list[str] | None:
+        """Return None if the table has these values; else the columns with values that the table lacks."""
+        try:
+            theirs = self.rows(interval, ours.schema)
+        except (ValueError, TypeError, ArithmeticError, pa.ArrowException):
+            return []  # Somebody has changed the type of a column.
+        lacks = [name for name in ours.column_names if name not in theirs.column_names]
+        missing = [name for name in lacks if ours[name].null_count < len(ours)]
+        if missing or hash_of_rows(ours.drop_columns(lacks)) != hash_of_rows(theirs):
+            return missing
+        return None
+
+
+def counts_of(counted: Iterable[tuple[datetime | None, datetime | None, int]]) -> dict[Interval | None, int]:
+    """Return the counts of rows by interval, from the counts by start and end; rows without one of them under None."""
+    found: dict[Interval | None, int] = {}
+    for start, end, n in counted:
+        interval = None if start is None or end is None else Interval(start, end)
+        found[interval] = found.get(interval, 0) + n
+    return {interval: n for interval, n in found.items() if n}
 
 
 def published_output(
-    pipeline: str,
+    owner: Owner,
     root_url: str,
     interval: Interval,
     checkpoint_id: int,
@@ -232,12 +335,39 @@ def published_output(
 ) -> Publication:
     """Return the publication of a commit's output files, or of the late rows among them."""
     files = [output.handle for output in outputs if output.late == late]
-    return Publication(owner_of(pipeline, late=late), interval, checkpoint_id, root_url, files, late)
+    return Publication(owner, interval, checkpoint_id, root_url, files, late)
 
 
-def owner_of(pipeline: str, *, late: bool) -> str:
-    """Return the name under which a table stores its pipeline. Output and late rows have different names: they can't share a table."""
+def owner_of(pipeline: str, root_url: str, *, late: bool) -> Owner:
+    """Return the owner of the table that a pipeline's output or late rows go to.
+
+    Args:
+        pipeline: Name of the pipeline.
+        root_url: URL of the pipeline's folder, which has a log.
+        late: True for late rows.
+    """
+    return Owner(name_of_owner(pipeline, late=late), id_of_log(open_storage(root_url)))
+
+
+def name_of_owner(pipeline: str, *, late: bool) -> str:
+    """Return the name under which a table stores its pipeline."""
     return f"{pipeline}/late" if late else pipeline
+
+
+def _place(late: bool) -> str:
+    return "the source" if late else "output_schema"
+
+
+def _check_free(pipeline: str, late: bool, own: set[str], names: Iterable[str]) -> None:
+    """Raise `UsageError` if the rows have a column that the sink adds itself."""
+    taken = min(own & {*names}, default=None)
+    if taken is None:
+        return
+    what = "checkpoint's id" if taken == CHECKPOINT else "interval"
+    raise UsageError(
+        f"{'a late row of' if late else 'the output of'} {pipeline!r} has a column {taken!r}, but the sink writes the {what} into "
+        f"the column of this name\nRename the column in {_place(late)}"
+    )
 
 
 def hash_of_rows(table: pa.Table) -> str:
