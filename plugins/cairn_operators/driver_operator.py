@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator, get_current_context
+from airflow.sdk.exceptions import AirflowFailException
 
 from cairn_operators.driver_process import DriverProcess
 from cairn_operators.hidden_settings import Hidden, hide_secrets
@@ -90,6 +91,7 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
             AirflowFailException: The driver failed, and a retry can't help; or a connection can't be used.
         """
         from cairn.driver.driver_protocol import Call, to_arguments
+        from state_backend.values.hide_secrets import hide
 
         self._driver = DriverProcess(self.driver_module, self.dag_of_pipeline)
         try:
@@ -106,6 +108,11 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
                 settings_on_stdin=private is not None,
             )
             arguments = [request.command, *to_arguments(call), *to_arguments(request)]
+            if leaking := next((one for one in arguments if hide(one) != one), None):
+                raise AirflowFailException(
+                    f"the argument {hide(leaking)!r} contains credentials, and every user of the host can read the Spark driver's "
+                    "arguments. Leave them out, and put them into the connections that spark_conn_id and storage_conn_id name"
+                )
             show = on_line or (lambda line: self.log.info("%s", line))
             with storage_credentials(self.storage_conn_id) as environment:
                 return self._driver.run(arguments, show, environment, private)

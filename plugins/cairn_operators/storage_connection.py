@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,6 +45,8 @@ def storage_credentials(conn_id: str | None) -> Iterator[dict[str, str]]:
     if conn_id is None:
         yield {}
         return
+    from state_backend.adapters.work_folders import work_folder
+
     connection = BaseHook.get_connection(conn_id)
     kind, fields = connection.conn_type, _fields(connection.extra_dejson)
     if kind not in _REFUSED:
@@ -63,11 +64,12 @@ def storage_credentials(conn_id: str | None) -> Iterator[dict[str, str]]:
         raise AirflowFailException(
             f"connection {conn_id!r} has {', '.join(useless)}, which Cairn does not support. Give {instead}"
         )
-    with tempfile.TemporaryDirectory(prefix="cairn-key-") as folder:  # Only this user can read this folder.
+    # Only this user can read the folder. If this task is killed, the next task on this host deletes the key.
+    with work_folder("key") as folder:
         if kind == "aws":
-            yield _amazon(conn_id, connection.login, connection.password, fields, Path(folder))
+            yield _amazon(conn_id, connection.login, connection.password, fields, folder)
         else:
-            yield _google(conn_id, fields, Path(folder))
+            yield _google(conn_id, fields, folder)
 
 
 def _google(conn_id: str, fields: Mapping[str, Any], folder: Path) -> dict[str, str]:

@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import google_crc32c
 
 from state_backend.adapters.local_storage import CHUNK_BYTES, read_chunks, write_verified
+from state_backend.adapters.work_folders import work_folder
 from state_backend.ports.storage import Storage, check_path, check_prefix
 from state_backend.values.errors import AlreadyExists, NotFound, PreconditionFailed
 from state_backend.values.handles import FileInfo, Handle
@@ -113,9 +113,9 @@ class MemoryStorage:
     def copy_from(self, source: Storage, handle: Handle, path: str) -> Handle:
         """Copy a file of another storage to a new file, as `Storage.copy_from` specifies."""
         check_path(path)
-        with TemporaryDirectory(prefix="cairn-copy-") as folder:
-            source.download(handle, Path(folder, "file"))
-            return self.upload(path, Path(folder, "file"))
+        with work_folder("copy") as folder:
+            source.download(handle, folder / "file")
+            return self.upload(path, folder / "file")
 
     def stat(self, path: str) -> FileInfo | None:
         """Return the metadata of a file, or None if it is absent, as `Storage.stat` specifies."""

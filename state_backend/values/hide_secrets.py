@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import traceback
+from contextlib import suppress
 from typing import Any
 
 HIDDEN = "***"
@@ -64,6 +65,19 @@ def hide_in(error: BaseException) -> None:
         if notes := getattr(one, "__notes__", None):
             notes[:] = map(hide, notes)
         pending += [other for other in (one.__cause__, one.__context__) if other is not None]
+
+
+def hide_title(command: str) -> None:
+    """Make `ps` show this process's command without credentials. Nothing happens if the command has none.
+
+    Every user of a machine can read the command lines of all processes. Airflow depends on the library setproctitle;
+    without the library the command line stays.
+    """
+    if hide(command) != command:
+        with suppress(ImportError):
+            from setproctitle import setproctitle
+
+            setproctitle(hide(command))
 
 
 def _hide_in_record(record: logging.LogRecord) -> bool:

@@ -17,13 +17,14 @@ import typer
 from airflow.sdk.exceptions import AirflowException
 from typer.testing import CliRunner
 
-from cairn.command.cli import app
+from cairn.command.cli import app, main
 from cairn.command.exit_codes import exit_codes
 from cairn.driver import driver_host
 from cairn.driver.driver_protocol import Call, Validate, to_arguments
 from cairn.operations.read_source import read_source
 from cairn.spark.local_server_secret import checked_token
 from cairn.spark.session import _with_token
+from cairn_operators import ValidateStateOperator
 from cairn_operators.driver_process import DriverProcess
 from cairn_operators.lineage_datasets import inputs_of
 from cairn_ui.next_steps import after_error
@@ -218,6 +219,27 @@ def test_records_marks_pages_and_lineage_have_no_credential(folder: Folder, monk
     assert not [text for text in texts if SECRET in text]
 
 
+def test_a_command_line_with_credentials_gets_a_title_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    title: list[str] = []
+    monkeypatch.setitem(sys.modules, "setproctitle", SimpleNamespace(setproctitle=title.append))
+    for argv in (["cairn", "--version"], ["cairn", "--version", "--spark", PLANTED[0]]):
+        monkeypatch.setattr("sys.argv", argv)
+        with pytest.raises(SystemExit):
+            main()
+    assert len(title) == 1 and "***" in title[0] and SECRET not in title[0]
+
+
+def test_no_driver_starts_with_credentials_among_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A template may have put them into the root when the task runs."""
+    monkeypatch.setattr(DriverProcess, "run", lambda *_: pytest.fail("a driver started"))
+    monkeypatch.setenv("AIRFLOW_CONN_CAIRN_SPARK", "spark://h")
+    operator = ValidateStateOperator(task_id="t", pipeline="m:P", root="gs://b/{{ x }}", checkpoint="1")
+    operator.root = ADDRESSED[5]
+    with pytest.raises(AirflowException, match="contains credentials") as raised:
+        operator.run_driver(Validate(checkpoint="1"))
+    assert SECRET not in str(raised.value)
+
+
 def test_a_driver_s_lines_result_and_title_have_no_credential(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lines are also those of Spark and of user code. The result becomes XComs, or the error of the task."""
     title: list[str] = []
@@ -234,7 +256,7 @@ def test_a_driver_s_lines_result_and_title_have_no_credential(tmp_path: Path, mo
     monkeypatch.setenv("AIRFLOW__CAIRN__WARM_DRIVERS", "False")
     lines: list[str] = []
     call = Call(pipeline="m:P", root="memory://x", spark="local[1]")
-    sent = Validate(checkpoint=1)
+    sent = Validate(checkpoint="1")
     with pytest.raises(AirflowException) as raised:
         DriverProcess("leaking_driver", "d").run([sent.command, *to_arguments(call), *to_arguments(sent)], lines.append)
     assert "***" in str(raised.value) and "***" in str(lines) and "***" in str(title)

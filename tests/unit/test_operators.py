@@ -1236,6 +1236,9 @@ def test_the_keys_of_an_amazon_connection_are_in_a_private_file(monkeypatch: pyt
         assert SECRET not in str(environment) and "a-token" not in str(environment)
         file = Path(environment["AWS_CONFIG_FILE"])
         assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+        assert (
+            file.parent.parent.name == f"cairn-work-{os.geteuid()}"
+        )  # The next task deletes it if this one is killed.
     assert not file.exists()
     with as_storage_identity("my_amazon"):
         session = boto3.session.Session()

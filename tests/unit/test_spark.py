@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import socket
 import stat
+import subprocess
 import sys
 import time
 import traceback
@@ -40,6 +42,7 @@ from cairn.spark.session import (
 from state_backend.values.errors import ProcessorError, SourceError, StorageUnavailable, UsageError
 from tests.support.checkpoints import day
 from tests.support.counting import counting
+from tests.support.waiting import wait_until
 
 CLEAN_UP = "spark.sql.classic.shuffleDependency.fileCleanup.enabled"
 
@@ -182,6 +185,43 @@ def test_configuration_reaches_a_jvm_by_a_file_of_this_user_alone(monkeypatch: p
             read[key] = value
         assert read == conf
     assert "PYSPARK_SUBMIT_ARGS" not in os.environ and not file.exists()
+
+
+STARTS_A_JVM = """
+from cairn.spark import session
+session.require_java = lambda _: None
+session.connect("local[1]", "test", conf={"spark.b": "c"})
+"""
+
+
+def test_a_process_that_is_killed_while_its_jvm_starts_leaves_work_folders_only(tmp_path: Path) -> None:
+    """The next task deletes abandoned work folders."""
+    program, temp = tmp_path / "spark" / "bin" / "spark-submit", tmp_path / "temp"
+    program.parent.mkdir(parents=True)
+    temp.mkdir()
+    program.write_text(
+        f"#!/bin/sh\necho $$ > {tmp_path}/started.new\nmv {tmp_path}/started.new {tmp_path}/started\nexec sleep 60\n"
+    )
+    program.chmod(0o755)
+    environment = {
+        **os.environ,
+        "SPARK_HOME": str(tmp_path / "spark"),
+        "TMPDIR": str(temp),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    process = subprocess.Popen([sys.executable, "-c", STARTS_A_JVM], env=environment)
+    try:
+        wait_until((tmp_path / "started").exists, 60, "a JVM starts")
+        process.kill()
+        process.wait()
+        assert [folder.name for folder in temp.iterdir()] == [f"cairn-work-{os.geteuid()}"]
+        left = {folder.name.split("-")[1] for folder in (temp / f"cairn-work-{os.geteuid()}").iterdir()}
+        assert left == {"conf", "gateway"}
+    finally:
+        process.kill()
+        process.wait()
+        if (tmp_path / "started").exists():
+            os.kill(int((tmp_path / "started").read_text()), signal.SIGKILL)
 
 
 def test_only_a_server_has_a_session_to_end() -> None:

@@ -5,6 +5,8 @@ The modules of the commands are imported lazily. `cairn --help` and the completi
 
 from __future__ import annotations
 
+import shlex
+import sys
 from types import MappingProxyType
 from typing import Annotated
 
@@ -12,6 +14,7 @@ import typer
 
 from cairn.command.lazy_group import LazyGroup, Row
 from cairn.command.progress import CHANGED_NOTHING, REMOVE_FIRST
+from state_backend.values.hide_secrets import hide_title
 
 HELP = """
 Show and check the state of a pipeline, run intervals, and take, restore and fork state.
@@ -186,6 +189,7 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the `cairn` command line."""
+    hide_title(shlex.join(["cairn", *sys.argv[1:]]))
     app(prog_name="cairn")
 
 

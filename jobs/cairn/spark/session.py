@@ -7,7 +7,6 @@ import logging
 import os
 import re
 import shlex
-import shutil
 import signal
 import socket
 import sys
@@ -15,8 +14,7 @@ import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import ExitStack, contextmanager, suppress
 from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlsplit
@@ -24,6 +22,7 @@ from urllib.parse import unquote, urlsplit
 from cairn.spark.class_archive import archive_in_use
 from cairn.spark.java_runtime import require_java
 from cairn.spark.local_server_secret import LOOPBACK, check_address, checked_token, find_secret
+from state_backend.adapters.work_folders import work_folder
 from state_backend.values.errors import CairnError, StorageUnavailable, UsageError
 
 if TYPE_CHECKING:
@@ -166,7 +165,7 @@ def connect(
     for key, value in master_conf(where).items():
         if key not in given:
             builder = builder.config(key, value)
-    with _properties(given), archive_in_use(), _ctrl_c_kept():
+    with _properties(given), archive_in_use(), _ctrl_c_kept(), _gateway_in_work_folder():
         session = builder.getOrCreate()
     if not where.startswith("local"):
         _send_runtime(session)
@@ -189,6 +188,24 @@ def _ctrl_c_kept() -> Iterator[None]:
         yield
     finally:
         module.signal = signal
+
+
+@contextmanager
+def _gateway_in_work_folder() -> Iterator[None]:
+    """Let PySpark wait in a work folder for the address of the JVM that it starts.
+
+    PySpark's own folder is an unnamed `tmp…`. If this process is killed while the JVM starts, nobody would delete it.
+    """
+    from pyspark import java_gateway
+
+    # In the block, the name `tempfile` in PySpark's module is an object that makes folders in the work folder.
+    module: Any = java_gateway
+    with work_folder("gateway") as folder:
+        module.tempfile = SimpleNamespace(mkdtemp=lambda: tempfile.mkdtemp(dir=folder), mkstemp=tempfile.mkstemp)
+        try:
+            yield
+        finally:
+            module.tempfile = tempfile
 
 
 def master_conf(where: str) -> dict[str, str]:
@@ -257,9 +274,9 @@ def _send_runtime(session: SparkSession) -> None:
     from cairn.shipping.user_modules import runtime_archive
 
     # An executor fetches the archive when it starts, which may be late. So the file stays until this process ends.
-    folder = tempfile.mkdtemp(prefix="cairn-runtime-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    archive = Path(folder, "cairn-runtime.zip")
+    until_exit = ExitStack()
+    atexit.register(until_exit.close)
+    archive = until_exit.enter_context(work_folder("runtime")) / "cairn-runtime.zip"
     runtime_archive(archive)
     session.sparkContext.addPyFile(str(archive))
 
@@ -274,8 +291,8 @@ def _properties(conf: Mapping[str, str]) -> Iterator[None]:
         yield
         return
     before = os.environ.get("PYSPARK_SUBMIT_ARGS")
-    with tempfile.TemporaryDirectory(prefix="cairn-conf-") as folder:  # Only this user can open the folder.
-        file = Path(folder, "spark.conf")
+    with work_folder("conf") as folder:  # Only this user can open the folder.
+        file = folder / "spark.conf"
         file.touch(mode=0o600)
         file.write_text("".join(f"{_property(key)}={_property(value)}\n" for key, value in conf.items()))
         arguments = f"--load-spark-defaults --properties-file {shlex.quote(str(file))}"
