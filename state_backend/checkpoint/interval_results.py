@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from state_backend.checkpoint.lineage import makes_stale
 from state_backend.checkpoint.log import Log, attempt_of, interval_of, kind_of, run_of
 from state_backend.values.intervals import Interval, format_instant
-from state_backend.values.records import Record, RunRef, Tombstone
+from state_backend.values.records import Content, Record, RunRef, Tombstone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +23,7 @@ class Result:
         attempt: Uuid of the attempt that made the output.
         run: Airflow run of the attempt.
         input_hash: Input hash of the commit, as in `Content`.
+        content: The commit's content; None if only a tombstone remains.
         dropped: True if retention has dropped the checkpoint. Its output still exists.
         spoilt: Why no interval should start from the result, as a sentence; None if the result is valid.
     """
@@ -31,6 +32,7 @@ class Result:
     attempt: str
     run: RunRef
     input_hash: str | None
+    content: Content | None
     dropped: bool
     spoilt: str | None
 
@@ -67,6 +69,7 @@ def _result(log: Log, checkpoint_id: int, later: Sequence[Record | Tombstone]) -
         attempt=attempt_of(entry),
         run=run_of(entry),
         input_hash=entry.content.input_hash if isinstance(entry, Record) else entry.input_hash,
+        content=entry.content if isinstance(entry, Record) else None,
         dropped=checkpoint_id not in log.retained,
         spoilt=_spoilt(log, entry, later),
     )

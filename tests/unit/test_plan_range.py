@@ -26,6 +26,7 @@ from cairn.operations.plan_range import (
     named_intervals,
     plan_by_input,
 )
+from cairn.operations.what_changed import MadeOf
 from cairn.testing import PipelineTester
 from pipelines.aircraft import AIRCRAFT, READ_SCHEMA
 from state_backend.checkpoint.interval_results import Result, results_of, spoilt_by
@@ -34,13 +35,13 @@ from state_backend.values.intervals import Interval, format_instant
 from state_backend.values.records import Permissions, Record
 from state_backend.values.retention import KeepLast
 from state_backend.values.schedule import Cron
-from tests.support.checkpoints import START, Folder, day, record, run
+from tests.support.checkpoints import START, Folder, content, day, record, run
 from tests.support.log_in_memory import log_in_memory
 
 DAY = timedelta(days=1)
 BEGINNING = Interval(START, START + timedelta(milliseconds=1))
 OTHERS, MINE = run("other"), run("mine", clear_number=2, try_number=1)
-THERE = Result(id=7, attempt="a", run=OTHERS, input_hash="m", dropped=False, spoilt=None)
+THERE = Result(id=7, attempt="a", run=OTHERS, input_hash="m", content=None, dropped=False, spoilt=None)
 SPOILT = replace(THERE, spoilt="checkpoint 9 made it stale")
 BY_ME = replace(THERE, run=MINE)
 EARLIER_CLEAR = replace(THERE, run=run("mine", clear_number=1))
@@ -62,22 +63,57 @@ def test_what_the_log_alone_decides(there: Result | None, expected: tuple[type, 
     assert tuple(type(keep_or_compute(there, how, again)) for how in ("changed", "none", "all")) == expected  # type: ignore[arg-type]
 
 
+NOW = MadeOf(code_hash="0" * 16, code_version=None, position={"files": []}, input_hash="n")
+OTHER = "other code, other settings or other input; only its hash remains, so Cairn can't tell which"
+
+
 @pytest.mark.parametrize(
     ("recorded", "now", "said"),
     [
         ("m", "m", None),
-        ("m", "n", "other code, other settings or other input"),
+        ("m", "n", OTHER),
         ("m", None, "the source records no position"),
         (None, "m", "the source recorded no position then"),
         (None, None, "the source records no position"),
     ],
 )
 def test_only_equal_code_and_input_stay(recorded: str | None, now: str | None, said: str | None) -> None:
-    decision = plan_by_input(replace(THERE, input_hash=recorded), now)
+    decision = plan_by_input(replace(THERE, input_hash=recorded), replace(NOW, input_hash=now))
     if said is None:
         assert decision == Keep(checkpoint=7, why="code and input are the same")
     else:
         assert isinstance(decision, Compute) and said in decision.why
+
+
+A, B = ({"path": f"{name}.json", "bytes": 5, "sha256": name * 64} for name in "ab")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"position": {"files": [B, {**A, "bytes": 9}]}}, "other input: a.json has changed, b.json is new"),
+        ({"position": {"files": []}}, "other input: a.json is gone"),
+        ({"position": {"files": [A, A]}}, "other input: files has another order or number of items"),
+        ({"position": {"files": [A], "version": 3}}, "other input: version is 3 instead of null"),
+        ({"position": {}}, "other input: files is null instead of "),
+        (
+            {"position": {"files": [A, *({"path": str(n)} for n in range(5))]}},
+            "other input: 0 is new, 1 is new, 2 is new, and 2 more",
+        ),
+        (
+            {"code_hash": "f" * 16, "code_version": "2.0", "position": {"files": [B]}},
+            "other code: 00000000 before, 2.0 (ffffffff) now; other input: a.json is gone, b.json is new",
+        ),
+        (
+            {},
+            "other settings: the code of the source, the pipeline's settings, or versions of Python or libraries differ",
+        ),
+    ],
+)
+def test_a_dry_run_names_what_is_other_than_before(changes: dict[str, Any], said: str) -> None:
+    there = replace(THERE, content=content(day(1), "a", source_position={"files": [A]}, input_hash="m"))
+    decision = plan_by_input(there, replace(NOW, **({"position": {"files": [A]}} | changes)))
+    assert decision.why.startswith(f"checkpoint 7 had {said}")
 
 
 # --- what the log has ----------------------------------------------------------------------------------------------------------

@@ -116,10 +116,13 @@ def test_a_list_names_the_code_and_where_it_changed(tmp_path: Path) -> None:
     [
         ({}, None),
         ({"digest": 1}, "its state has digest 0000000000000001"),
-        ({"digest": 1, "source_position": {"rows": "other"}}, "The input differs"),
-        ({"digest": 1, "code_hash": "f" * 64}, "The code differs"),
-        ({"digest": 1, "input_hash": None}, "A setting of the pipeline or of the Spark session"),
-        ({"digest": 1, "source_position": {}}, "The input differs"),
+        (
+            {"digest": 1, "source_position": {"rows": "other"}},
+            "The deployment has other input: rows is other instead of",
+        ),
+        ({"digest": 1, "code_hash": "f" * 64}, "The deployment has other code: "),
+        ({"digest": 1, "input_hash": "0" * 32}, "The deployment has other settings: "),
+        ({"digest": 1, "source_position": {}}, "The deployment has other input: rows is null instead of"),
         ({"outputs": ()}, "its output (0 rows) differs from the trial's"),
         ({"digest": 1}, "depend on something else, such as a clock or random numbers"),
     ],

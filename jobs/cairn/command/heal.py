@@ -7,12 +7,14 @@ import shlex
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Protocol
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
 from cairn.command.airflow_rest import AirflowRest
 from cairn.command.heal_in_airflow import InAirflow
+from cairn.command.open_spark import open_spark
 from cairn.command.progress import Stopped
 from cairn.command.repair_command import ran_here
 from cairn.command.run import LOCAL_SPARK, interval_length
@@ -40,6 +42,9 @@ from state_backend.values.intervals import Interval, format_instant
 from state_backend.values.records import Permissions
 from state_backend.values.schedule import Schedule, first_interval, schedule_of
 from state_backend.values.zones import zone_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _POLL_S = 3.0
 _QUIET_S = 60.0
@@ -111,7 +116,9 @@ def heal(
         )
     progress = _Progress(quiet=as_json)
     if local and code is not None:
-        place: _Place = _Here(code, pipeline, root, storage, to, every=every, spark=spark, on_done=progress.done)
+        place: _Place = _Here(
+            code, pipeline, root, storage, to, every=every, spark=spark, silent=as_json, on_done=progress.done
+        )
         words = ["cairn", "heal", "--local", "--code", code, "--root", root, "--pipeline", pipeline]
         words += ["--to", to, *(["--every", every] if every is not None else [])]
         words += ["--spark", spark] if spark != LOCAL_SPARK else []
@@ -306,6 +313,7 @@ class _Here:
         to: Value of `--to`. A day is in the zone of the schedule, or in UTC.
         every: Value of `--every`.
         spark: URL of Spark.
+        silent: Print nothing about Spark.
         on_done: Function that is called with each interval after its commit.
     """
 
@@ -319,6 +327,7 @@ class _Here:
         *,
         every: str | None,
         spark: str,
+        silent: bool,
         on_done: Callable[[Interval], None],
     ) -> None:
         from cairn.command.state_commands import load_code
@@ -331,6 +340,7 @@ class _Here:
         self.storage = storage
         self.every = every
         self.spark = spark
+        self.silent = silent
         self.on_done = on_done
         declared = self._schedule(read_log(storage))
         self.last = last_instant("--to", to, UTC if declared is None else declared.rules)
@@ -356,14 +366,17 @@ class _Here:
     def _schedule(self, log: Log) -> Schedule | None:
         return None if self.every is not None else self.pipeline.declared_schedule or log.schedule
 
+    @cached_property
+    def _session(self) -> SparkSession:
+        return open_spark(self.spark, f"cairn heal {self.pipeline.name}", silent=self.silent)
+
     def carry_out(self, step: Step) -> None:
         """Run the intervals of a `RunIntervals`."""
         from cairn.operations.run_intervals import run_intervals
-        from cairn.spark.session import connect
 
         if isinstance(step, RunIntervals):
             run_intervals(
-                connect(self.spark, f"cairn heal {self.pipeline.name}"),
+                self._session,
                 self.pipeline,
                 [to_run.interval for to_run in step.to_run],
                 self.root,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,7 @@ import typer
 
 from cairn.command.diff import line_of
 from cairn.command.exit_codes import FINDINGS
+from cairn.command.open_spark import open_spark
 from cairn.command.options import Code, ExpectedPipeline, Json, Root, Spark
 from cairn.command.printing import print_json, print_text
 from cairn.command.state_commands import load_named
@@ -62,20 +64,13 @@ def replay(
         check_new(to_test)
     pipeline = load_named(code, expected)
 
-    def open_spark() -> Any:
-        from cairn.spark.session import connect
-
-        session = connect(spark, f"cairn replay {pipeline.name}")
-        if not spark.startswith("sc://"):
-            session.sparkContext.setLogLevel("OFF")
-        return session
-
+    opens = partial(open_spark, spark, f"cairn replay {pipeline.name}", silent=as_json)
     if stop:
         debugger = Debugger()
         with debugger.running():
-            found = replay_key(pipeline, key, interval, root, spark=open_spark, made=debugger.watch)
+            found = replay_key(pipeline, key, interval, root, spark=opens, made=debugger.watch)
     else:
-        found = replay_key(pipeline, key, interval, root, spark=open_spark)
+        found = replay_key(pipeline, key, interval, root, spark=opens)
     if as_json:
         print_json(describe_replay(found))
     else:

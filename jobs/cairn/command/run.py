@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cairn.command.open_spark import open_spark
 from cairn.command.progress import Stopped
 from state_backend.checkpoint.trials import check_no_trial
 from state_backend.inspection.checkpoint_names import parse_duration
@@ -101,7 +102,6 @@ def run(
     from cairn.command.state_commands import load_code
     from cairn.operations.coordinator_of import coordinator_of
     from cairn.operations.run_intervals import plan_intervals, run_intervals
-    from cairn.spark.session import connect
 
     asked = _Asked(start=start, from_=from_, to=to, count=count)
     check_no_trial(root, "run")
@@ -125,9 +125,9 @@ def run(
     how = Redo.all if from_ is None else reprocess
     again = _Again(code=code, root=root, every=every, spark=spark, length=length, schedule=schedule)
     # A dry run needs Spark only to ask the source whether its input changed.
-    session = connect(spark, f"cairn run {pipeline.name}") if not dry_run or how is Redo.changed else None
-    if session is not None and not spark.startswith("sc://"):
-        session.sparkContext.setLogLevel(spark_log.upper())
+    session = None
+    if not dry_run or how is Redo.changed:
+        session = open_spark(spark, f"cairn run {pipeline.name}", log=spark_log.upper(), silent=as_json)
     if dry_run or session is None:
         with again.printed():
             planned = plan_intervals(session, pipeline, intervals, root, reprocess=how.value, permissions=permissions)

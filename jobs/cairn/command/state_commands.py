@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cairn.command.open_spark import open_spark
 from cairn.command.options import Code, Dag, DryRun, ExpectedPipeline, Json, Root, Spark
 from cairn.command.progress import progress
 from cairn.command.repair_command import code_of, repair_command
@@ -112,7 +113,6 @@ def savepoint(
         describe_savepoint,
         take_savepoint,
     )
-    from cairn.spark.session import connect
     from cairn.spark.task_progress import task_progress
 
     folder = join_url(root, owner.name)
@@ -132,7 +132,7 @@ def savepoint(
     with at_rest as runs:
         committed = commit_prepared(coordinator, runs)
         record = coordinator.record(parse_checkpoint(checkpoint))
-        session = connect(spark, f"cairn {owner.name} savepoint")
+        session = open_spark(spark, f"cairn {owner.name} savepoint", silent=as_json)
         if consolidate:
             record = consolidate_checkpoint(session, owner, root, record)
         with progress("copying", "shards") as on_progress, task_progress(session, on_progress):
@@ -187,7 +187,6 @@ def restore(
     assert from_savepoint is not None
     into = load_code(code)
     from cairn.operations.restore_savepoint import plan_restore_savepoint, restore_savepoint
-    from cairn.spark.session import connect
 
     if dry_run:
         said = plan_restore_savepoint(into, root, from_savepoint, claim=claim.value)
@@ -196,7 +195,7 @@ def restore(
             f"would restore {said['entries']:,} entries as the state at {said['end']}; checkpoints made stale: {stale}"
         )
         return _say(said, text, as_json)
-    session = connect(spark, f"cairn {into.name} restore")
+    session = open_spark(spark, f"cairn {into.name} restore", silent=as_json)
     record = restore_savepoint(session, into, root, from_savepoint, claim=claim.value)
     said = _restored(record)
     return _say(said, f"checkpoint {record.id}: {said['entries']:,} entries, the state at {said['end']}", as_json)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cairn.command.open_spark import open_spark
 from cairn.command.options import Code, ExpectedPipeline, Json, Root, Spark, open_log
 from cairn.command.options import Pipeline as Name
 from cairn.command.state_commands import load_named
@@ -69,16 +70,13 @@ def try_(
     """
     from cairn.operations.coordinator_of import coordinator_of
     from cairn.operations.plan_range import boundaries_of, named_intervals
-    from cairn.spark.session import connect
     from cairn.trials.try_code import try_code
 
     keeps, declared = parse_duration(keep), load_named(code, pipeline)
     length = None if every is None else parse_duration(every)
     rule = boundaries_of(declared, coordinator_of(declared, root).log(), length)
     intervals = named_intervals(from_, to, rule, ("--from", "--to"))
-    session = connect(spark, f"cairn try {declared.name}")
-    if not spark.startswith("sc://"):
-        session.sparkContext.setLogLevel("OFF")
+    session = open_spark(spark, f"cairn try {declared.name}", silent=as_json)
     tried = try_code(
         session,
         declared,
@@ -217,13 +215,10 @@ def deploy(
     columns by which output rows of the trial and of production are matched.
     """
     from cairn.operations.coordinator_of import coordinator_of
-    from cairn.spark.session import connect
     from cairn.trials.deploy_trial import deploy_past, plan_deployment, restore_command
 
     declared = load_named(code, pipeline)
-    session = connect(spark, f"cairn deploy {declared.name}")
-    if not spark.startswith("sc://"):
-        session.sparkContext.setLogLevel("OFF")
+    session = open_spark(spark, f"cairn deploy {declared.name}", silent=as_json)
     plan = plan_deployment(session, declared, root, name=trial, past=past)
     changes = compare_trial(root, declared.name, plan.trial.name, key or (), 3)
     said = describe_comparison(changes[1])

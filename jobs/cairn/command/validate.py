@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cairn.command.exit_codes import FINDINGS
+from cairn.command.open_spark import open_spark
 from cairn.command.options import Code, Dag, DryRun, ExpectedPipeline, Json, Pipeline, Root, Spark
 from cairn.command.printing import print_json, print_text
 from cairn.command.repair_command import repair_command
@@ -53,12 +54,12 @@ def validate(
     """
     owner = load_named(code, pipeline)
     from cairn.operations.validate import validate_checkpoint
-    from cairn.spark.session import SessionOnDemand, connect
+    from cairn.spark.session import SessionOnDemand
 
     storage = open_storage(join_url(root, owner.name))
     coordinator = Coordinator(storage, owner.name)
     record = coordinator.record(parse_checkpoint(checkpoint))
-    opens = partial(connect, spark, f"cairn {owner.name} validate", own_workers=True)
+    opens = partial(open_spark, spark, f"cairn {owner.name} validate", own_workers=True, silent=as_json)
     found = validate_checkpoint(
         None if fast else SessionOnDemand(opens),
         owner,

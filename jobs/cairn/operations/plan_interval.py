@@ -14,6 +14,7 @@ from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
 from cairn.arrow_processor import ArrowProcessor
 from cairn.operations.plan_reuse import ResultInputs, input_hash, options_of, source_hash
 from cairn.operations.read_source import arrow_schema_json, check_types, read_source
+from cairn.operations.what_changed import MadeOf, as_json
 from cairn.pipeline import Interval, Pipeline
 from cairn.rows.column_names import ColumnNames, grouping_names
 from cairn.rows.routing import Inputs, key_schema_of
@@ -264,10 +265,10 @@ def plan_interval(pipeline: Pipeline, root: str, attempt: Attempt, begun: Begun,
 
 def would_be_made_of(
     spark: SparkSession, pipeline: Pipeline, interval: Interval, read: Read, permissions: Permissions
-) -> str | None:
-    """Return the input hash that a result of this interval would have if it were computed now.
+) -> MadeOf:
+    """Return what a result of this interval would be made of if it were computed now.
 
-    The caller compares this hash with the recorded hash of a committed result. If both are equal, the result stays.
+    The caller compares its input hash with that of a committed result. If both are equal, the result stays.
 
     Args:
         spark: The session. The hash contains its time zone if the pipeline declares no zone.
@@ -278,15 +279,18 @@ def would_be_made_of(
         permissions: Refused actions that the user allows. They are a part of the hash.
 
     Returns:
-        The hash; None if it can't be computed, since the source records no position or the interval reads initial
-        state.
+        Code, position and input hash. The hash is None if it can't be computed, since the source records no position or
+            the interval reads initial state.
 
     Raises:
         UsageError: The processor can't be hashed or sent to workers, or the output schema can't be parsed.
     """
     code_hash = ship_processor(pipeline.processor, pipeline.name).code_hash
     output_schema = _output_schema(spark, pipeline, read.rows.schema)
-    return _input_hash(spark, pipeline, interval, read.rows, read.position, code_hash, permissions, output_schema)
+    hashed = _input_hash(spark, pipeline, interval, read.rows, read.position, code_hash, permissions, output_schema)
+    return MadeOf(
+        code_hash=code_hash, code_version=pipeline.version, position=as_json(read.position), input_hash=hashed
+    )
 
 
 def _input_hash(

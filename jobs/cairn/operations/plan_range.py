@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, get_args
 
+from cairn.operations.what_changed import MadeOf, made_of, what_changed
 from state_backend.checkpoint.interval_results import Result
 from state_backend.values.day_or_instant import first_instant, last_instant
 from state_backend.values.errors import UsageError
@@ -85,19 +86,23 @@ def keep_or_compute(there: Result | None, reprocess: Reprocess, run: RunRef) -> 
     return AskSource()
 
 
-def plan_by_input(there: Result, input_hash: str | None) -> Keep | Compute:
+def plan_by_input(there: Result, now: MadeOf) -> Keep | Compute:
     """Keep an interval's valid result if its input hash equals that of a new result, else compute the interval again.
 
     Args:
         there: The interval's committed result.
-        input_hash: Input hash that a new result would have; None if it can't be computed.
+        now: What a new result would be made of.
     """
-    if there.input_hash is None or input_hash is None:
-        untold = "the source records no position" if input_hash is None else "the source recorded no position then"
+    if there.input_hash is None or now.input_hash is None:
+        untold = "the source records no position" if now.input_hash is None else "the source recorded no position then"
         return Compute(why=f"Cairn can't tell whether checkpoint {there.id} had the same code and input: {untold}")
-    if there.input_hash != input_hash:
-        return Compute(why=f"checkpoint {there.id} was computed with other code, other settings or other input")
-    return Keep(checkpoint=there.id, why="code and input are the same")
+    if there.input_hash == now.input_hash:
+        return Keep(checkpoint=there.id, why="code and input are the same")
+    if there.content is None:
+        which = "other code, other settings or other input; only its hash remains, so Cairn can't tell which"
+    else:
+        which = "; ".join(what_changed(made_of(there.content), now))
+    return Compute(why=f"checkpoint {there.id} had {which}")
 
 
 def boundaries_of(pipeline: Pipeline, log: Log, every: timedelta | None) -> Schedule | timedelta:

@@ -45,6 +45,7 @@ from cairn.operations.plan_range import (
 from cairn.operations.process_interval import OnShards, process_interval
 from cairn.operations.read_source import read_source
 from cairn.operations.run_interval import finish_commit
+from cairn.operations.what_changed import MadeOf
 from cairn.pipeline import Interval, Pipeline
 from cairn.spark.session import check_running, use_this_python
 from state_backend.checkpoint.interval_results import Result, results_of, spoilt_by
@@ -236,7 +237,7 @@ def _of_later(permissions: Permissions) -> Permissions:
     return Permissions(replace_overlapping=permissions.replace_overlapping)
 
 
-def _made_of_now(spark: SparkSession, pipeline: Pipeline, interval: Interval, permissions: Permissions) -> str | None:
+def _made_of_now(spark: SparkSession, pipeline: Pipeline, interval: Interval, permissions: Permissions) -> MadeOf:
     rows, position = read_source(spark, pipeline, interval)
     return would_be_made_of(spark, pipeline, interval, Read(rows=rows, position=position), permissions)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
+from cairn.operations.what_changed import MadeOf, made_of, what_changed
 from state_backend.inspection.key_entries import KeyEntries, changes_of_key
 from state_backend.inspection.key_rows import KeyRows
 from state_backend.inspection.state_diff import EntryChange
@@ -119,24 +120,7 @@ def _more(rows: Sequence[dict[str, Any]], counts: Counter[str]) -> tuple[dict[st
     return tuple(found)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
-    """Everything but the base that decides a result, as it is at the time of the replay.
-
-    Attributes:
-        code_hash: The hash of the code.
-        code_version: The name of the code for people.
-        position: The source's position.
-        input_hash: The input hash; None if it can't be computed.
-    """
-
-    code_hash: str
-    code_version: str | None
-    position: Mapping[str, Any]
-    input_hash: str | None
-
-
-def reasons_for(content: Content, now: Made, *, deterministic: bool) -> list[str]:
+def reasons_for(content: Content, now: MadeOf, *, deterministic: bool) -> list[str]:
     """Return the possible reasons why a replay differs from the committed result. A pure function.
 
     Args:
@@ -144,21 +128,11 @@ def reasons_for(content: Content, now: Made, *, deterministic: bool) -> list[str
         now: The same facts at the time of the replay.
         deterministic: True if two replays gave the same result.
     """
-    found = []
-    if now.code_hash != content.code_hash:
-        found.append(
-            f"other code: {_code(content.code_version, content.code_hash)} ran, {_code(now.code_version, now.code_hash)} replays"
-        )
-    if content.source_position and now.position != content.source_position:
-        found.append("another source position: the source now names other input than the record")
+    found = [*what_changed(made_of(content), now)]
     if not deterministic:
         found.append("the processor is not deterministic: two replays of the same rows and state differ")
     if found:
         return found
-    if content.input_hash is not None and now.input_hash is not None and content.input_hash != now.input_hash:
-        found.append(
-            "other settings: the code of the source, the pipeline's settings, or versions of Python or libraries differ"
-        )
     if not content.source_position:
         found.append("the source recorded no position, so Cairn can't tell whether it returned other rows")
     if not found:
@@ -167,7 +141,3 @@ def reasons_for(content: Content, now: Made, *, deterministic: bool) -> list[str
             "or the processor depends on other keys, on files, or on the process that ran it"
         )
     return found
-
-
-def _code(version: str | None, code_hash: str) -> str:
-    return f"{version} ({code_hash[:8]})" if version is not None else code_hash[:8]

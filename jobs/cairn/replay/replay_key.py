@@ -6,17 +6,16 @@ the records.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from cairn.operations.plan_interval import Attempt, would_be_made_of
 from cairn.pipeline import Interval, Pipeline
-from cairn.replay.compare_key import Comparison, Made, compare_key, reasons_for
+from cairn.replay.compare_key import Comparison, compare_key, reasons_for
 from cairn.replay.find_interval import Replayable, find_interval
 from cairn.replay.key_input import OpenSpark, PlannedKey, plan_key
 from cairn.replay.run_key import KeyRun, run_key
@@ -142,7 +141,9 @@ def replay_key(
         if not comparison.same:
             with quiet_logs():
                 again, _ = once("second", lambda processor: None)
-            reasons = reasons_for(content, _made(pipeline, planned, content), deterministic=_same_run(run, again))
+            now = would_be_made_of(planned.session, pipeline, content.interval, planned.read, content.permissions)
+            now = replace(now, code_version=planned.plan.job.code_version)
+            reasons = reasons_for(content, now, deterministic=_same_run(run, again))
     return Replay(
         pipeline=pipeline,
         key=searched,
@@ -205,17 +206,6 @@ def _committed_rows(content: Content, key: SearchedKey, storage: Storage, work: 
 
 def _same_run(first: KeyRun, second: KeyRun) -> bool:
     return (first.entries.stored, first.output.to_pylist()) == (second.entries.stored, second.output.to_pylist())
-
-
-def _made(pipeline: Pipeline, planned: PlannedKey, content: Content) -> Made:
-    job, read = planned.plan.job, planned.read
-    hashed = would_be_made_of(planned.session, pipeline, content.interval, read, content.permissions)
-    return Made(
-        code_hash=job.code_hash,
-        code_version=job.code_version,
-        position=json.loads(json.dumps(read.position)),
-        input_hash=hashed,
-    )
 
 
 def _notes(

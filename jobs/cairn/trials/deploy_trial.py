@@ -17,6 +17,7 @@ from cairn.operations.plan_interval import Read, check_fits, in_zone_of
 from cairn.operations.process_interval import OnShards
 from cairn.operations.read_source import read_source
 from cairn.operations.run_intervals import OnOutcome, Outcome, run_intervals
+from cairn.operations.what_changed import made_of, what_changed
 from cairn.pipeline import Interval, Pipeline
 from cairn.shipping.ship_processor import code_hash
 from cairn.spark.session import check_running, use_this_python
@@ -213,14 +214,10 @@ def _file(file: OutputFile) -> tuple[int, int, int]:
 def _cause(tried: Content | None, content: Content) -> str:
     if tried is None:
         return "Cairn can't tell why: only digest and output of the trial's checkpoint remain"
-    if tried.source_position != content.source_position:
-        return "The input differs: the source gives another position"
+    if found := what_changed(made_of(tried), made_of(content)):
+        return f"The deployment has {'; '.join(found)}"
     if not content.source_position:
         return "The source records no position, so Cairn can't tell whether the input is the same"
-    if tried.code_hash != content.code_hash:
-        return "The code differs"
-    if tried.input_hash != content.input_hash:
-        return "A setting of the pipeline or of the Spark session differs, or the source's code or schema"
     return "Code, settings and input are the same: the processor's results depend on something else, such as a clock or random numbers"
 
 

@@ -1,0 +1,38 @@
+"""Open the Spark session of a command."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def open_spark(
+    where: str, app_name: str, *, log: str = "OFF", own_workers: bool = False, silent: bool = False
+) -> SparkSession:
+    """Return a new session. Two lines on stderr say that Spark starts, and how long that took.
+
+    The start of a local Spark takes ten seconds, and a minute on a busy machine.
+
+    Args:
+        where: URL of the Connect server, or the master.
+        app_name: Name of the application on a master.
+        log: Level of Spark's own log lines, for a master.
+        own_workers: Whether the session on a Connect server gets Python workers that no other session uses.
+        silent: Print nothing.
+    """
+    from cairn.spark.session import connect
+
+    remote = where.startswith("sc://")
+    began_s = time.monotonic()
+    if not silent:  # The URL may contain a token.
+        print("connecting to Spark" if remote else "starting Spark", file=sys.stderr, flush=True)
+    session = connect(where, app_name, own_workers=own_workers)
+    if not remote:
+        session.sparkContext.setLogLevel(log)
+    if not silent:
+        print(f"Spark is ready after {time.monotonic() - began_s:.1f} s", file=sys.stderr, flush=True)
+    return session
