@@ -26,6 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Context, Decimal
 from functools import cached_property
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,7 @@ from cairn.arrow_processor import ArrowProcessor, BatchResult, KeyedBatch, with_
 from cairn.numpy_columns import Array, Bools, Int64s, array_of, numbers, valid_rows, whole
 from state_backend.formats.hyperloglog import Sketches, hash_values, precision_for
 from state_backend.formats.recorded_settings import SETTINGS
+from state_backend.state.layout import MAX_TIME_MS
 from state_backend.state.plan_state_schemas import MADE_WITH
 from state_backend.values.errors import InvariantViolated, ProcessorError, UsageError
 
@@ -129,6 +131,19 @@ class RunningAggregate(ArrowProcessor):
                     f"{cls.__name__}.{name} = {value}: every processor already has an attribute {name!r}; choose another name"
                 )
         cls.declared_aggregates = declared_in(cls)
+
+    @classmethod
+    def check_pipeline(cls, pipeline: Any) -> None:
+        """Check the class attributes when a pipeline is declared.
+
+        Args:
+            pipeline: The `Pipeline`.
+
+        Raises:
+            UsageError: The class declares no aggregates, or `ttl_ms` has a wrong value or does not fit the pipeline.
+        """
+        check_declared(cls.__name__, cls.declared_aggregates)
+        check_ttl(cls.__name__, cls.ttl_ms, pipeline)
 
     def init(self, handle: Any) -> None:
         """Declare the value state `aggregates` with a field for each part of each aggregate.
@@ -224,6 +239,35 @@ def _metadata(name: str, part: str, aggregate: Aggregate) -> dict[str, dict[str,
     return metadata
 
 
+def check_declared(owner: str, aggregates: Mapping[str, Aggregate]) -> None:
+    """Raise `UsageError` if a processor of aggregates declares none."""
+    if not aggregates:
+        raise UsageError(f"{owner} declares no aggregates; give it class attributes such as flights = Count()")
+
+
+def check_ttl(owner: str, ttl_ms: Any, pipeline: Any = None) -> None:
+    """Check the setting `ttl_ms`.
+
+    Args:
+        owner: Name of the processor's class.
+        ttl_ms: The setting.
+        pipeline: The `Pipeline`; None checks the value alone.
+
+    Raises:
+        UsageError: The value is no positive number of milliseconds, or the pipeline's `time_mode` has no time to live.
+    """
+    if ttl_ms is None:
+        return
+    if isinstance(ttl_ms, bool) or not isinstance(ttl_ms, Integral) or not 0 < int(ttl_ms) <= MAX_TIME_MS:
+        raise UsageError(
+            f"{owner}.ttl_ms is {ttl_ms!r}; write a number of milliseconds above 0, as in ttl_ms = 86_400_000, or None"
+        )
+    if pipeline is not None and pipeline.time_mode != "processing":
+        raise UsageError(
+            f"pipeline {pipeline.name!r}: {owner}.ttl_ms needs time_mode='processing', but the pipeline has time_mode={pipeline.time_mode!r}"
+        )
+
+
 def plan_fields(
     owner: str,
     aggregates: Mapping[str, Aggregate],
@@ -245,8 +289,7 @@ def plan_fields(
         UsageError: There is no aggregate, two output columns have one name, or an aggregate does not fit its input
             column.
     """
-    if not aggregates:
-        raise UsageError(f"{owner} declares no aggregates; give it class attributes such as flights = Count()")
+    check_declared(owner, aggregates)
     types = {f.name: f.dataType for f in input_schema.fields}
     taken = {name.lower(): f"key column {name!r}" for name in key_schema.names}
     fields = {}

@@ -20,9 +20,9 @@ import pytest
 from pyspark import cloudpickle
 
 from cairn import Pipeline
-from cairn.aggregates import Count, First, Max, Min, Sum
+from cairn.aggregates import Count, First, Max, Min, RunningAggregate, Sum
 from cairn.errors import ProcessorError, UsageError
-from cairn.processors import Deduplicate, History, Latest, TopN, TumblingWindow
+from cairn.processors import Deduplicate, History, Latest, SessionWindow, SlidingWindow, TopN, TumblingWindow
 from cairn.testing import PipelineTester
 from tests.support.layout import REPOSITORY
 
@@ -466,7 +466,8 @@ def test_an_overflow_names_key_and_window() -> None:
         (TopN, {"n": True, "order": "score"}, r"Mine\.n is True; write a whole number"),
         (TopN, {"n": 1, "order": "score", "ties": None}, r"Mine\.ties is None; write one of 'first', 'all'"),
         (TopN, {"n": 1, "order": "score", "ttl_ms": True}, r"Mine\.ttl_ms is True; write a number of milliseconds"),
-        (TopN, {"n": 1, "order": "score", "ttl_ms": -1}, r"Mine\.ttl_ms is -1; write a number of milliseconds"),
+        (TopN, {"n": 1, "order": "score", "ttl_ms": 0}, r"Mine\.ttl_ms is 0; write a number of milliseconds above 0"),
+        (TopN, {"n": 1, "order": "v descending"}, r'Mine\.order is \'v descending\'; write order = "v desc"'),
     ],
 )
 def test_a_wrong_setting_is_refused_where_the_class_is_declared(base: type, settings: Any, message: str) -> None:
@@ -483,7 +484,6 @@ def test_a_wrong_setting_is_refused_where_the_class_is_declared(base: type, sett
             TIMED,
             r"Deduplicate\.horizon is missing; write horizon = timedelta\(days=7\), or horizon = None to remember",
         ),
-        (declared(TumblingWindow, size=HOUR), READINGS, TIMED, "Mine declares no aggregates; give it class attributes"),
         (declared(TumblingWindow, size=HOUR, n=Count()), READINGS, {}, "Mine: TumblingWindow needs event time"),
         (
             declared(TumblingWindow, size=HOUR, n=Sum("at")),
@@ -570,6 +570,32 @@ def test_the_class_of_the_processor_sets_the_api(form: Any) -> None:
         Pipeline(processor=form(latest), api="pandas", **given)
     with pytest.raises(UsageError, match=r"Deduplicate\.horizon is missing"):
         Pipeline(processor=form(Deduplicate), **given)
+
+
+class KeepsForAnHour(RunningAggregate):
+    ttl_ms = 3_600_000
+    n = Count()
+
+
+@pytest.mark.parametrize(
+    ("processor", "message"),
+    [
+        (RunningAggregate, "RunningAggregate declares no aggregates; give it class attributes such as"),
+        (KeepsForAnHour, r"pipeline 'p': KeepsForAnHour\.ttl_ms needs time_mode='processing', but the pipeline has"),
+        (type("Mine", (KeepsForAnHour,), {"ttl_ms": "1h"}), r"Mine\.ttl_ms is '1h'; write a number of milliseconds"),
+        (type("Mine", (KeepsForAnHour,), {"ttl_ms": 0}), r"Mine\.ttl_ms is 0; write a number of milliseconds above 0"),
+        (declared(TopN, n=1, order="v", ttl_ms=5), r"Mine\.ttl_ms needs time_mode='processing'"),
+        (declared(TumblingWindow, size=HOUR), "Mine declares no aggregates; give it class attributes"),
+        (declared(SessionWindow, gap=HOUR), "Mine declares no aggregates"),
+        (declared(SlidingWindow, size=HOUR, slide=HOUR), "Mine declares no aggregates"),
+    ],
+)
+def test_a_setting_is_refused_where_the_pipeline_is_declared(processor: Any, message: str) -> None:
+    timed = {"time_mode": "none"} if "ttl_ms" in message else TIMED
+    with pytest.raises(UsageError, match=message):
+        Pipeline(
+            name="p", start=DAY, source=lambda spark, interval: None, processor=processor, **{"key": ["u"]} | timed
+        )  # type: ignore[arg-type, return-value]
 
 
 def test_other_columns_than_the_derived_ones_are_refused() -> None:

@@ -50,6 +50,10 @@ def order_columns(owner: str, setting: str, value: Any) -> tuple[OrderColumn, ..
         name, _, direction = text.strip().rpartition(" ")
         if direction.lower() in ("asc", "desc") and name.strip():
             columns.append(OrderColumn(name=name.strip(), descending=direction.lower() == "desc"))
+        elif name and direction.lower().startswith(("asc", "desc")):
+            raise UsageError(
+                f'{owner}.{setting} is {value!r}; write {setting} = "{name.strip()} {"desc" if direction[0] in "dD" else "asc"}"'
+            )
         else:
             columns.append(OrderColumn(name=text.strip(), descending=False))
     return tuple(columns)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from numbers import Integral
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
 from pyspark.sql.types import LongType, StructField, StructType
 
-from cairn.aggregates import nullable
+from cairn.aggregates import check_ttl, nullable
 from cairn.arrow_processor import BatchResult, KeyedBatch
 from cairn.numpy_columns import array_of, whole
 from cairn.processors.ordering import check_order, order_codes, order_columns
@@ -67,11 +66,20 @@ class TopN(ReadyMade):
             raise UsageError(f"{cls.__name__}.n is {cls.n!r}; write a whole number from 1 to 10,000, as in n = 3")
         order_columns(cls.__name__, "order", cls.order)
         check_choice(cls, "ties", ("first", "all"))
-        ttl_ms: Any = cls.ttl_ms
-        if ttl_ms is not None and (isinstance(ttl_ms, bool) or not isinstance(ttl_ms, Integral) or ttl_ms < 0):
-            raise UsageError(
-                f"{cls.__name__}.ttl_ms is {cls.ttl_ms!r}; write a number of milliseconds, as in ttl_ms = 86_400_000, or None"
-            )
+        check_ttl(cls.__name__, cls.ttl_ms)
+
+    @classmethod
+    def check_pipeline(cls, pipeline: Any) -> None:
+        """Check the class attributes, and that the pipeline's `time_mode` has a time to live.
+
+        Args:
+            pipeline: The `Pipeline`.
+
+        Raises:
+            UsageError: A setting is missing, has a wrong value, or does not fit the pipeline.
+        """
+        super().check_pipeline(pipeline)
+        check_ttl(cls.__name__, cls.ttl_ms, pipeline)
 
     def init(self, handle: Any) -> None:
         """Declare the list state `top` with all input columns except the key.

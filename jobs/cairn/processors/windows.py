@@ -18,6 +18,7 @@ from cairn.aggregates import (
     Arrivals,
     Groups,
     aggregate_fields,
+    check_declared,
     declared_in,
     nullable,
     plan_fields,
@@ -108,9 +109,10 @@ class Windows(ReadyMade, ABC):
             pipeline: The `Pipeline`.
 
         Raises:
-            UsageError: A setting is wrong, or `allowed_lateness` is longer than `watermark_delay`.
+            UsageError: A setting is wrong, there is no aggregate, or `allowed_lateness` is longer than `watermark_delay`.
         """
         super().check_pipeline(pipeline)
+        check_declared(cls.__name__, cls.declared_aggregates)
         delay = pipeline.watermark_delay
         if delay is not None and cls.allowed_lateness > delay:
             raise UsageError(
