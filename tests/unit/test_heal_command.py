@@ -161,7 +161,9 @@ def test_a_day_is_a_day_in_the_zone_of_the_schedule_else_of_airflow(
 def test_without_airflow_a_day_is_one_in_the_zone_of_the_pipelines_schedule() -> None:
     place = ("berlin_spring", "memory://heal", open_storage("memory://heal/berlin_spring"), "2024-03-29")
     for every, last in ((None, "2024-03-29T22:59:59.999000+00:00"), ("1d", "2024-03-29T23:59:59.999000+00:00")):
-        here = heal._Here("tests.support.calendars:BERLIN_SPRING", *place, every=every, spark="", on_done=print)
+        here = heal._Here(
+            "tests.support.calendars:BERLIN_SPRING", *place, every=every, spark="", silent=True, on_done=print
+        )
         assert here.last.isoformat() == last
 
 
@@ -275,7 +277,9 @@ def test_without_airflow_each_commit_is_told_at_once_and_ctrl_c_counts_them(monk
         raise KeyboardInterrupt
 
     monkeypatch.setattr("cairn.operations.run_intervals.run_intervals", run_two)
-    monkeypatch.setattr("cairn.spark.session.connect", lambda *_: None)
+    monkeypatch.setattr(
+        "cairn.spark.session.connect", lambda *_, **__: SimpleNamespace(sparkContext=SimpleNamespace(setLogLevel=str))
+    )
     code, root = "tests.support.calendars:BERLIN_SPRING", "memory://heal here"
     words = ["--local", "--code", code, "--root", root, "--pipeline", "berlin_spring", "--to", "2024-03-29"]
     result = CliRunner().invoke(app, ["heal", *words])
@@ -285,7 +289,7 @@ def test_without_airflow_each_commit_is_told_at_once_and_ctrl_c_counts_them(monk
     assert [line.split(": ")[1] for line in result.stdout.splitlines()[-2:]] == [
         f"done, {n} of {wanted}" for n in (1, 2)
     ]
-    stopped, done, *_, command = result.stderr.splitlines()
+    _starting, _ready, stopped, done, *_, command = result.stderr.splitlines()
     assert (stopped, done) == ("Stopped by Ctrl-C", "2 intervals ran; their commits stay")
     assert shlex.split(command) == ["cairn", "heal", *words]
 

@@ -173,7 +173,7 @@ OUTPUT = pipeline_of(output_schema="user string, kind string, total string, item
 def test_what_is_typed_is_refused_before_the_first_row_with_the_way_out(
     root: str, monkeypatch: pytest.MonkeyPatch, code: str, changes: dict[str, Any], says: str, way_out: str
 ) -> None:
-    monkeypatch.setattr("cairn.spark.session.connect", lambda *_: SESSION)
+    monkeypatch.setattr("cairn.spark.session.connect", lambda *_, **__: SESSION)
     if "gone" in changes:
         monkeypatch.delitem(DAYS, day(changes["gone"]).start)
     words = {"--code": code, "--from": "2024-01-02", "--to": "2024-01-03", "--name": "typed", "--spark": "sc://none"}

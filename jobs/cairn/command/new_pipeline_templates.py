@@ -72,8 +72,9 @@ dag = stateful_pipeline(
     validate={"docs_dir": f"{DATA}/docs"},
     schedule=CronDataIntervalTimetable("@$$schedule", timezone="UTC"),
     start_date=datetime(2024, 1, 1, tzinfo=UTC),
-    # The last $$interval of the sample data. For your own data, remove this line, and set start_date and the pipeline's start
-    # to your first $$interval. An unpaused DAG runs the newest $$interval first: `cairn backfill` runs those before.
+    # The last $$interval of the sample data. It is past, so Airflow creates no run by itself: `cairn backfill` runs all.
+    # For your own data, remove this line, and set start_date and the pipeline's start to your first $$interval. An unpaused
+    # DAG then runs the newest $$interval first: `cairn backfill` runs those before.
     end_date=datetime($$last, tzinfo=UTC),
     tags=["cairn"],
 )

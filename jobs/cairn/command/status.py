@@ -60,8 +60,8 @@ def status(
 def _first_interval(dag: str, root: str) -> str:
     """Return the commands that run a pipeline's first interval, without its time: `cairn status` does not know `Pipeline.start`."""
     return (
-        "its first interval begins at Pipeline.start. An unpaused DAG runs the newest interval first, unless catchup is on. To process "
-        "all intervals in order instead, give the first and the last start:\n"
+        "its first interval begins at Pipeline.start. An unpaused DAG runs the newest interval first, unless catchup is on. With an end_date "
+        "in the past, it runs none. To process all intervals in order instead, give the first and the last start:\n"
         f"cairn backfill --dag {shlex.quote(dag)} --from START --to END\n"
         "To process the first interval without Airflow:\n"
         f"cairn run module:NAME --root {shlex.quote(root)}\n"

@@ -49,7 +49,7 @@ from cairn.operations.what_changed import MadeOf
 from cairn.pipeline import Interval, Pipeline
 from cairn.spark.session import check_running, use_this_python
 from state_backend.checkpoint.interval_results import Result, results_of, spoilt_by
-from state_backend.values.errors import UsageError
+from state_backend.values.errors import NotAsTried, UsageError
 from state_backend.values.records import NO_PERMISSIONS, Content, Permissions, Record, RunRef
 
 if TYPE_CHECKING:
@@ -276,19 +276,12 @@ def _results(pipeline: Pipeline, root: str, intervals: Sequence[Interval]) -> di
     return results_of(coordinator_of(pipeline, root).log(), intervals, start)
 
 
-def _how_far(outcomes: Sequence[Outcome], intervals: Sequence[Interval], *, again: bool) -> str:
-    """Return a note for an error: how many intervals were committed before it, and how to continue.
-
-    Args:
-        outcomes: Outcomes before the error.
-        intervals: All intervals of the range.
-        again: True if the next call computes all intervals again, because it can't recognise the commits of this call.
-    """
+def _how_far(outcomes: Sequence[Outcome], intervals: Sequence[Interval]) -> str:
+    """Return a note for an error: how many of the intervals were committed before it."""
     computed = sum(outcome.computed for outcome in outcomes)
     return (
         f"{computed} of {len(intervals)} intervals were computed and committed before the failure, {len(outcomes) - computed} kept their result; "
-        f"it stopped at {intervals[min(len(outcomes), len(intervals) - 1)]}\n"
-        f"The same call {'computes all of them again; to continue, begin there' if again else 'continues there'}"
+        f"it stopped at {intervals[min(len(outcomes), len(intervals) - 1)]}"
     )
 
 
@@ -360,7 +353,12 @@ class _Range:
                     on_outcome(outcome, progress)
         except Exception as error:
             if len(intervals) > 1:
-                error.add_note(_how_far(outcomes, intervals, again=self.reprocess == "all" and not named))
+                said = _how_far(outcomes, intervals)
+                if not isinstance(error, NotAsTried):  # The same call would fail again: the message says what helps.
+                    again = self.reprocess == "all" and not named
+                    then = "computes all of them again; to continue, begin there" if again else "continues there"
+                    said += f"\nThe same call {then}"
+                error.add_note(said)
             raise
         return outcomes
 
