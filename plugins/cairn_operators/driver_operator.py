@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator, get_current_context
@@ -93,6 +94,9 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
         from cairn.driver.driver_protocol import Call, to_arguments
         from state_backend.values.hide_secrets import hide
 
+        with suppress(RuntimeError):  # The operator runs outside of Airflow.
+            asked = get_current_context()
+            check_conf(getattr(asked.get("dag_run"), "conf", None) or {}, getattr(asked.get("dag"), "params", ()))
         self._driver = DriverProcess(self.driver_module, self.dag_of_pipeline)
         try:
             spark = spark_location(self.spark_conn_id, self.spark_conf)
@@ -132,6 +136,25 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
         if self._driver is not None:
             self._driver.stop()
             raise SystemExit("Airflow stopped this task, and the task stopped its Spark driver")
+
+
+def check_conf(conf: Mapping[str, Any], params: Iterable[str]) -> None:
+    """Raise `AirflowFailException` if a run's configuration has a misspelt parameter, which Airflow would ignore.
+
+    Names that resemble no parameter pass: they may be for other tasks of the DAG.
+
+    Args:
+        conf: Configuration with which a person triggered the run.
+        params: Names of the DAG's parameters.
+    """
+    from state_backend.values.similar_names import similar_to
+
+    known = sorted(params)
+    for name in conf:
+        if name not in known and (meant := similar_to(name.lower(), known)):
+            raise AirflowFailException(
+                f"the run's configuration has {name!r}, which is no parameter of this DAG{meant}"
+            )
 
 
 def _sessions() -> tuple[str, str | None]:

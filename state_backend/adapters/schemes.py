@@ -75,7 +75,7 @@ def check_url(url: str) -> Scheme:
     if hide(url) != url:
         raise UsageError(
             f"the storage URL {hide(url)!r} contains credentials, which messages, commands and records would show\n"
-            'Leave them out of the URL. The section "Who may read it" of docs/storage.md says how Cairn logs in'
+            "Leave them out of the URL. docs/storage.md says how Cairn logs in to each kind of storage"
         )
     scheme = scheme_of(url)
     if scheme is None:

@@ -54,6 +54,7 @@ from cairn_operators import (
     StatefulMicroBatchOperator,
     ValidateStateOperator,
     backfill_pipeline,
+    driver_operator,
     restore_pipeline,
     stateful_pipeline,
 )
@@ -1210,6 +1211,22 @@ def test_the_checkpoint_task_is_the_connection_while_it_runs(monkeypatch: pytest
     run(operator, context(outlet_events={operator.asset: SimpleNamespace(extra=None)}))
     assert key in asked
     assert os.environ["GOOGLE_APPLICATION_CREDENTIALS"] == "another"
+
+
+def test_a_misspelt_parameter_of_a_run_is_refused_before_a_driver_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Airflow would take `{"dryrun": true}` for a configuration of something else, and run for real."""
+    params = ["from", "to", "reprocess", "replace_overlapping", "dry_run"]
+    for conf, meant in (
+        ({"dryrun": True}, "dry_run"),
+        ({"Dry-Run": True}, "dry_run"),
+        ({"form": "2024-01-01"}, "from"),
+    ):
+        asked = context(dag_run=SimpleNamespace(conf=conf), dag=SimpleNamespace(params=params))
+        monkeypatch.setattr(driver_operator, "get_current_context", lambda asked=asked: asked)
+        with pytest.raises(AirflowFailException, match=f"no parameter of this DAG\nDid you mean '{meant}'"):
+            micro_batch().run_driver(Validate())
+    for fine in ({}, {"from": "2024-01-01", "ticket": "OPS-1"}):
+        driver_operator.check_conf(fine, params)
 
 
 def test_a_connection_without_a_key_leaves_the_default_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
