@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from cairn.operations.output_files import output_files
     from cairn.operations.plain_copy import plain_copy
     from cairn.operations.read_log import read_log
+    from cairn.operations.plan_range import Progress
     from cairn.operations.run_interval import run_interval
-    from cairn.operations.run_intervals import run_intervals
+    from cairn.operations.run_intervals import Outcome, run_intervals
     from cairn.operations.streaming import continuing, from_streaming_checkpoint, initial_state_of
     from cairn.pipeline import Interval, Pipeline
     from cairn.trials.compare_trial import compare_trial
@@ -39,8 +40,10 @@ __all__ = [
     "KeepPerDay",
     "KeepQuarantined",
     "KeepYounger",
+    "Outcome",
     "OverTime",
     "Pipeline",
+    "Progress",
     "compare_trial",
     "continuing",
     "deploy_past",
@@ -61,8 +64,10 @@ _MODULES = {
     "Cron": "state_backend.values.schedule",
     "EngineOptions": "state_backend.adapters.rocks",
     "Interval": "cairn.pipeline",
+    "Outcome": "cairn.operations.run_intervals",
     "OverTime": "cairn.change_expectations",
     "Pipeline": "cairn.pipeline",
+    "Progress": "cairn.operations.plan_range",
     "compare_trial": "cairn.trials.compare_trial",
     "continuing": "cairn.operations.streaming",
     "deploy_past": "cairn.trials.deploy_trial",

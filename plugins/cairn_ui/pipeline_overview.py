@@ -191,6 +191,10 @@ def lateness(furthest: datetime | None, schedule: Schedule | None, now: datetime
         return Chip(tone="info", text="running", title=f"{plural(schedule.running, 'run')} in progress")
     if schedule.paused:
         return Chip(tone="warn", text="paused", title="The DAG is paused: Airflow creates no runs")
+    if behind is not None and schedule.next_due is None:
+        # After the last run, the time until now says nothing. The runs of the demo, for instance, used another root.
+        title = "The schedule has no more runs, and this root has no checkpoint of the last run's interval"
+        return Chip(tone="warn", text="incomplete", title=title)
     if behind is not None and now - behind > GRACE:
         late = span((now - behind).total_seconds())
         return Chip(tone="bad", text=f"late by {late}", title="A run was due, but its interval has no checkpoint")

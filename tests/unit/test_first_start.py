@@ -132,7 +132,7 @@ def test_the_driver_explains_it_for_an_empty_pipeline(
     monkeypatch.setattr(driver.Session, "connect", lambda *_: None)
     monkeypatch.setattr(driver, "load_pipeline", lambda _: pipeline(None))
     call = Call(
-        pipeline="m:P", root=f"file://{tmp_path}", spark="local", task=None, again=False, settings_on_stdin=False
+        pipeline="m:P", root=f"file://{tmp_path}", spark="local", session=None, former=None, settings_on_stdin=False
     )
     request = Process(
         start=datetime(2024, 2, 1, tzinfo=UTC),

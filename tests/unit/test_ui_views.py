@@ -180,6 +180,8 @@ def schedule(**changes: Any) -> Schedule:
         (day(8).end, schedule(), NOW, "late by 30 min"),
         (day(8).end, schedule(), day(9).end + timedelta(minutes=5), "on time"),
         (None, schedule(), NOW, "late by 30 min"),
+        # The runs of `make demo` used another root than the page reads.
+        (None, schedule(next_due=None), day(5000).end, "incomplete"),
         (day(8).end, schedule(running=1), NOW, "running"),
         (day(9).end, schedule(running=1), NOW, "on time"),
         (day(8).end, schedule(paused=True), NOW, "paused"),

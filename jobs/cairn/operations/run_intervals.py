@@ -119,8 +119,8 @@ def run_intervals(
         run: Identifies this run, with the same value in every try; None for this call alone.
         read_ahead: True asks the source for the next interval while this interval is computed. Pass False if the source
             reads the pipeline's own output.
-        on_outcome: Function that is called after each interval with its outcome, which has the record, and with the
-            number of intervals done and the number of all.
+        on_outcome: Function that is called after each interval with its `Outcome`, which has the record, and with the
+            `Progress` of the range.
         on_shards: Function that brings the rows to the shards and runs the job on each; None uses Spark.
         before_commit: Function that is called before each commit with the prepared content. If it raises an exception,
             this interval is not committed and the call ends.
