@@ -420,13 +420,16 @@ def _refused(log: Log, pipeline: str, interval: Interval, candidates: list[Kept]
     assert refused is not None
     mark = log.quarantined[refused]
     entry = log.entries[refused]
-    first = interval_of(entry) if isinstance(entry, Record | Tombstone) else None
+    whole = interval_of(entry) if isinstance(entry, Record | Tombstone) else None
     text = f"{pipeline} {interval}: its base, checkpoint {base.id}, "
     text += "is quarantined" if refused == base.id else f"descends from checkpoint {refused}, which is quarantined"
     text += f" ({mark.reason}){':' if mark.findings else '.'}{lines_of(mark.findings, 3)}"
     if (newest := newest_of(valid_states(log))) is not None:
         text += f"\nThe newest usable checkpoint is {newest.id}, which ends at {format_instant(newest.interval.end)}."
-    if first is None:
+    if whole is None:
         return text, None
-    again = Rerun(first=first.start, last=max(first.start, base.interval.start))
+    # The refused checkpoint's own interval may have a usable result meanwhile.
+    redone = any(c.interval == whole and log.quarantine_above(c.id) is None for c in log.kept)
+    first = whole.end if redone else whole.start
+    again = Rerun(first=first, last=max(first, base.interval.start))
     return f"{text}\nFix the cause, then run again {intervals_of(again)}.", again

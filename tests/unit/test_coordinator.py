@@ -780,6 +780,24 @@ def test_resolving_a_checkpoint() -> None:
         resolve("newest")
 
 
+def test_a_re_run_with_an_equal_state_does_not_end_the_quarantine_of_later_checkpoints() -> None:
+    """Day 2 has a usable checkpoint again. Day 3 was computed from the quarantined one: it alone must run again."""
+    folder = Folder()
+    for n in (1, 2, 3):
+        folder.run(day(n), f"a{n}")
+    folder.coordinator.quarantine(2, "wrong")
+    with pytest.raises(StateUnusable) as refused:
+        folder.run(day(4), "a4")
+    assert refused.value.rerun == Rerun(first=day(2).start, last=day(3).start)
+    again = folder.run(day(2), "b2", digest=folder.coordinator.record(2).content.digest)
+    assert again.record is not None and again.record.reproduces == 2
+    with pytest.raises(StateUnusable) as refused:
+        folder.run(day(4), "a4")
+    assert refused.value.rerun == Rerun(first=day(3).start, last=day(3).start)
+    folder.run(day(3), "b3")
+    assert folder.run(day(4), "a4").record.content.base_id == 5
+
+
 def test_latest_passes_over_what_is_quarantined_and_its_descendants() -> None:
     folder = Folder()
     for n in (1, 2, 3):
