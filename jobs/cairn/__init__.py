@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from cairn.data_sources.register import register
     from cairn.operations.output_files import output_files
     from cairn.operations.plain_copy import plain_copy
-    from cairn.operations.read_log import read_log
     from cairn.operations.plan_range import Progress
+    from cairn.operations.read_log import read_log
     from cairn.operations.run_interval import run_interval
     from cairn.operations.run_intervals import Outcome, run_intervals
     from cairn.operations.streaming import continuing, from_streaming_checkpoint, initial_state_of

@@ -16,6 +16,7 @@ from cairn.command.new_pipeline import ReadyMadeName
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.coordinator import Coordinator
 from tests.support.layout import copy_layout, run_there
+from tests.support.printed_commands import run_printed
 
 MADE = {
     "clicks": ["--schedule", "hourly", "--key", "user", "--api", "row"],
@@ -60,7 +61,7 @@ def run(layout: Path, command: list[str], **more: str) -> str:
 
 
 def commands_in(text: str) -> list[list[str]]:
-    return [shlex.split(line) for line in re.findall(r"^  (\.venv/.*)$", text, re.MULTILINE)]
+    return [shlex.split(line) for line in re.findall(r"^  (?:PYTHONPATH=\S+ )?(\.venv/.*)$", text, re.MULTILINE)]
 
 
 def test_its_own_tests_pass_by_the_printed_commands(layout: Path, printed: dict[str, str]) -> None:
@@ -205,6 +206,16 @@ def test_it_asks_little(layout: Path) -> None:
     assert 'key=["device"]' in text
     assert 'api="row"' in text
     assert len(list((layout / "data" / "asked").iterdir())) == 3
+
+
+def test_beside_the_environment_of_another_clone_the_printed_commands_find_the_module(tmp_path: Path) -> None:
+    for folder in ("jobs/pipelines", "dags"):
+        (tmp_path / folder).mkdir(parents=True)
+    result = CliRunner().invoke(app, ["new", "clicks", "--yes", "--into", str(tmp_path)])
+    (command,) = re.findall(r"^  (.*cairn run .*)$", result.stdout, re.MULTILINE)
+    assert command.startswith(f"PYTHONPATH={tmp_path}/jobs cairn run pipelines.clicks:CLICKS ")
+    dry = "--from 2024-01-01 --to 2024-01-01 --reprocess none --dry-run"
+    assert "1 of 1 intervals would be computed" in run_printed(f"{command} {dry}", tmp_path)
 
 
 def test_elsewhere_it_says_where_to_go(tmp_path: Path) -> None:

@@ -8,10 +8,12 @@ data/<name>/*.json                made-up rows of three days, one file per inter
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import keyword
 import random
 import re
+import shlex
 import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -209,6 +211,17 @@ def write_files(into: Path, files: dict[str, str]) -> None:
             file.write(text)
 
 
+def path_to_add(into: Path) -> Path | None:
+    """Return the folder that must be on PYTHONPATH so that `pipelines` is found there; None if Python finds it already.
+
+    The environment of another clone has that clone's folder on its path.
+    """
+    spec = importlib.util.find_spec("pipelines")
+    there = [*(spec.submodule_search_locations or ())] if spec is not None else []
+    wanted = into / "jobs" / "pipelines"
+    return None if any(Path(folder).is_dir() and wanted.samefile(folder) for folder in there) else wanted.parent
+
+
 def new(
     name: Annotated[str | None, typer.Argument(help="Name of the pipeline, as in clicks.")] = None,
     schedule: Annotated[str | None, typer.Option(help="How often the pipeline runs: hourly or daily.")] = None,
@@ -253,6 +266,10 @@ def new(
         template=template,
     )
     files = made.files()
+    jobs = path_to_add(into)
+    if jobs is not None and not (jobs / "pipelines" / "__init__.py").exists():
+        # Without this file, Python prefers any other folder of this name that has one, wherever it is.
+        files["jobs/pipelines/__init__.py"] = ""
     write_files(into, files)
     data = [path for path in files if path.startswith("data/")]
     for path in files:
@@ -262,11 +279,16 @@ def new(
     every = "1h" if made.schedule == "hourly" else "1d"
     venv = into / ".venv"
     ours = ".venv/bin/" if venv.exists() and venv.samefile(sys.prefix) else ""
+    found = "" if jobs is None else f"PYTHONPATH={shlex.quote(str(jobs))} "
+    if found:
+        typer.echo(
+            f"\nThis environment does not import modules from {jobs}: set PYTHONPATH as in these commands, for Airflow too"
+        )
     typer.echo(
         "\nTest it, without Spark:\n"
-        f"  {ours}python -m pytest tests/pipelines/test_{name}.py\n"
+        f"  {found}{ours}python -m pytest tests/pipelines/test_{name}.py\n"
         "Run its first interval, without Airflow:\n"
-        f"  {ours}cairn run pipelines.{name}:{name.upper()} --every {every} --root file://{into}/data/state\n"
+        f"  {found}{ours}cairn run pipelines.{name}:{name.upper()} --every {every} --root file://{into}/data/state\n"
         "Then list its checkpoints:\n"
         f"  {ours}cairn list --root file://{into}/data/state --pipeline {name}"
     )
