@@ -246,7 +246,9 @@ def _series(values: pd.Series[Any], kind: str | DataType) -> pd.Series[Any]:
     if dtype is None:
         return values
     # Integers become floats if this key's rows contain a null. Under Spark a null of another key can also have
-    # this effect. This function does not know the other keys.
+    # this effect. This function does not know the other keys. Spark would round integers that a float can't hold.
+    if values.dtype == pd.Int64Dtype():
+        return values
     return values.astype("float64" if kind in _INTEGERS and values.hasnans else dtype)
 
 

@@ -22,6 +22,7 @@ from cairn.rows.routing import INITIAL, INPUT, key_columns
 from cairn.runners.processor_handle import row_maker
 from state_backend.formats.key_columns import KeyColumns
 from state_backend.state.shard_state import ShardState
+from state_backend.values.errors import ProcessorError
 
 # `Slices`: a function for one batch. Called with the positions at which the rows of one key start and end, it returns
 # the items (rows or DataFrames) that the handler iterates over.
@@ -55,8 +56,21 @@ class KeyedInput:
         *,
         key_values: KeyValues = pa.Array.to_pylist,
         joined: Joined = iter,
+        refused: Callable[[str], ProcessorError] = ProcessorError,
     ) -> None:
+        """Begin before the first key.
+
+        Args:
+            batches: The shard's input.
+            encoder: Encodes keys.
+            slices_of: For each kind of rows, the function that makes the items of a batch.
+            state: The state of the shard.
+            key_values: Returns a key column as Python values.
+            joined: Joins the items of a key from several batches.
+            refused: Makes the error about a value that Python or pandas can't hold, from the text that names it.
+        """
         self.keys = 0
+        self._refused = refused
         self._key_values = key_values
         self._joined = joined
         self._batches = iter(batches)
@@ -113,12 +127,29 @@ class KeyedInput:
         if batch is None:
             self._segments, self._slices = [], {}
             return False
-        self._segments = self._split(batch)
-        kinds = Counter([segment[0] for segment in self._segments])
+        try:
+            self._segments = self._split(batch)
+            kinds = Counter([segment[0] for segment in self._segments])
+            self._slices = {kind: self._slices_of[kind](batch.column(_COLUMNS[kind])) for kind in kinds}
+        except (ValueError, OverflowError) as error:
+            raise self._unfit(batch, error) from error
         self.keys += kinds[INPUT]
-        self._slices = {kind: self._slices_of[kind](batch.column(_COLUMNS[kind])) for kind in kinds}
         self._fetch()
         return True
+
+    def _unfit(self, batch: pa.RecordBatch, error: Exception) -> Exception:
+        """Return the error for the first value of the batch that can't be converted, with its column and key."""
+        kinds = batch.column("__kind").to_pylist()
+        for at, kind in enumerate(kinds):
+            rows = batch.column(_COLUMNS[kind]).slice(at, 1)
+            for field, values in zip(rows.type, rows.flatten(), strict=True):
+                try:
+                    [*self._slices_of[kind](pa.StructArray.from_arrays([values], fields=[field]))(0, 1)]
+                    self._key_values(values)
+                except (ValueError, OverflowError):
+                    key = ", ".join(_text(batch.column(name).slice(at, 1)) for name in self._key_names)
+                    return self._refused(f"input column {field.name!r}, value {_text(values)}, key ({key})")
+        return error
 
     def _fetch(self) -> None:
         """Read the state of the next keys ahead: all keys of the batch, or fewer if their state is large."""
@@ -151,6 +182,14 @@ class KeyedInput:
 
 
 _COLUMNS = {INPUT: "__input", INITIAL: "__initial"}
+
+
+def _text(values: pa.Array) -> str:
+    """Return the only value as text; a value that Python can't hold as Arrow shows it."""
+    try:
+        return str(values[0].cast(pa.string()))
+    except pa.ArrowException:
+        return f"of the type {values.type}"
 
 
 def starts_of(encoded: pa.Array, kinds: Any) -> Any:

@@ -5,7 +5,8 @@ float is float64, whatever the SQL type. Instants are naive, in the session's zo
 last frame of a key.
 
 A batch is converted once and then sliced by key. If a column of integers holds nulls, pandas stores floats and NaN. A
-key whose own rows hold no null still gets integers. So a handler's frames depend only on the rows of its key.
+key whose own rows hold no null still gets integers. So a handler's frames depend only on the rows of its key. A float is
+exact up to 2**53 only. A key with a null and an integer of that size or more gets pandas' nullable integers, `Int64`.
 
 The frames of a key are small. With pandas' public `frame[start:end].copy()` and `frame[name]`, about a third of a
 shard's task was pandas' own overhead for each frame and column. So this module uses pandas' internal blocks, which are
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.errors import PySparkException
 from pyspark.sql.conversion import ArrowBatchTransformer, PandasToArrowConversion
 from pyspark.sql.types import StructType
@@ -29,6 +31,9 @@ from cairn.runners.input_rows import Slices, SlicesOf
 from cairn.runners.mutable_values import copy_of_column
 from cairn.runners.output_rows import column_of, no_nulls_if_none_may_be
 from state_backend.values.errors import ProcessorError
+
+# From this size on, different integers are the same float.
+_FLOAT_LIMIT = 2**53
 
 
 def frame_slices(zone: str) -> SlicesOf:
@@ -65,6 +70,7 @@ def frame_slices(zone: str) -> SlicesOf:
             for at, values in enumerate(batch.columns)
             if values.null_count and (values.type == pa.int64() or values.type == pa.bool_())
         }
+        large = {at for at, (_, values) in exact.items() if values.dtype == np.int64 and _is_large(values).any()}
 
         def slices(start: int, end: int) -> Iterable[pd.DataFrame]:
             nonlocal labels
@@ -75,6 +81,8 @@ def frame_slices(zone: str) -> SlicesOf:
             for at, (valid, values) in exact.items():
                 if valid[start:end].all():
                     part.isetitem(at, values[start:end])
+                elif at in large:
+                    part.isetitem(at, _integers(values[start:end], valid[start:end]))
             return (part,)
 
         return slices
@@ -93,6 +101,27 @@ def _rows_of(frame: Any, start: int, end: int) -> Any:
     blocks.axes[:] = frame.columns.view(), pd.RangeIndex(end - start)
     made: Any = pd.DataFrame
     return made._from_mgr(blocks, blocks.axes)
+
+
+def _integers(values: Any, valid: Any) -> Any:
+    """Return a column of integers: int64 without a null, else float64 with NaN, or Int64 if a float can't hold a value.
+
+    Args:
+        values: The values as int64, with any value at a null.
+        valid: False for each null.
+    """
+    if valid.all():
+        return values
+    if _is_large(values[valid]).any():
+        return pd.arrays.IntegerArray(values.copy(), ~valid)
+    made = values.astype(np.float64)
+    made[~valid] = np.nan
+    return made
+
+
+def _is_large(values: Any) -> Any:
+    """Return True for each number whose nearest float may be that of another integer."""
+    return (values >= _FLOAT_LIMIT) | (values <= -_FLOAT_LIMIT)
 
 
 def _null_inside(values: pa.Array) -> bool:
@@ -149,11 +178,11 @@ def whole_frames(parts: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
         rows += len(part)
         while rows >= _ROWS_PER_FRAME:
             whole = _joined(held)
-            yield whole[:_ROWS_PER_FRAME]
+            yield _as_frame(whole[:_ROWS_PER_FRAME])
             rows -= _ROWS_PER_FRAME
             held = [whole[_ROWS_PER_FRAME:].reset_index(drop=True)] if rows else []
     if rows:
-        yield _joined(held)
+        yield _as_frame(_joined(held))
 
 
 def key_values(column: pa.Array) -> list[Any]:
@@ -168,7 +197,27 @@ def key_values(column: pa.Array) -> list[Any]:
 
 
 def _joined(frames: list[pd.DataFrame]) -> pd.DataFrame:
-    return frames[0] if len(frames) == 1 else pd.concat(frames, ignore_index=True)
+    """Return the rows of all frames; integers as `Int64` if not all frames have them as the same dtype."""
+    if len(frames) == 1:
+        return frames[0]
+    dtypes = [{frame.dtypes.iloc[at] for frame in frames} for at in range(frames[0].shape[1])]
+    # To join int64 and float64, pandas would make floats of all.
+    mixed = [at for at, kinds in enumerate(dtypes) if len(kinds) > 1 and kinds & {np.dtype(np.int64), pd.Int64Dtype()}]
+    for frame in frames if mixed else ():
+        for at in mixed:
+            frame.isetitem(at, frame.iloc[:, at].astype("Int64").array)
+    return pd.concat(frames, ignore_index=True)
+
+
+def _as_frame(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the frame with the dtype of each column of integers that its own rows need."""
+    joined = [at for at, kind in enumerate(frame.dtypes) if kind == pd.Int64Dtype()]
+    if joined:
+        frame = frame.copy()
+    for at in joined:
+        column: Any = frame.iloc[:, at].array
+        frame.isetitem(at, _integers(column.to_numpy(np.int64, na_value=0), ~column.isna()))
+    return frame
 
 
 _ROWS_PER_BATCH = 10_000
@@ -270,6 +319,17 @@ class OutputFrames:
         return pa.chunked_array(arrays, self._file.schema.field(at).type)
 
     def _converted(self, at: int, values: Any) -> pa.Array:
+        made, field = self._exactly(at, values), self._file.schema.field(at)
+        if values.dtype.kind not in "iub" and _holds_large_integer(made):
+            wrong = next((value for value in values if _is_lossy(value, field.type)), None)
+            if wrong is not None:
+                raise ProcessorError(
+                    f"output column {field.name!r} is {field.type}, and a float in {wrong!r} may have lost digits of a large integer\n"
+                    "Use integers: the dtype 'Int64' if the column has nulls"
+                )
+        return made
+
+    def _exactly(self, at: int, values: Any) -> pa.Array:
         field: pa.Field = self._file.schema.field(at)
         try:
             if isinstance(values, np.ndarray) and _alike(values.dtype, field.type):
@@ -307,6 +367,35 @@ class OutputFrames:
             ) from error
         array = batch.column(0)
         return no_nulls_if_none_may_be(field, array if array.type == field.type else array.cast(field.type))
+
+
+def _holds_large_integer(values: pa.Array) -> bool:
+    """Return True if the column, or a value nested in it, is an integer that a float may not hold."""
+    kind = values.type
+    if pa.types.is_int64(kind):
+        bounds = pc.min_max(values)
+        return any(bool(bound.is_valid and _is_large(bound.as_py())) for bound in bounds.values())
+    if pa.types.is_map(kind):
+        return _holds_large_integer(values.keys) or _holds_large_integer(values.items)
+    if pa.types.is_list(kind):
+        return _holds_large_integer(values.flatten())
+    return pa.types.is_struct(kind) and any(map(_holds_large_integer, values.flatten()))
+
+
+def _is_lossy(value: Any, kind: pa.DataType) -> bool:
+    """Return True if a float of a Python value stands for an integer that a float may not hold."""
+    if pa.types.is_int64(kind):
+        return isinstance(value, float | np.floating) and bool(_is_large(value))
+    if value is None or not pa.types.is_nested(kind):
+        return False
+    if pa.types.is_map(kind):
+        pairs = value.items() if isinstance(value, dict) else value
+        return any(_is_lossy(k, kind.key_type) or _is_lossy(v, kind.item_type) for k, v in pairs)
+    if pa.types.is_list(kind):
+        return any(_is_lossy(part, kind.value_type) for part in value)
+    if isinstance(value, dict):
+        return any(_is_lossy(value.get(part.name), part.type) for part in kind)
+    return any(_is_lossy(v, part.type) for v, part in zip(value, kind, strict=False))
 
 
 def _first(columns: pd.Series[Any] | pd.DataFrame) -> pd.Series[Any]:

@@ -56,7 +56,7 @@ from state_backend.shard.snapshot import Snapshot, inline_budget_bytes, take_sna
 from state_backend.state.expiry import expire
 from state_backend.state.forget_keys import find_keys
 from state_backend.state.shard_state import ShardState
-from state_backend.values.errors import InvariantViolated, SourceError
+from state_backend.values.errors import InvariantViolated, ProcessorError, SourceError
 from state_backend.values.intervals import Interval
 from state_backend.values.key_groups import KeyGroupRange, range_of
 from state_backend.values.records import (
@@ -464,9 +464,28 @@ class IntervalJob:
             state,
             key_values=key_values if frames else pa.Array.to_pylist,
             joined=whole_frames if frames else iter,
+            refused=self._refused,
         )
         runner.process(rows)
         return runner, rows.keys
+
+    def _refused(self, value: str) -> ProcessorError:
+        """Return the error about a value of the input that the pipeline's form can't hold."""
+        holds, forms = (
+            (
+                "pandas holds instants of the years 1678 to 2261 only",
+                "the row form (api='row') or the Arrow form (api='arrow')",
+            )
+            if self.api == "pandas"
+            else (
+                f"Python holds the years 1 to 9999 only, in the time zone {self.zone!r}",
+                "the Arrow form (api='arrow')",
+            )
+        )
+        return ProcessorError(
+            f"pipeline {self.pipeline!r}: {value}, interval {self.interval}: {holds}\n"
+            f"Use {forms}, or convert the column in the source, for example to a text"
+        )
 
     def _timer_values(self, watermark_ms: int | None) -> TimerValues:
         """Return the times that the processor sees, as Spark's `TimerValues`.

@@ -1,0 +1,210 @@
+"""The pandas form keeps each digit of an integer, or refuses the value. A time that a form can't hold is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+from cairn import Pipeline
+from cairn.errors import ProcessorError
+from cairn.pandas_with_state import pandas_with_state
+from cairn.runners.pandas_frames import frame_slices, whole_frames
+from cairn.testing import PipelineTester
+
+LARGE = 2**53 + 1
+START = datetime(2024, 1, 1, tzinfo=UTC)
+
+
+class Frames(StatefulProcessor):  # type: ignore[misc]
+    def __init__(self, call: Callable[[Any, pd.DataFrame], pd.DataFrame]) -> None:
+        self._call = call
+
+    def init(self, handle: Any) -> None:
+        self.state = handle.getValueState("state", "n long")
+
+    def handleInputRows(self, key: Any, frames: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
+        for frame in frames:
+            yield self._call(self, frame)
+
+
+def run(processor: Any, rows: list[Any], input_schema: str, output_schema: str, **changes: Any) -> list[Any]:
+    given = {"api": "pandas", "time_zone": "UTC", "output_schema": output_schema, **changes}
+    declared = Pipeline(
+        name="p", start=START, source=lambda spark, interval: None, key=["k"], processor=processor, **given
+    )
+    tester = PipelineTester(declared, input_schema=input_schema, every=timedelta(hours=1))
+    return [tuple(row.values()) for row in tester.run(rows).output]
+
+
+@pytest.mark.parametrize(
+    ("kind", "numbers", "dtype"),
+    [
+        ("bigint", [LARGE, None], "Int64"),
+        ("bigint", [-LARGE, None], "Int64"),
+        ("bigint", [2**53, None], "Int64"),
+        ("bigint", [-(2**63), 2**63 - 1, None], "Int64"),
+        ("bigint", [LARGE, 1], "int64"),
+        ("bigint", [2**53 - 1, None], "float64"),
+        ("bigint", [None, None], "float64"),
+        ("int", [2**31 - 1, None], "float64"),
+        ("smallint", [-(2**15), None], "float64"),
+        ("tinyint", [127, None], "float64"),
+    ],
+)
+def test_a_key_s_integers_beside_a_null_keep_their_digits(kind: str, numbers: list[Any], dtype: str) -> None:
+    """Rows, state and output of the key; a key without a null, and a key of small numbers, are as before."""
+
+    def note(processor: Any, frame: pd.DataFrame) -> pd.DataFrame:
+        n = frame["n"].max()
+        processor.state.update((int(n) if pd.notna(n) else 0,))
+        (stored,) = processor.state.get()
+        frame["n"] += 0  # A handler may write into its frame.
+        return frame.assign(kind=str(frame["n"].dtype), stored=stored)
+
+    rows = [("a", n) for n in numbers] + [("b", None), ("b", 1), ("c", 7)]
+    found = run(partial_of(note), rows, f"k string, n {kind}", f"k string, n {kind}, kind string, stored bigint")
+    assert sorted((row[:2] for row in found), key=repr) == sorted(rows, key=repr)
+    largest = max((n for n in numbers if n is not None), default=0)
+    assert {row[:1] + row[2:] for row in found} == {("a", dtype, largest), ("b", "float64", 1), ("c", "int64", 7)}
+
+
+def partial_of(call: Callable[[Any, pd.DataFrame], pd.DataFrame]) -> Callable[[], Frames]:
+    return lambda: Frames(call)
+
+
+@pytest.mark.parametrize(
+    "sizes", [[1, 1, 1], [1, 2], [2, 1], [9_999, 1, 1], [5_000, 7_000, 8_001], [10_000, 10_000], [20_001]]
+)
+@pytest.mark.parametrize("nulls", [[], [0], [1], [-1], range(0, 3_000, 7)])
+def test_frames_of_several_batches_keep_digits(sizes: list[int], nulls: Any) -> None:
+    numbers: list[Any] = [LARGE + n for n in range(sum(sizes))]
+    for at in nulls:
+        if at < len(numbers):
+            numbers[at] = None
+    parts, at = [], 0
+    for size in sizes:
+        column = pa.array(numbers[at : at + size], pa.int64())
+        parts += frame_slices("UTC")(pa.StructArray.from_arrays([column], ["n"]))(0, size)
+        at += size
+    frames = [*whole_frames(iter(parts))]
+    found = [n if pd.notna(n) else None for frame in frames for n in frame["n"].tolist()]
+    assert found == numbers
+    assert all(len(frame) == 10_000 for frame in frames[:-1])
+    for frame in frames:
+        some = frame["n"].notna()
+        assert str(frame["n"].dtype) == ("int64" if some.all() else "Int64" if some.any() else "float64")
+
+
+NESTED = [
+    pa.list_(pa.int64()),
+    pa.list_(pa.list_(pa.int64())),
+    pa.map_(pa.string(), pa.int64()),
+    pa.struct([("a", pa.int64()), ("b", pa.list_(pa.int64()))]),
+    pa.list_(pa.struct([("a", pa.int64())])),
+]
+VALUES: list[Any] = [[LARGE, None], [[LARGE, None]], [("x", LARGE), ("y", None)], {"a": LARGE, "b": [LARGE, None]}]
+VALUES += [[{"a": LARGE}, {"a": None}]]
+
+
+@pytest.mark.parametrize(("kind", "value"), [*zip(NESTED, VALUES, strict=True)], ids=str)
+def test_nested_integers_keep_their_digits(kind: pa.DataType, value: Any) -> None:
+    column = pa.array([value, None], kind)
+    (frame,) = frame_slices("UTC")(pa.StructArray.from_arrays([column], ["v"]))(0, 2)
+    assert pa.array(frame["v"].tolist(), kind).to_pylist() == column.to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "is_refused"),
+    [
+        ("bigint", float(2**53), True),
+        ("bigint", np.float64(-(2**53)), True),
+        ("bigint", float(2**53 - 1), False),
+        ("bigint", LARGE, False),
+        ("double", float(2**53), False),
+        ("array<bigint>", [float(LARGE)], True),
+        ("array<bigint>", np.array([float(LARGE)]), True),
+        ("array<bigint>", [LARGE, 1.0], False),
+        ("struct<a:bigint,b:double>", {"a": LARGE, "b": 1e300}, False),
+        ("struct<a:bigint,b:double>", {"a": float(LARGE), "b": 1.0}, True),
+        ("struct<a:bigint,b:double>", Row(a=float(LARGE), b=1.0), True),
+        ("map<string,array<bigint>>", {"x": [1, float(LARGE)]}, True),
+        ("map<string,array<bigint>>", {"x": [1, LARGE], "y": None}, False),
+    ],
+)
+def test_a_float_that_may_stand_for_another_integer_is_refused_in_output(
+    kind: str, value: Any, is_refused: bool
+) -> None:
+    def call(processor: Any, frame: pd.DataFrame) -> pd.DataFrame:
+        return pd.DataFrame(
+            {"k": ["a", "b"], "v": pd.Series([value, None], dtype=None if isinstance(value, float) else object)}
+        )
+
+    def made() -> list[Any]:
+        return run(partial_of(call), [("a", 1)], "k string, n int", f"k string, v {kind}")
+
+    if not is_refused:
+        assert len(made()) == 2
+        return
+    with pytest.raises(
+        ProcessorError, match=r"'v' is .*, and a float in .* may have lost digits(?s:.*)Use integers: the dtype 'Int64'"
+    ):
+        made()
+
+
+def test_a_function_of_apply_in_pandas_with_state_gets_each_digit() -> None:
+    def call(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
+        for frame in frames:
+            state.update((int(frame["n"].max()),))
+            yield pd.DataFrame({"k": key[0], "n": frame["n"], "m": state.get[0]})
+
+    processor = pandas_with_state(call, key=["k"], input_schema="k string, n bigint", state_schema="n bigint")
+    found = run(processor, [("a", LARGE), ("a", None)], "k string, n bigint", "k string, n bigint, m bigint")
+    assert sorted(found, key=repr) == [("a", LARGE, LARGE), ("a", None, LARGE)]
+
+
+class Rows(StatefulProcessor):  # type: ignore[misc]
+    def init(self, handle: Any) -> None:
+        pass
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
+        yield from (Row(k=str(row.k), v=row.v) for row in rows)
+
+
+FAR, NEAR = datetime(9999, 12, 31, 23, tzinfo=UTC), datetime(2024, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("far", [FAR, datetime(1, 1, 1, tzinfo=UTC)])
+@pytest.mark.parametrize("kind", ["timestamp", "timestamp_ntz"])
+def test_a_time_that_pandas_can_not_hold_is_named(kind: str, far: datetime) -> None:
+    """With pipeline, column, value, key, interval and the way on; the row form takes the time."""
+    strip = (lambda at: at) if kind == "timestamp" else (lambda at: at.replace(tzinfo=None))
+    rows = [("a", strip(NEAR)), ("b", strip(NEAR)), ("b", strip(far))]
+    schemas = f"k string, v {kind}", f"k string, v {kind}"
+    with pytest.raises(ProcessorError) as raised:
+        run(partial_of(lambda processor, frame: frame), rows, *schemas)
+    first, way_on = str(raised.value).splitlines()
+    assert first.startswith(f"pipeline 'p': input column 'v', value {far:%Y-%m-%d}".replace("value 1-", "value 0001-"))
+    assert (
+        "key (b), interval [2024-01-01T00:00:00Z, 2024-01-01T01:00:00Z): pandas holds instants of the years 1678 to 2261 only"
+        in first
+    )
+    assert (
+        way_on
+        == "Use the row form (api='row') or the Arrow form (api='arrow'), or convert the column in the source, for example to a text"
+    )
+    assert len(run(Rows, rows, *schemas, api="row")) == 3
+
+
+def test_a_time_that_python_can_not_hold_in_the_zone_is_named() -> None:
+    says = r"pipeline 'p': input column 'v', .*, interval .*: Python holds the years 1 to 9999 only, in the time zone 'Asia/Tokyo'\nUse the Arrow form"
+    rows, schema = [("a", NEAR), ("a", FAR)], "k string, v timestamp"
+    with pytest.raises(ProcessorError, match=says):
+        run(Rows, rows, schema, schema, api="row", time_zone="Asia/Tokyo")
