@@ -5,12 +5,16 @@ A run over several intervals uses this to skip intervals whose result would not 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
+from itertools import accumulate
 
 from state_backend.checkpoint.lineage import makes_stale
-from state_backend.checkpoint.log import Log, attempt_of, interval_of, kind_of, run_of
-from state_backend.values.intervals import Interval, format_instant
+from state_backend.checkpoint.log import Fact, Log, attempt_of, interval_of, kind_of, run_of
+from state_backend.checkpoint.newest_state import valid_states
+from state_backend.values.intervals import Interval, format_instant, from_ms
 from state_backend.values.records import Content, Record, RunRef, Tombstone
 
 
@@ -59,6 +63,38 @@ def results_of(log: Log, intervals: Sequence[Interval], pipeline_start: Interval
     since = Interval(min(pipeline_start.start, span.start), span.end) if dropped else span
     later = log.commits_near(since, after=min(newest.values())) if newest else []
     return {interval: _result(log, n, later) for interval, n in newest.items()}
+
+
+def spoilt_results(log: Log, outputs: Mapping[Interval, int]) -> dict[Interval, Result]:
+    """Return the results that are not valid, of intervals with current output, in the order of time.
+
+    The result of an interval before the end of a restored state is valid: a person made that state current on purpose.
+
+    Args:
+        log: The log.
+        outputs: For each interval, the id of the commit that made its current output.
+    """
+    if not outputs or log.newest is None:
+        return {}
+    start = from_ms(log.newest.content.pipeline_start_ms)
+    restored_until = max((kept.interval.end for kept in valid_states(log) if kept.kind == "restore"), default=start)
+    # Of a dropped checkpoint, only later commits tell whether it is stale. Their names tell which checkpoints they concern.
+    whole = any(n not in log.retained for n in outputs.values())
+    named = log.all_facts() if whole else [Fact(kept.interval, kept.id, kept.kind) for kept in log.kept]
+    commits = sorted((f.id, f.interval.start) for f in named if f.kind in ("interval", "restore"))
+    ids = [n for n, _ in commits]
+    earliest_since = [*accumulate((at for _, at in reversed(commits)), min)][::-1]
+    refused = min(log.quarantined, default=None)
+
+    def is_suspect(interval: Interval, n: int) -> bool:
+        later = bisect_right(ids, n)
+        changed = n in stale or (later < len(ids) and earliest_since[later] < interval.end)
+        return interval.start >= restored_until and (changed or (refused is not None and n >= refused))
+
+    stale = {n for n, retained in log.retained.items() if retained.stale_by is not None}
+    suspects = [interval for interval, n in sorted(outputs.items()) if is_suspect(interval, n)]
+    found = results_of(log, suspects, Interval(start, start + timedelta(milliseconds=1)))
+    return {interval: found[interval] for interval in suspects if found[interval].spoilt is not None}
 
 
 def _result(log: Log, checkpoint_id: int, later: Sequence[Record | Tombstone]) -> Result:

@@ -5,6 +5,8 @@ Options:
     root, pipeline    Required.
     late              "true" reads the late rows instead of the output. Default: "false".
     start, end        ISO instants with a time zone. Only intervals that lie between these instants are read.
+    valid             "true" refuses to read intervals whose result is stale or quarantined. Default: "false", and a
+                      warning names these intervals.
 
 The checkpoint log says, when the query is planned, which files are current. So a query never sees half an interval,
 even on storage that can't replace a folder in one step.
@@ -15,6 +17,7 @@ input's columns, by the same rule (`table_schema.py`). A row has null in columns
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -30,6 +33,7 @@ from cairn.data_sources.check_options import check_options
 from cairn.runners.output_schema import arrow_schema, from_record, recorded_schema, schema_of_file
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
+from state_backend.checkpoint.current_output import CurrentOutput, current_output
 from state_backend.checkpoint.log import Log, read_log
 from state_backend.checkpoint.output_schemas import newest_output, recorded_schemas, schema_of
 from state_backend.checkpoint.parallel import at_once
@@ -47,10 +51,11 @@ from state_backend.values.errors import (
     UsageError,
 )
 from state_backend.values.handles import Handle
-from state_backend.values.intervals import Interval
 from state_backend.values.records import OutputFile
 
-_OPTIONS = frozenset({"root", "pipeline", "late", "start", "end"})
+logger = logging.getLogger("cairn")
+
+_OPTIONS = frozenset({"root", "pipeline", "late", "start", "end", "valid"})
 
 
 @dataclass
@@ -79,9 +84,14 @@ class KeyedOutput(DataSource):
         """Return a reader of the files that the log now names.
 
         Raises:
+            StateUnusable: With the option `valid`, the result of an interval is not valid.
             StorageUnavailable: The output schema has changed since the query was planned. A new query succeeds.
         """
         log, planned = self._log(), parse_struct(recorded_schema(schema.jsonValue()))
+        if (notice := self._current(log).notice(self._option("pipeline"))) is not None:
+            if self._is("valid"):
+                raise StateUnusable(f"{notice}\nWithout the option valid, the table has these rows too")
+            logger.warning("%s", notice)
         schema_now = self._schema(log)
         now = parse_struct(schema_now)
         if names_and_types(now) != names_and_types(planned):
@@ -138,26 +148,21 @@ class KeyedOutput(DataSource):
         return at_once(read, files)
 
     def _files(self, log: Log) -> list[OutputFile]:
-        start, end = self._instant("start"), self._instant("end")
-        # Read only the settled records of the days in this range.
-        if start is not None and end is not None and start < end:
-            current = log.current_outputs_within(Interval(start, end))
-        else:
-            current = log.current_outputs()
-        return [
-            file
-            for interval, (_, files) in sorted(current.items())
-            for file in files
-            if file.late == self._late() and _within(interval, start, end)
-        ]
+        return self._current(log).listed(late=self._late())
+
+    def _current(self, log: Log) -> CurrentOutput:
+        return current_output(log, self._instant("start"), self._instant("end"))
 
     def _log(self) -> Log:
         return read_log(open_storage(self._root()))
 
     def _late(self) -> bool:
-        said = str(self.options.get("late", "false")).lower()
+        return self._is("late")
+
+    def _is(self, name: str) -> bool:
+        said = str(self.options.get(name, "false")).lower()
         if said not in ("true", "false"):
-            raise UsageError(f"late {said!r} is neither true nor false")
+            raise UsageError(f"{name} {said!r} is neither true nor false")
         return said == "true"
 
     def _instant(self, name: str) -> datetime | None:
@@ -178,10 +183,6 @@ class KeyedOutput(DataSource):
         if value is None:
             raise UsageError(f'format("keyed_output") needs the options root and pipeline; {name!r} is missing')
         return str(value)
-
-
-def _within(interval: Interval, start: datetime | None, end: datetime | None) -> bool:
-    return (start is None or interval.start >= start) and (end is None or interval.end <= end)
 
 
 class _OutputReader(DataSourceReader):

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import datetime
 
 from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.checkpoint.current_output import current_output
 from state_backend.checkpoint.log import read_log
 from state_backend.inspection.find_pipelines import refuse_nothing
-from state_backend.values.intervals import to_ms
+
+log = logging.getLogger("cairn")
 
 
 def output_files(
     root: str, pipeline: str, *, late: bool = False, start: datetime | None = None, end: datetime | None = None
 ) -> list[str]:
     """Return the Parquet files of the current output, in the order of their intervals.
+
+    Output stays current until its interval runs again, also if its checkpoint is stale or quarantined. A warning in the
+    log names such intervals.
 
     Files in the folder that this function does not return belong to replaced intervals and to attempts that were not
     committed. A re-run may delete a returned file. So call this function again for each query.
@@ -36,18 +42,11 @@ def output_files(
     """
     url = join_url(root, pipeline)
     storage = open_storage(url)
-    start_ms = None if start is None else to_ms(start)
-    end_ms = None if end is None else to_ms(end)
-    log = read_log(storage)
-    if not log.head_id:
+    known = read_log(storage)
+    if not known.head_id:
         refuse_nothing(storage, root, pipeline)
-    outputs = log.current_outputs()
+    found = current_output(known, start, end)
+    if (notice := found.notice(pipeline)) is not None:
+        log.warning("%s", notice)
     folder = url.removeprefix("file://")
-    return [
-        f"{folder}/{file.handle.path}"
-        for interval, (_, files) in sorted(outputs.items())
-        for file in files
-        if file.late == late
-        and (start_ms is None or interval.start_ms >= start_ms)
-        and (end_ms is None or interval.end_ms <= end_ms)
-    ]
+    return [f"{folder}/{file.handle.path}" for file in found.listed(late=late)]

@@ -7,15 +7,13 @@ again and calls it again. So a plan needs no memory, and a killed `cairn heal` c
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from itertools import accumulate
 from typing import Literal
 
-from state_backend.checkpoint.interval_results import results_of
+from state_backend.checkpoint.interval_results import spoilt_results
 from state_backend.checkpoint.log import Log, base_of, interval_of, last_facts
 from state_backend.checkpoint.newest_state import valid_states
 from state_backend.values.intervals import Interval, format_instant, from_ms
@@ -76,25 +74,10 @@ def health_of(log: Log) -> Health:
         return Health(start=None, results={}, spoilt={}, points=frozenset(), jumps={})
     start = from_ms(log.newest.content.pipeline_start_ms)
     usable = valid_states(log)
-    # A restore makes other state current on purpose. Results before its end stay as they are.
-    restored_until = max((kept.interval.end for kept in usable if kept.kind == "restore"), default=start)
-    facts = log.all_facts()
-    outputs = sorted((f.interval, f.id) for f in last_facts(facts) if f.kind == "interval")
-    commits = sorted((f.id, f.interval.start) for f in facts if f.kind in ("interval", "restore"))
-    ids = [n for n, _ in commits]
-    earliest_since = [*accumulate((at for _, at in reversed(commits)), min)][::-1]
-    refused = min(log.quarantined, default=None)
-    suspects = []
-    for interval, n in outputs:
-        later = bisect_right(ids, n)
-        changed = later < len(ids) and earliest_since[later] < interval.end
-        if interval.start >= restored_until and (changed or (refused is not None and n >= refused)):
-            suspects.append(interval)
-    found = results_of(log, suspects, Interval(start, start + timedelta(milliseconds=1)))
+    outputs = sorted((f.interval, f.id) for f in last_facts(log.all_facts()) if f.kind == "interval")
     spoilt: dict[datetime, Reason] = {
         interval.start: "stale" if log.quarantine_above(result.id) is None else "quarantined"
-        for interval, result in found.items()
-        if result.spoilt is not None
+        for interval, result in spoilt_results(log, dict(outputs)).items()
     }
     points = frozenset({start, *(kept.interval.end for kept in usable)})
     return Health(

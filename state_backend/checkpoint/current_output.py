@@ -1,0 +1,76 @@
+"""The current output of a pipeline as readers get it, with the intervals whose result is no longer valid.
+
+The current output of an interval is that of its last commit, unless a later commit replaced or retracted it (`Log`). It
+stays current if its checkpoint becomes stale or quarantined, until the interval runs again or a person retracts it: the
+sink has the same rows. A reader therefore gets these intervals too, and its answer names them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from state_backend.checkpoint.interval_results import spoilt_results
+from state_backend.checkpoint.lineage import lines_of
+from state_backend.checkpoint.log import Log
+from state_backend.values.intervals import Interval, to_ms
+from state_backend.values.records import OutputFile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurrentOutput:
+    """The current output of some intervals.
+
+    Attributes:
+        commits: For each interval, in the order of time, the id of the commit that made its output.
+        files: The files of each interval: output and late rows.
+        spoilt: Why the result of an interval is not valid, as a sentence. Valid results are left out.
+    """
+
+    commits: Mapping[Interval, int]
+    files: Mapping[Interval, tuple[OutputFile, ...]]
+    spoilt: Mapping[Interval, str]
+
+    def listed(self, *, late: bool) -> list[OutputFile]:
+        """Return the files of the output or of the late rows, in the order of their intervals."""
+        return [file for files in self.files.values() for file in files if file.late == late]
+
+    def notice(self, pipeline: str) -> str | None:
+        """Return a text about the intervals whose result is not valid; None if there are none."""
+        if not self.spoilt:
+            return None
+        shown = lines_of(f"{interval}: {why}" for interval, why in self.spoilt.items())
+        return (
+            f"pipeline {pipeline!r}: the current output has the rows of {len(self.spoilt)} interval(s) whose result is not valid:{shown}\n"
+            f"To run these intervals again, see:\ncairn status --pipeline {pipeline}"
+        )
+
+
+def current_output(log: Log, start: datetime | None = None, end: datetime | None = None) -> CurrentOutput:
+    """Return the current output of the intervals between two instants.
+
+    Args:
+        log: The log.
+        start: Only intervals that start then or later; None for no limit.
+        end: Only intervals that end then or earlier; None for no limit.
+
+    Raises:
+        UsageError: `start` or `end` has no time zone.
+    """
+    start_ms, end_ms = (None if at is None else to_ms(at) for at in (start, end))
+    if start is not None and end is not None and start < end:
+        found = log.current_outputs_within(Interval(start, end))  # reads only the settled records of these days
+    else:
+        found = log.current_outputs()
+    within = {
+        interval: found[interval]
+        for interval in sorted(found)
+        if (start_ms is None or interval.start_ms >= start_ms) and (end_ms is None or interval.end_ms <= end_ms)
+    }
+    commits = {interval: n for interval, (n, _) in within.items()}
+    return CurrentOutput(
+        commits=commits,
+        files={interval: files for interval, (_, files) in within.items()},
+        spoilt={i: r.spoilt for i, r in spoilt_results(log, commits).items() if r.spoilt is not None},
+    )
