@@ -76,9 +76,13 @@ class KeyedOutput(DataSource):
 
         Raises:
             UsageError: An option is missing, wrong or unknown.
+            StateUnusable: With the option `valid`, the result of an interval is not valid.
         """
         check_options(self.name(), self.options, _OPTIONS)
-        return from_record(self._schema(self._log()), self._root())
+        log = self._log()
+        if (notice := self._spoilt(log)) is not None:
+            logger.warning("%s", notice)
+        return from_record(self._schema(log), self._root())
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of the files that the log now names.
@@ -88,10 +92,7 @@ class KeyedOutput(DataSource):
             StorageUnavailable: The output schema has changed since the query was planned. A new query succeeds.
         """
         log, planned = self._log(), parse_struct(recorded_schema(schema.jsonValue()))
-        if (notice := self._current(log).notice(self._option("pipeline"))) is not None:
-            if self._is("valid"):
-                raise StateUnusable(f"{notice}\nWithout the option valid, the table has these rows too")
-            logger.warning("%s", notice)
+        self._spoilt(log)
         schema_now = self._schema(log)
         now = parse_struct(schema_now)
         if names_and_types(now) != names_and_types(planned):
@@ -149,6 +150,13 @@ class KeyedOutput(DataSource):
 
     def _files(self, log: Log) -> list[OutputFile]:
         return self._current(log).listed(late=self._late())
+
+    def _spoilt(self, log: Log) -> str | None:
+        """Return a text about the intervals whose result is not valid; with the option `valid`, raise an error instead."""
+        notice = self._current(log).notice(self._option("pipeline"))
+        if notice is not None and self._is("valid"):
+            raise StateUnusable(f"{notice}\nWithout the option valid, the table has these rows too")
+        return notice
 
     def _current(self, log: Log) -> CurrentOutput:
         return current_output(log, self._instant("start"), self._instant("end"))
