@@ -1,0 +1,572 @@
+"""After any history of a pipeline, every reader and command takes the newest state and the current output, as `status` does.
+
+A history runs intervals, runs old ones again with equal or other input, restores, quarantines, releases, changes the code's output
+columns, forgets keys, consolidates old checkpoints, validates, and changes the retention. The oracle knows each commit's state and rows
+from the inputs alone. It takes from the log which checkpoints are retained and which commits reproduced a state; which checkpoint is
+valid, the newest, or current, it finds out by itself. Without Spark.
+
+``CAIRN_READERS=300`` runs that many histories.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import random
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from unittest import mock
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from typer.testing import CliRunner
+
+from cairn.command.cli import app
+from cairn.data_sources.keyed_output import KeyedOutput
+from cairn.data_sources.keyed_state import KeyedState
+from cairn.operations import take_savepoint
+from cairn.operations.coordinator_of import coordinator_of
+from cairn.operations.output_files import output_files
+from cairn.operations.take_savepoint import consolidate_checkpoint
+from cairn.pipeline import Interval, Pipeline
+from cairn.testing import PipelineTester
+from cairn_ui.find_pipelines import PipelineRef
+from cairn_ui.pipeline_overview import latest_usable, newest_validated, unvalidated_since
+from cairn_ui.read_logs import Reader
+from state_backend.adapters.memory_storage import forget_memory
+from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.checkpoint import newest_state as newest_states
+from state_backend.checkpoint.log import Log, interval_of, kind_of
+from state_backend.checkpoint.rewind import rewind
+from state_backend.inspection.compare_logs import made_within
+from state_backend.inspection.status import status_of
+from state_backend.values.errors import CairnError
+from state_backend.values.intervals import format_instant
+from state_backend.values.records import Record, RunRef, SweepRecord
+from state_backend.values.retention import AnyOf, KeepLast, KeepQuarantined
+from tests.support.in_process import run_here
+from tests.support.tiers import at_tier
+
+NAME, START, HOUR, HOURS = "totals", datetime(2024, 1, 1, tzinfo=UTC), timedelta(hours=1), 6
+HISTORIES = int(os.environ.get("CAIRN_READERS", "0")) or at_tier(fast=2, ci=12, all=300)
+STEPS = 14
+USERS = ("ann", "bob", "cid", "dan")
+READS: Counter[str] = Counter()
+
+
+def hour(n: int) -> Interval:
+    return Interval(START + n * HOUR, START + (n + 1) * HOUR)
+
+
+class Totals(StatefulProcessor):
+    """Adds up the amounts of a user."""
+
+    def init(self, handle: Any) -> None:
+        self._total = handle.getValueState("total", "n long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        (before,) = self._total.get() or (0,)
+        total = before + sum(row.amount for row in rows)
+        self._total.update((total,))
+        yield Row(user=key[0], total=total)
+
+
+class Noted(Totals):
+    """Has one more output column."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in super().handleInputRows(key, rows, timerValues):
+            yield Row(user=row.user, total=row.total, note=f"total of {row.user}")
+
+
+# --- the oracle -----------------------------------------------------------------------------------------------------------------
+
+
+State = dict[str, int]
+Rows = Counter[tuple[str, int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Commit:
+    """``hour``: the interval. ``forgets``: the key that it removed, and the end of all intervals at that time."""
+
+    id: int
+    kind: str
+    hour: int
+    base: int | None
+    state: State
+    rows: Rows = field(default_factory=Counter)
+    late: int = 0
+    reproduces: bool = False
+    forgets: tuple[str, int] | None = None
+
+
+@dataclass
+class Oracle:
+    commits: dict[int, Commit] = field(default_factory=dict)
+    stale: set[int] = field(default_factory=set)
+    refused: set[int] = field(default_factory=set)
+    retained: set[int] = field(default_factory=set)
+
+    def add(self, made: Commit) -> None:
+        if made.kind in ("interval", "restore") and not made.reproduces:
+            self.stale |= {c.id for c in self.commits.values() if c.hour != made.hour and made.hour <= c.hour}
+        if made.kind == "consolidate" and made.base in self.stale:
+            self.stale.add(made.id)
+        self.commits[made.id] = made
+
+    def good(self, at: int | None) -> bool:
+        while at is not None:
+            if at in self.refused:
+                return False
+            at = self.commits[at].base
+        return True
+
+    def valid(self) -> list[Commit]:
+        found = []
+        for c in self.commits.values():
+            later = [o for o in self.commits.values() if o.id > c.id and o.hour == c.hour and o.kind != "consolidate"]
+            replaced = any(o.state != c.state and self.good(o.id) for o in later)
+            if c.id in self.retained and c.id not in self.stale and self.good(c.id) and not replaced:
+                found.append(c)
+        return found
+
+    def newest(self, ids: set[int] | None = None, end: int | None = None) -> Commit | None:
+        found = [c for c in self.valid() if (ids is None or c.id in ids) and end in (None, c.hour)]
+        return max(found, key=lambda c: (c.hour, c.id), default=None)
+
+    def outputs(self) -> dict[int, Commit]:
+        """The current output by hour."""
+        return {c.hour: c for c in self.commits.values() if c.kind == "interval"}
+
+    def spoilt(self) -> set[int]:
+        """The hours with current output whose result is stale or quarantined, behind the last restored state."""
+        since = max((c.hour + 1 for c in self.valid() if c.kind == "restore"), default=0)
+        bad = {h for h, c in self.outputs().items() if c.id in self.stale or not self.good(c.id)}
+        for h, c in self.outputs().items():
+            if any(o.kind == "restore" and o.hour == h and o.id > c.id for o in self.commits.values()):
+                bad.add(h)
+        return {h for h in bad if h >= since}
+
+    def left_out(self, start: int, base: int | None) -> tuple[set[str], set[str]]:
+        """The keys whose rows, and the keys whose state of before, an interval leaves out."""
+        forgets = [(c.id, *c.forgets) for c in self.commits.values() if c.forgets is not None]
+        rows = {key for _, key, until in forgets if start < until}
+        return rows, {key for n, key, _ in forgets if key in rows or (base is not None and base < n)}
+
+
+# --- a history ------------------------------------------------------------------------------------------------------------------
+
+
+class History:
+    def __init__(self, seed: int) -> None:
+        self.random, self.oracle = random.Random(seed), Oracle()
+        self.root = f"memory://readers-{seed}-{uuid.uuid4().hex[:6]}"
+        self.table: dict[datetime, tuple[int, Rows]] = {}
+        self.inputs = {n: self.new_rows() for n in range(HOURS)}
+        pipeline = Pipeline(
+            name=NAME,
+            start=START,
+            source=lambda spark, interval: None,
+            key=["user"],
+            processor=Totals,
+            output_schema="user string, total long",
+            parallelism=self.random.choice((1, 2)),
+            max_parallelism=4,
+            time_mode="event",
+            event_time="at",
+            watermark="interval",
+            watermark_delay=timedelta(0),
+            sink=self.sink,
+        )
+        mode = self.random.choice(("incremental", "changelog"))
+        schema = "user string, amount long, at timestamp"
+        self.tester = PipelineTester(
+            pipeline, input_schema=schema, root=self.root, every=HOUR, mode=mode, call_sink=True
+        )
+        self.storage = open_storage(join_url(self.root, NAME))
+        self.validated: dict[str, set[int]] = {"fast": set(), "full": set()}
+        self.forgetting: str | None = None
+        self.keep()
+
+    @property
+    def coordinator(self) -> Any:
+        return coordinator_of(self.tester.pipeline, self.root)
+
+    def new_rows(self) -> list[tuple[str, int]]:
+        return [(self.random.choice(USERS), self.random.randint(1, 99)) for _ in range(self.random.randint(0, 3))]
+
+    def sink(self, spark: Any, files: list[str], interval: Interval, checkpoint_id: int) -> None:
+        """A table that replaces the rows of an interval, and refuses an older call."""
+        before, _ = self.table.get(interval.start, (0, Counter()))
+        if checkpoint_id >= before:
+            self.table[interval.start] = checkpoint_id, self.rows_in(files)
+
+    def rows_in(self, files: list[str]) -> Rows:
+        found: Rows = Counter()
+        for url in files:
+            table = pq.read_table(io.BytesIO(self.storage.read(url.removeprefix(f"{join_url(self.root, NAME)}/"))))
+            found.update((row["user"], row["total"]) for row in table.to_pylist())
+        return found
+
+    # --- what happens -------------------------------------------------------------------------------------------------------------
+
+    def step(self) -> str:
+        log = self.coordinator.log()
+        names = (
+            ["next"] * 5 + ["again"] * 4 + ["correct", "heal", "heal", "restore", "quarantine", "release", "columns"]
+        )
+        name = self.random.choice([*names, "forget", "consolidate", "consolidate", "keep", "validate", "validate"])
+        try:
+            getattr(self, name)(log)
+        except CairnError as error:
+            name = f"{name}: {type(error).__name__}"
+            if os.environ.get("DBG"): print(name, str(error)[:300])
+        self.take_up()
+        return name
+
+    def run(self, n: int) -> None:
+        rows = [(user, amount, START + n * HOUR + timedelta(minutes=5)) for user, amount in self.inputs[n]]
+        if n:  # Its event time is at or before the watermark of the interval before.
+            rows.append(("eve", 1, START - HOUR))
+        self.tester.run(rows, hour(n))
+
+    def next(self, log: Log) -> None:
+        last = max((c.hour for c in self.oracle.commits.values()), default=-1)
+        self.run(min(last + 1, HOURS - 1))
+
+    def again(self, log: Log) -> None:
+        if self.oracle.commits:
+            self.run(self.random.choice(sorted(self.oracle.outputs())))
+
+    def correct(self, log: Log) -> None:
+        if self.oracle.commits:
+            n = self.random.choice(sorted(self.oracle.outputs()))
+            self.inputs[n] = self.new_rows()
+            self.run(n)
+
+    def heal(self, log: Log) -> None:
+        rerun = status_of(log, NAME, self.storage).rerun
+        for n in range(HOURS) if rerun is not None else ():
+            if rerun is not None and rerun.first <= hour(n).start <= rerun.last:
+                self.run(n)
+
+    def restore(self, log: Log) -> None:
+        if valid := self.oracle.valid():
+            target, attempt = self.random.choice(valid).id, str(uuid.uuid4())
+            retracts = self.random.random() < 0.3
+            rewind(self.coordinator, target, run=_run(attempt), attempt=attempt, retract_output=retracts)
+
+    def quarantine(self, log: Log) -> None:
+        if log.retained:
+            self.coordinator.quarantine(self.random.choice(sorted(log.retained)), "wrong")
+
+    def release(self, log: Log) -> None:
+        if log.quarantined:
+            self.coordinator.release(self.random.choice(sorted(log.quarantined)))
+
+    def columns(self, log: Log) -> None:
+        noted = self.tester.pipeline.processor is Totals
+        columns = "user string, total long" + (", note string" if noted else "")
+        code: Any = {"processor": Noted if noted else Totals, "output_schema": columns}
+        self.tester.deploy(replace(self.tester.pipeline, **code))
+
+    def forget(self, log: Log) -> None:
+        self.forgetting = self.random.choice(USERS)
+        asked = [
+            "forget",
+            *self.where(),
+            "--key",
+            json.dumps({"user": self.forgetting}),
+            "--on-rerun",
+            "filter",
+            "--yes",
+        ]
+        CliRunner().invoke(app, asked)
+
+    def consolidate(self, log: Log) -> None:
+        if valid := self.oracle.valid():
+            with mock.patch.object(take_savepoint, "run_on_shards", run_here):
+                record = log.whole(self.random.choice(valid).id)
+                consolidate_checkpoint(None, self.tester.pipeline, self.root, record)  # type: ignore[arg-type]
+
+    def keep(self, log: Log | None = None) -> None:
+        policy = AnyOf((KeepLast(self.random.randint(1, 5)), KeepQuarantined(self.random.choice((0, 14)))))
+        self.tester.deploy(replace(self.tester.pipeline, retention=policy))
+
+    def validate(self, log: Log) -> None:
+        if log.retained:
+            mode: Any = self.random.choice(("fast", "full"))
+            n = self.random.choice(sorted(log.retained))
+            self.coordinator.mark_validated(n, mode)
+            self.validated[mode].add(n)
+
+    def take_up(self) -> None:
+        """Tell the oracle what was committed, published and cleaned up."""
+        self.tester.pipeline.call_sink(self.coordinator, None, join_url(self.root, NAME))
+        self.coordinator.clean_up()
+        log = self.coordinator.log()
+        for n in range(max(self.oracle.commits, default=0) + 1, log.head_id + 1):
+            entry = log.entry(n)
+            if entry is not None and not isinstance(entry, SweepRecord):
+                self.oracle.add(self.commit_of(entry))
+        self.oracle.retained, self.oracle.refused = {*log.retained}, {*log.quarantined}
+
+    def commit_of(self, entry: Any) -> Commit:
+        n, kind = int((interval_of(entry).start - START) / HOUR), kind_of(entry)
+        base = entry.content.base_id if isinstance(entry, Record) else entry.base_id
+        state = {} if base is None else dict(self.oracle.commits[base].state)
+        made = {"id": entry.id, "kind": kind, "hour": n, "base": base, "reproduces": entry.reproduces is not None}
+        if kind == "forget":
+            assert self.forgetting is not None
+            state.pop(self.forgetting, None)
+            until = max(c.hour + 1 for c in self.oracle.commits.values())
+            return Commit(state=state, forgets=(self.forgetting, until), **made)
+        if kind != "interval":
+            return Commit(state=state, **made)
+        no_rows, no_state = self.oracle.left_out(n, base)
+        state = {user: total for user, total in state.items() if user not in no_state}
+        seen: Rows = Counter()
+        for user in {user for user, _ in self.inputs[n]} - no_rows:
+            state[user] = state.get(user, 0) + sum(amount for other, amount in self.inputs[n] if other == user)
+            seen[user, state[user]] += 1
+        return Commit(state=state, rows=seen, late=int(n > 0), **made)
+
+    # --- what readers see ---------------------------------------------------------------------------------------------------------
+
+    def where(self) -> list[str]:
+        return ["--root", self.root, "--pipeline", NAME]
+
+    def told(self, *words: str) -> Any:
+        """The JSON that a command prints; None if it refuses because there is no such state."""
+        READS[f"cairn {words[0]}"] += 1
+        result = CliRunner().invoke(app, [*words, *self.where(), "--json"])
+        assert result.exit_code in (0, 1, 2) and "Traceback" not in result.output, (words, result.output)
+        refused = not result.stdout.strip()
+        assert not refused or "no usable checkpoint" in result.stderr, (words, result.stderr)
+        return None if refused else json.loads(result.stdout)
+
+    def check(self, *, commands: bool) -> None:
+        log, oracle = self.coordinator.log(), self.oracle
+        if not oracle.commits:
+            return
+        newest = oracle.newest()
+        assert newest is not None or not oracle.valid()
+        self.check_status(log, newest)
+        named = newest_states.checkpoint_named(log, "latest")
+        assert named == (None if newest is None else newest.id), ("latest", named, newest)
+        for n in range(HOURS):
+            at, found = oracle.newest(end=n), newest_states.checkpoint_named(log, hour(n).end)
+            assert found == (None if at is None else at.id), (hour(n), found, at)
+        self.check_state(newest)
+        self.check_output(log)
+        self.check_page(newest)
+        if commands:
+            self.check_commands(newest)
+
+    def check_status(self, log: Log, newest: Commit | None) -> None:
+        READS["status"] += 1
+        found = status_of(log, NAME, self.storage)
+        assert found.next is not None
+        goes_on = newest is not None and hour(newest.hour).end == found.next.start
+        assert (found.problem is None) == goes_on, (found, newest)
+        assert found.base == (newest.id if goes_on and newest is not None else None)
+        assert not found.unpublished
+
+    def check_state(self, newest: Commit | None) -> None:
+        for what, end in (
+            ("latest", None),
+            *((format_instant(hour(n).end), n) for n in self.random.sample(range(HOURS), 1)),
+        ):
+            expected = newest if end is None else self.oracle.newest(end=end)
+            checkpoint: Any = what if end is None else datetime.fromisoformat(what)
+            if expected is None:
+                with pytest.raises(CairnError, match="no usable checkpoint"):
+                    self.tester.state("total", checkpoint)
+                continue
+            READS["PipelineTester.state"] += 1
+            assert {r["key_user"]: r["n"] for r in self.tester.state("total", checkpoint)} == expected.state, what
+            READS["keyed_state"] += 1
+            source = KeyedState({"root": self.root, "pipeline": NAME, "state": "total", "checkpoint": what})
+            assert {r["key"]["user"]: r["value"]["n"] for r in _rows_of(source)} == expected.state, what
+
+    def check_output(self, log: Log) -> None:
+        current, spoilt = self.oracle.outputs(), self.oracle.spoilt()
+        gone = {i for c in log.commits() if isinstance(c, Record) for i in c.replaced}
+        retracted = {h for h, c in current.items() if self.retracted(h, c.id)}
+        current = {h: c for h, c in current.items() if h not in retracted}
+        spoilt -= retracted
+        assert {i: n for i, (n, _) in log.current_outputs().items()} == {hour(h): c.id for h, c in current.items()}, (
+            gone
+        )
+        low = self.random.choice((None, self.random.randrange(HOURS)))
+        start = None if low is None else hour(low).start
+        rows = sum((c.rows for h, c in current.items() if low is None or h >= low), Counter[tuple[str, int]]())
+        late = sum(c.late for h, c in current.items() if low is None or h >= low)
+        asked = {"root": self.root, "pipeline": NAME, **({} if start is None else {"start": start.isoformat()})}
+        told = {h for h in spoilt if low is None or h >= low}
+        with Warnings() as said:
+            READS["output_files"] += 1
+            assert self.rows_in(output_files(self.root, NAME, start=start)) == rows
+        self.check_notice(said, told)
+        assert sum(self.count_in(url) for url in output_files(self.root, NAME, late=True, start=start)) == late
+        if current:
+            with Warnings() as said:
+                READS["keyed_output"] += 1
+                found = Counter((r["user"], r["total"]) for r in _rows_of(KeyedOutput(asked)))
+            assert found == rows
+            self.check_notice(said, told)
+            if told:
+                with pytest.raises(CairnError, match="whose result is not valid"):
+                    KeyedOutput(asked | {"valid": "true"}).schema()
+        if late:
+            assert len(_rows_of(KeyedOutput(asked | {"late": "true"}))) == late
+        table = sum((seen for _, seen in self.table.values()), Counter[tuple[str, int]]())
+        assert table == sum((c.rows for c in current.values()), Counter[tuple[str, int]]())
+        READS["table"] += 1
+        whole = Interval(START, START + HOURS * HOUR)
+        for interval, made in made_within(log, whole).items():
+            h = int((interval.start - START) / HOUR)
+            of_state = [c for c in self.oracle.commits.values() if c.hour == h and self.oracle.good(c.id)]
+            assert made.id == current[h].id
+            if made.state is not None and of_state:
+                assert self.oracle.commits[made.state.id].state == of_state[-1].state
+
+    def retracted(self, h: int, made: int) -> bool:
+        return any(hour(h) in intervals for n, intervals in self.retractions().items() if n > made)
+
+    def retractions(self) -> dict[int, tuple[Interval, ...]]:
+        """What a restore retracted. Only the log tells, since the person who restores decides."""
+        log = self.coordinator.log()
+        for n in sorted(self.oracle.commits):
+            entry = log.entry(n)
+            if isinstance(entry, Record) and entry.replaced:
+                self._retracted[n] = entry.replaced
+        return self._retracted
+
+    @property
+    def _retracted(self) -> dict[int, tuple[Interval, ...]]:
+        return self.__dict__.setdefault("_of_restores", {})
+
+    def check_notice(self, said: list[str], spoilt: set[int]) -> None:
+        assert len(said) <= 1 and bool(said) == bool(spoilt), (said, spoilt)
+        for h in range(HOURS):
+            assert (str(hour(h)) in "".join(said)) == (h in spoilt), (h, said)
+
+    def count_in(self, url: str) -> int:
+        return pq.read_metadata(
+            io.BytesIO(self.storage.read(url.removeprefix(f"{join_url(self.root, NAME)}/")))
+        ).num_rows
+
+    def check_page(self, newest: Commit | None) -> None:
+        READS["page"] += 1
+        ref = PipelineRef(name=NAME, root=self.root, dag_id=None, code=None, restore_dags=())
+        reading = Reader(lambda _: self.storage).look(ref).reading
+        assert reading is not None
+        shown = latest_usable(reading)
+        assert (None if shown is None else shown.id) == (None if newest is None else newest.id)
+        passed = self.oracle.newest(ids={*self.validated["fast"], *self.validated["full"]})
+        found = newest_validated(reading)
+        assert (None if found is None else found.id) == (None if passed is None else passed.id)
+        valid = self.oracle.valid()
+        later = [c for c in valid if passed is None or (c.hour, c.id) > (passed.hour, passed.id)]
+        assert unvalidated_since(reading) == ((len(later), None if passed is None else passed.id) if valid else None)
+
+    def check_commands(self, newest: Commit | None) -> None:
+        end = None if newest is None else format_instant(hour(newest.hour).end)
+        user = self.random.choice(USERS)
+        got = self.told("get", user)
+        shown = self.told("show", "latest")
+        for command in (["restore", "--checkpoint", "latest", "--dry-run"], ["fork", "--to", "other", "--dry-run"]):
+            plan = self.told(*command)
+            assert (None if plan is None else plan["end"]) == end, command
+        exported = self.told("export", "--to", f"memory://exports/{uuid.uuid4().hex}", "--state", "total")
+        verified = self.told("verify", "--fast")
+        listed = self.told("status")
+        (line,) = json.loads(CliRunner().invoke(app, ["pipelines", "--root", self.root, "--json"]).stdout)
+        assert verified["newest_intact"] == (None if newest is None else newest.id)
+        if newest is None:
+            assert (got, shown, exported, line["last"]) == (None, None, None, None)
+            return
+        rows = got["states"].get("total", [])
+        assert (got["checkpoint"], got["interval"]) == (newest.id, str(hour(newest.hour)))
+        assert [row["value"]["n"] for row in rows] == ([newest.state[user]] if user in newest.state else [])
+        assert (shown["id"], shown["end"], line["last"][1]) == (newest.id, end, end)
+        assert sum(file["rows"] for file in exported) == len(newest.state)
+        assert listed["base"] in (newest.id, None)
+        compared = self.told("diff", str(newest.id), "--metadata")
+        assert compared["second"] == newest.id and compared["same_state"] is True
+
+
+def _run(attempt: str) -> RunRef:
+    return RunRef(run_id=f"restore__{attempt}", clear_number=0, try_number=1)
+
+
+def _rows_of(source: Any) -> list[dict[str, Any]]:
+    """What Spark would get from a data source."""
+    reader = source.reader(source.schema())
+    return [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
+
+
+class Warnings(logging.Handler):
+    """The warnings of readers of output within the block."""
+
+    def __enter__(self) -> list[str]:
+        self.said: list[str] = []
+        logging.getLogger("cairn").addHandler(self)
+        return self.said
+
+    def __exit__(self, *_: Any) -> None:
+        logging.getLogger("cairn").removeHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "whose result is not valid" in record.getMessage():
+            self.said.append(record.getMessage())
+
+
+def explore(seeds: range) -> Counter[str]:
+    happened: Counter[str] = Counter()
+    for seed in seeds:
+        history = History(seed)
+        steps = []
+        try:
+            for n in range(STEPS):
+                steps.append(history.step())
+                history.check(commands=n % 5 == 4 or n == STEPS - 1)
+        except AssertionError as error:
+            raise AssertionError(f"history {seed}, after {steps}: {error}") from error
+        finally:
+            forget_memory(history.root)
+        happened.update(steps)
+    return happened
+
+
+@pytest.mark.parametrize("part", range(at_tier(fast=1, ci=2, all=10)))
+def test_readers_and_commands_take_the_newest_state_and_the_current_output(part: int) -> None:
+    parts = at_tier(fast=1, ci=2, all=10)
+    happened = explore(range(part * HISTORIES // parts, (part + 1) * HISTORIES // parts))
+    print(dict(sorted(happened.items())), dict(sorted(READS.items())))
+    assert happened["next"] and happened["again"]
+
+
+def _highest_id(log: Log, which: Any) -> int | None:
+    if isinstance(which, int):
+        return which if which in log.retained else None
+    fitting = (k.id for k in reversed(log.kept) if which in ("latest", k.interval.end))
+    return next((n for n in fitting if log.quarantine_above(n) is None), None)
+
+
+@pytest.mark.long("seconds", runs_in="ci")
+def test_the_rule_by_ids_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The former rule: the checkpoint with the highest id that is not quarantined."""
+    monkeypatch.setattr("state_backend.checkpoint.coordinator.checkpoint_named", _highest_id)
+    with pytest.raises(AssertionError, match="history"):
+        explore(range(20))
