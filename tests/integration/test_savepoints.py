@@ -149,7 +149,7 @@ def test_going_back_in_the_same_pipeline(spark: SparkSession, tmp_path: Path, un
     saved(spark, root, tmp_path / "savepoint", "canonical")
     go_on(spark, counting(), root, 2)
     restored = restore_savepoint(spark, counting(), str(root), str(tmp_path / "savepoint"))
-    with pytest.raises(errors.StaleStateError, match=f"checkpoint {restored.id} changed"):
+    with pytest.raises(errors.StaleStateError, match=f"checkpoint {restored.id} later restored"):
         run_interval(spark, counting(), day(LAST + 1), str(root))
     found = go_on(spark, counting(), root, 2)
     assert found == {n: uninterrupted[n] for n in found}
@@ -172,7 +172,7 @@ def test_a_rewind_and_a_fork_go_on_from_segments(spark: SparkSession, tmp_path: 
     assert [(d.id, d.interval) for d in plan.discards] == [(3, day(2)), (4, day(3))]
     run = RunRef(run_id="rewind", clear_number=0, try_number=1)
     assert rewind(coordinator, 2, run=run, attempt="back").id == 5
-    with pytest.raises(errors.StaleStateError, match="checkpoint 5 changed"):
+    with pytest.raises(errors.StaleStateError, match="checkpoint 5 later restored"):
         run_interval(spark, counting(), day(4), str(root))
     fork(coordinator.storage, 2, into, run=run, attempt="split")
     found = go_on(spark, counting(), root, 2)

@@ -21,6 +21,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from cairn.aggregates import Count, RunningAggregate
 from cairn.arrow_processor import ArrowProcessor, BatchResult, KeyedBatch
 from cairn.change_expectations import OverTime
+from cairn.data_sources.keyed_output import KeyedOutput
 from cairn.operations.output_files import output_files
 from cairn.pipeline import Interval, Pipeline
 from cairn.rows import local_rows
@@ -452,14 +453,23 @@ def test_memory_is_given_back() -> None:
     assert next(open_storage(root).list(""), None) is None
 
 
-def test_output_files_are_those_that_count_now(tmp_path: Path) -> None:
+def test_output_files_are_those_that_count_now(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tester = visiting(EVENT, root=f"file://{tmp_path}")
     first = tester.run([("ann", 1, START + HOUR / 2)])
     tester.run([("ann", 1, START), ("bob", 1, START + 3 * HOUR / 2)])
     before = output_files(tester.root, "visits")
+    assert not caplog.messages
     again = tester.run([("ann", 1, START + HOUR / 2), ("cid", 1, START + HOUR / 2)], first.interval)
     now = output_files(tester.root, "visits")
     assert again.record is not None
+    # The second interval is stale now: its rows stay current until it runs again, and each reader says so.
+    options = {"root": tester.root, "pipeline": "visits"}
+    KeyedOutput(options).schema()
+    notice = f"{tester.next_interval.start - HOUR:%H}:00:00Z, {tester.next_interval.start:%Y-%m-%dT%H}:00:00Z): checkpoint 3 made it stale"
+    assert len(caplog.messages) == 2 and all(notice in message for message in caplog.messages)
+    with pytest.raises(StateUnusable, match="the current output has the rows of 1 interval"):
+        KeyedOutput(options | {"valid": "true"}).schema()
+    KeyedOutput(options | {"valid": "true", "end": first.interval.end.isoformat()}).schema()
     of_first = {f"{tmp_path}/visits/{f.handle.path}" for f in again.record.content.outputs}
     assert of_first == {*output_files(tester.root, "visits", end=first.interval.end)}
     assert {*now} - of_first == {*output_files(tester.root, "visits", start=first.interval.end)} < {*before}
