@@ -16,15 +16,19 @@ HIDDEN = "***"
 
 # Words that make the name of a parameter, option or setting the name of a secret.
 _SECRET = (
-    r"[\w.\-]*(?:token|password|passwd|passphrase|secret|signature|credential"
+    r"[\w.\-]{0,100}(?:token|password|passwd|passphrase|secret|signature|credential"
     r"|(?:api|access|account|private|secret)[._-]?key(?:[._-]?id)?)|sig|pwd|sas"
 )
 _QUOTED = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""
 _RULES = (
     # user:password@ of a URL. A password may have a slash, as an S3 secret key often has; a port has none before the @.
-    (re.compile(r"(://)[^\s/@:\[\]'\"]*:(?:[^\s/'\"]*|(?!\d{1,5}[/?#;])[^\s@'\"]+)@"), rf"\1{HIDDEN}@"),
+    # The bounds keep a long text without spaces linear.
+    (
+        re.compile(r"(://)[^\s/@:\[\]'\"]{0,300}:(?:[^\s/'\"]{0,300}|(?!\d{1,5}[/?#;])[^\s@'\"]{1,300})@"),
+        rf"\1{HIDDEN}@",
+    ),
     # A lone user of an HTTP address is a token.
-    (re.compile(r"(\bhttps?://)[^\s/@:'\"]+@"), rf"\1{HIDDEN}@"),
+    (re.compile(r"(\bhttps?://)[^\s/@:'\"]{1,300}@"), rf"\1{HIDDEN}@"),
     # ;token=…  ?sig=…  password='…'  --password …
     (re.compile(rf"(?i)((?:^|[\s?&;,({{'\"\[])(?:{_SECRET})\s*=\s*)(?:{_QUOTED}|[^\s&;,'\"<>)}}\]]+)"), rf"\1{HIDDEN}"),
     (re.compile(rf"(?i)(--(?:{_SECRET})\s+)(?:{_QUOTED}|[^\s'\"-][^\s'\"]*)"), rf"\1{HIDDEN}"),
@@ -48,7 +52,9 @@ def hide_all(value: Any) -> Any:
         return hide(value)
     if isinstance(value, dict):
         return {hide_all(key): hide_all(part) for key, part in value.items()}
-    return type(value)(map(hide_all, value)) if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return (list if isinstance(value, list) else tuple)(map(hide_all, value))
+    return value
 
 
 def hide_in(error: BaseException) -> None:

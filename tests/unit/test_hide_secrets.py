@@ -6,6 +6,7 @@ import logging
 import re
 import sys
 import traceback
+from collections import namedtuple
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -97,6 +98,8 @@ def test_parts_of_a_value_are_hidden_and_types_stay() -> None:
     hidden = hide_all(value)
     assert SECRET not in str(hidden) and hidden["files"][1] == "a.csv" and hidden["count"] == 3
     assert hidden["at"] == (1, None)
+    Offset = namedtuple("Offset", "file at")
+    assert hide_all([Offset("a.csv?sig=x", 1)]) == [("a.csv?sig=***", 1)]
 
 
 @pytest.mark.parametrize("text", PLANTED)
