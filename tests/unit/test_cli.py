@@ -811,3 +811,20 @@ def test_each_command_imports_modules_of_the_current_folder(
     importlib.invalidate_caches()
     result = CliRunner().invoke(app, [*words, "--root", "memory://here"])
     assert "this module was found" in result.stderr, result.output
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["list", "--root", ""],
+        ["fork", "--root", "memory://here", "--checkpoint", "7", "--to", "x", "--to-root", ""],
+        ["estimate", "--root", ""],
+        ["sweep", "--root", "s3://"],
+        ["run", "tests.support.trials:OLD", "--every", "1d", "--root", ""],
+    ],
+)
+def test_an_empty_root_is_refused(words: list[str]) -> None:
+    """As from `--root "$UNSET"`. It would be the folder `/`."""
+    more = [] if words[0] == "run" else ["--pipeline", PIPELINE]
+    result = CliRunner().invoke(app, [*words, *more])
+    assert (result.exit_code, "not a storage URL" in result.stderr) == (2, True), result.output

@@ -70,7 +70,7 @@ def estimate_(
         raise UsageError(f"--api {api}: expected row or arrow")
     if price_list not in PRICE_LISTS:
         raise UsageError(f"--prices {price_list}: expected {' or '.join(PRICE_LISTS)}")
-    history = _history(root, pipeline) if root and pipeline else None
+    history = _history(root, pipeline) if root is not None and pipeline is not None else None
     asked = {
         "keys": keys,
         "bytes_per_key": bytes_per_key,

@@ -296,7 +296,7 @@ def fork(
         target = _id_of(Coordinator(source, pipeline), checkpoint)
     else:
         raise UsageError("give either --pipeline NAME or --savepoint URL")
-    into = Coordinator(open_storage(join_url(to_root or root, to)), to)
+    into = Coordinator(open_storage(join_url(root if to_root is None else to_root, to)), to)
     start_ms = None if start is None else to_ms(start_of("--start", start))
     attempt = str(uuid.uuid4())
     content = plan_fork(source, target, into, pipeline_start_ms=start_ms, permissions=allowed)
