@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import time
 from collections.abc import Iterator
@@ -429,6 +430,21 @@ def test_of_two_tries_that_begin_a_trial_at_once_none_is_stuck(
     production: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
     assert check_overtaken_at(production, tmp_path, monkeypatch, at)
+
+
+@pytest.mark.long("half a second", runs_in="ci")
+def test_a_trial_whose_folder_has_results_of_another_prints_the_command_that_helps(root: Path) -> None:
+    """Two trials that began at once left this before."""
+    trial = try_days(DOUBLED, root, [2], name="same").trial
+    open_storage(trials_url(str(root), NAME)).delete("trials/same.json")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trials, "remove_all", lambda url: None)
+        with pytest.raises(UsageError, match="results of another trial of this name") as stuck:
+            try_days(DOUBLED, root, [2], name="same")
+    assert find_trial(str(root), NAME).attempt != trial.attempt
+    command = str(stuck.value).splitlines()[-1]
+    assert CliRunner().invoke(app, shlex.split(command)[1:]).exit_code == 0
+    assert [o.computed for o in try_days(DOUBLED, root, [2], name="same").outcomes] == [True]
 
 
 @pytest.mark.long("two minutes")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -166,7 +167,7 @@ def try_code(
     elif not renew_trial(root, trial):
         _clean_up_removed(root, trial)
     try:
-        fork_s = _fork(plan, pipeline, own)
+        fork_s = _fork(plan, pipeline, root, own)
         # A trial calls no sink.
         quiet = replace(pipeline, sink=None, retention=KeepLast(min(len(intervals) + 1, MOST_STATES)))
         outcomes = run_intervals(
@@ -389,23 +390,33 @@ def _other_input(there: Log, intervals: Sequence[Interval], asked: Mapping[Inter
     return tuple(i for i in intervals if recorded.get(i) and recorded[i] != now[i])
 
 
-def _fork(plan: TrialPlan, pipeline: Pipeline, own: str) -> float:
+def _fork(plan: TrialPlan, pipeline: Pipeline, root: str, own: str) -> float:
     """Fork the state that the trial begins with into the trial's own root, if no earlier call has done so.
 
     Args:
         plan: The plan, whose `target` is the production checkpoint or the savepoint to fork; None for empty state.
         pipeline: The pipeline with the new code.
+        root: URL of production's root.
         own: URL of the trial's own root.
 
     Returns:
         Seconds that the fork took; 0 if nothing was forked.
+
+    Raises:
+        UsageError: The trial's folder has results of another trial. Older releases could leave a trial so.
     """
     if plan.target is None:
         return 0.0
     began = time.monotonic()
     into = coordinator_of(pipeline, own, remembers=True)
-    if into.log().of_attempt(plan.trial.attempt) is not None:
+    log = into.log()
+    if log.of_attempt(plan.trial.attempt) is not None:
         return 0.0
+    if log.head_id:
+        raise UsageError(
+            f"trial {plan.trial.name!r} can't begin: its folder has results of another trial of this name\nRemove them, and try again:\n"
+            f"cairn trials remove {plan.trial.name} --root {shlex.quote(root)} --pipeline {pipeline.name}"
+        )
     try:
         fork(
             open_storage(plan.source),
