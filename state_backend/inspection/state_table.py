@@ -203,8 +203,16 @@ def read_shard(
     ids = [layout.TIMERS if descriptor is None else descriptor.state_id for descriptor in descriptors]
     with open_shard(source, shard, storage, work, spans=_spans(part, ids)) as (store, manifest):
         for state, state_id, reader, shape in zip(states, ids, rows, shapes, strict=True):
+            found = 0
             for stored, entries in stored_batches(store, _prefixes(manifest, state, state_id, part)):
-                yield from ((state, shaped) for shaped in shape(reader.table(stored, entries)))
+                table = reader.table(stored, entries)
+                found += table.num_rows
+                yield from ((state, shaped) for shaped in shape(table))
+            recorded = sum(s.entries.get(state, 0) for s in manifest.key_group_states)
+            if part == WHOLE and found != recorded:
+                raise CorruptFile(
+                    f"{source}: shard {shard} has {found} entries of state {state!r}, but its manifest says {recorded}"
+                )
 
 
 def _rows(source: StateSource, descriptor: StateDescriptor | None) -> StateRows | TimerRows:

@@ -253,16 +253,24 @@ def test_a_session_with_the_workers_of_others_takes_no_artifacts(server: SparkCo
     assert "ok" in process(tmp_path, server.url, 1, "allowed", settings=conf)
 
 
-def test_every_daemon_of_the_server_has_a_watcher(server: SparkConnectServer, tmp_path: Path) -> None:
+def daemons_of(server: SparkConnectServer) -> dict[int, str]:
+    """The Python daemons of a server, without their workers, each with the session that it belongs to; "default": all."""
+    daemons = {pid for pid in server.pids() if "pyspark.daemon" in command_line(pid)}
+    daemons -= {pid for pid in daemons if psutil.Process(pid).ppid() in daemons}
+    return {pid: psutil.Process(pid).environ()["SPARK_JOB_ARTIFACT_UUID"] for pid in daemons}
+
+
+def test_drivers_share_a_daemon_and_every_daemon_has_a_watcher(server: SparkConnectServer, tmp_path: Path) -> None:
     """Spark keeps the daemon until the server ends; ``test_idle_daemon.py`` shows the end that the watcher makes of it."""
     write_pipeline(tmp_path, "one", "hello")
+    before = daemons_of(server)
     for attempt in range(3):
         process(tmp_path, server.url, 1, f"attempt-{attempt}")
-    lines = {pid: command_line(pid) for pid in server.pids()}
-    daemons = {pid for pid, line in lines.items() if "pyspark.daemon" in line}
-    daemons -= {pid for pid in daemons if psutil.Process(pid).ppid() in daemons}  # workers
-    watched = [int(line[-2]) for line in lines.values() if any("pidfd_open" in word for word in line)]
-    assert daemons and sorted(watched) == sorted(daemons)
+    daemons = daemons_of(server)
+    assert {session for pid, session in daemons.items() if pid not in before} <= {"default"}
+    lines = [command_line(pid) for pid in server.pids()]
+    watched = {int(line[-2]) for line in lines if any("pidfd_open" in word for word in line)}
+    assert daemons and {*daemons} <= watched
 
 
 @pytest.mark.long("ten seconds of Spark")

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 import pytest
 
 from cairn.spark.idle_daemon import end_idle_daemon, watch_daemon
-from cairn.spark.session import ISOLATION
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the watcher needs Linux")
@@ -88,16 +87,12 @@ def test_other_processes_are_left_alone(
     end_idle_daemon()
 
 
-@pytest.mark.parametrize(("isolated", "idle_s"), [("false", 600), ("true", 30), (None, 30)])
-def test_a_daemon_of_one_session_ends_soon(
-    isolated: str | None, idle_s: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("artifacts", "idle_s"), [("default", 600), ("177f8ab8-8dfc-41c9-bb1b-621b195436c3", 30)])
+def test_a_daemon_of_one_session_ends_soon(artifacts: str, idle_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that refuses to share its workers starts a daemon for each driver."""
     watched: list[float] = []
-    context = type("Context", (), {"getLocalProperty": lambda _, name: {ISOLATION: isolated}[name]})()
-    monkeypatch.setattr("cairn.spark.idle_daemon.TaskContext", type("Of", (), {"get": lambda: context}))
     monkeypatch.setattr("cairn.spark.idle_daemon.watch_daemon", lambda _, seconds: watched.append(seconds))
-    monkeypatch.setenv("SPARK_JOB_ARTIFACT_UUID", "u")
+    monkeypatch.setenv("SPARK_JOB_ARTIFACT_UUID", artifacts)
     monkeypatch.delenv("CAIRN_DAEMON_IDLE_S", raising=False)
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", type("Spec", (), {"name": "pyspark.daemon"})())
     end_idle_daemon()

@@ -149,26 +149,6 @@ def test_a_url_that_names_a_session_is_refused() -> None:
         connect("sc://h:7/;token=secret;session_id=0b1c2d3e-0000-0000-0000-000000000000", "test")
 
 
-@pytest.mark.parametrize(("refused", "shared"), [(False, True), (True, False)])
-def test_a_server_that_refuses_to_share_its_workers_gives_each_session_its_own(
-    monkeypatch: pytest.MonkeyPatch, refused: bool, shared: bool
-) -> None:
-    settings: dict[str, str] = {}
-
-    def put(name: str, value: str) -> None:
-        if refused and name == spark_session.ISOLATION:
-            raise RuntimeError(f"[CONFIG_NOT_AVAILABLE] {name} is not available")
-        settings[name] = value
-
-    artifacts = object()
-    session = SimpleNamespace(client=None, conf=SimpleNamespace(set=put), addArtifacts=artifacts)
-    for name, fake in (("_remote_session", lambda _: session), ("_check_listening", None), ("_be_impatient", None)):
-        monkeypatch.setattr(spark_session, name, fake or (lambda _: None))
-    assert cast(Any, connect("sc://h", "test")) is session
-    assert next(iter(settings)) == (spark_session.ISOLATION if shared else spark_session.SESSION_ZONE)
-    assert (session.addArtifacts is artifacts) == (not shared)
-
-
 def test_configuration_reaches_a_jvm_by_a_file_of_this_user_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Java reads back what was written, and nothing of it is in an argument."""
     conf = {"spark.a b": "x=y: \\ #\u00e9\U0001f600\n z", "spark.b": "plain"}
@@ -309,6 +289,7 @@ def test_what_a_server_refuses(monkeypatch: pytest.MonkeyPatch, spark_says: str,
 
     session = SimpleNamespace(client=None, conf=SimpleNamespace(set=refuse))
     monkeypatch.setattr(spark_session, "_remote_session", lambda _: session)
+    monkeypatch.setattr(spark_session, "_made_with_shared_workers", lambda *_: True)
     monkeypatch.setattr(spark_session, "_check_listening", lambda _: None)
     monkeypatch.setattr(spark_session, "_be_impatient", lambda _: None)
     with pytest.raises(error, match=f"the Spark Connect server at sc://h {says}|{says}"):

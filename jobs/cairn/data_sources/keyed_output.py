@@ -7,6 +7,8 @@ Options:
     start, end        ISO instants with a time zone. Only intervals that lie between these instants are read.
     valid             "true" refuses to read intervals whose result is stale or quarantined. Default: "false", and a
                       warning names these intervals.
+    checkpoints       The ids of the checkpoints whose output is read, with commas between them. If the current output is
+                      that of other checkpoints, the query fails.
 
 The checkpoint log says, when the query is planned, which files are current. So a query never sees half an interval,
 even on storage that can't replace a folder in one step.
@@ -30,6 +32,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from cairn.data_sources.check_options import check_options
+from cairn.data_sources.state_selection import parse_numbers
 from cairn.runners.output_schema import arrow_schema, from_record, recorded_schema, schema_of_file
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
@@ -55,7 +58,7 @@ from state_backend.values.records import OutputFile
 
 logger = logging.getLogger("cairn")
 
-_OPTIONS = frozenset({"root", "pipeline", "late", "start", "end", "valid"})
+_OPTIONS = frozenset({"root", "pipeline", "late", "start", "end", "valid", "checkpoints"})
 
 
 @dataclass
@@ -159,7 +162,14 @@ class KeyedOutput(DataSource):
         return notice
 
     def _current(self, log: Log) -> CurrentOutput:
-        return current_output(log, self._instant("start"), self._instant("end"))
+        current = current_output(log, self._instant("start"), self._instant("end"))
+        expected = self.options.get("checkpoints")
+        if expected is not None and {*parse_numbers(str(expected), "checkpoints")} != {*current.commits.values()}:
+            raise StorageUnavailable(
+                f"the output of pipeline {self._option('pipeline')!r} is now that of the checkpoints {sorted(current.commits.values())}, and the "
+                f"query expects {expected}\nAsk for the current checkpoints, and run the query again"
+            )
+        return current
 
     def _log(self) -> Log:
         return read_log(open_storage(self._root()))
@@ -211,8 +221,14 @@ class _OutputReader(DataSourceReader):
                 storage.download(partition.file.handle, local)
             except NotFound as error:
                 raise _gone(partition.file.handle, storage) from error
+            rows, file = pq.ParquetFile(local), partition.file
+            if rows.metadata.num_rows != file.rows:
+                raise CorruptFile(
+                    f"{file.handle.path} in {storage.url} has {rows.metadata.num_rows} rows, but its record says {file.rows}; put the file "
+                    "back from a copy, or run its interval again"
+                )
             convert = batch_converter(arrow_schema(self._schema))
-            yield from map(convert, pq.ParquetFile(local).iter_batches(batch_size=10_000))
+            yield from map(convert, rows.iter_batches(batch_size=10_000))
 
 
 def _check_clashes(later: tuple[SparkStruct, OutputFile], earlier: tuple[SparkStruct, OutputFile]) -> None:

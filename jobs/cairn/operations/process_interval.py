@@ -7,23 +7,26 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.plan_interval import Attempt, IntervalPlan, Read, ask_pipeline, in_zone_of, plan_interval
 from cairn.operations.plan_reuse import Earlier, Now, Recompute, plan_reuse
+from cairn.operations.prove_read import recorded_lengths, unproven
 from cairn.operations.read_source import input_errors
 from cairn.pipeline import Pipeline
 from cairn.rows.arrange_rows import plan_arrangement
 from cairn.rows.routing import Inputs, route, route_in_order
 from cairn.shard_jobs.interval import IntervalJob
 from cairn.shard_jobs.run_on_shards import run_on_shards
+from cairn.spark.file_scans import scans_of
 from cairn.spark.session import check_running, use_this_python
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Begun, Coordinator
 from state_backend.checkpoint.prepare_content import ShardAck, mismatches_in_words
 from state_backend.inspection.verify import offering_intact
-from state_backend.values.errors import StateUnusable
+from state_backend.values.errors import SourceError, StateUnusable
 from state_backend.values.intervals import to_ms
 from state_backend.values.phases import in_words
 from state_backend.values.records import Prepared
@@ -134,7 +137,16 @@ def _on_spark(spark: SparkSession, job: IntervalJob, inputs: Inputs) -> list[Sha
     def routed(parts: Sequence[bytes]) -> DataFrame:
         return place(spark, inputs, parts=parts, max_parallelism=job.max_parallelism)
 
-    return run_on_shards(spark, job, routed, arrangement)
+    return run_on_shards(spark, job, routed, arrangement, partial(_check_read, job))
+
+
+def _check_read(job: IntervalJob, executed: DataFrame) -> None:
+    """Raise `SourceError` if the query has perhaps not read the files that the source's position lists."""
+    shared = type(executed).__module__.startswith("pyspark.sql.connect")
+    if not shared and recorded_lengths(job.source_position) is None:
+        return  # A walk over the plan of a classic session takes milliseconds.
+    if why := unproven(job.source_position, scans_of(executed), shared_cache=shared):
+        raise SourceError(f"pipeline {job.pipeline!r}, {job.interval}: {why}\nNothing was committed")
 
 
 def _reuse(

@@ -125,6 +125,7 @@ def run_on_shards(
     job: ShardJob[Ack],
     placed: Callable[[Sequence[bytes]], DataFrame] | None = None,
     arrangement: Arrangement | None = None,
+    executed: Callable[[DataFrame], None] | None = None,
 ) -> list[Ack]:
     """Run the job once on each shard, and return the results (acks) in the order of the shards.
 
@@ -139,6 +140,7 @@ def run_on_shards(
             function's argument has one value for each shard, which the function must put into the shard's tick: the
             pickled references to the stored shards that the task reads. None: the job has no rows, only ticks.
         arrangement: The order and layout into which each task sorts its rows; None: the rows have them already.
+        executed: A function that gets the query after its end; None: no function.
 
     Raises:
         InvariantViolated: A shard returned no result, or more than one.
@@ -150,7 +152,7 @@ def run_on_shards(
         try:
             with first_cause():
                 # Each try has a new query plan: if Spark gets a failed plan again, it raises the old error.
-                found = collect_once(spark, lambda: rows.mapInArrow(partial(_run_shard, shipped), _ACK_ROW))
+                found = collect_once(spark, lambda: rows.mapInArrow(partial(_run_shard, shipped), _ACK_ROW), executed)
             break
         except DamagedCopy as error:
             # With a local master, Spark runs each task only once. So the whole job runs again here. The shard that raised

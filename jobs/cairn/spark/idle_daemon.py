@@ -21,16 +21,14 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from pyspark import TaskContext
-
-from cairn.spark.session import ISOLATION
-
 # Environment variable of the Connect server or executor: seconds without a worker until the daemon ends. With 0,
 # daemons run until their executor ends.
 IDLE_VARIABLE = "CAIRN_DAEMON_IDLE_S"
 _IDLE_S = 600.0
 # A daemon of one session only is useless after its driver: a day's backfill would leave hundreds.
 _IDLE_OF_ONE_SESSION_S = 30.0
+# Spark's word for the artifacts of sessions that share their workers.
+_SHARED = "default"
 
 # The watcher runs without site-packages and takes 8 MiB. It holds a pidfd, because the kernel may give the daemon's
 # process id to another process later.
@@ -61,9 +59,7 @@ def end_idle_daemon() -> None:
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
     if sys.platform != "linux" or "SPARK_JOB_ARTIFACT_UUID" not in os.environ or not main:
         return
-    context = TaskContext.get()
-    # Spark sends the settings of a session to its tasks.
-    shared = context is not None and context.getLocalProperty(ISOLATION) == "false"
+    shared = os.environ["SPARK_JOB_ARTIFACT_UUID"] == _SHARED
     idle_s = float(os.environ.get(IDLE_VARIABLE) or (_IDLE_S if shared else _IDLE_OF_ONE_SESSION_S))
     if main.name == "pyspark.daemon" and idle_s > 0:
         with suppress(OSError):

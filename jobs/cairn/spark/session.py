@@ -213,7 +213,9 @@ def master_conf(where: str) -> dict[str, str]:
     return _CONF | _MASTER_CONF | (_LOCAL_CONF if where.startswith("local") else {})
 
 
-def collect_once(spark: SparkSession, made: Callable[[], DataFrame]) -> list[Row]:
+def collect_once(
+    spark: SparkSession, made: Callable[[], DataFrame], executed: Callable[[DataFrame], None] | None = None
+) -> list[Row]:
     """Collect a frame's rows, and delete the frame's shuffle files after the query.
 
     By default Spark deletes shuffle files when Java's garbage collector finds that nothing refers to them. Large
@@ -224,6 +226,7 @@ def collect_once(spark: SparkSession, made: Callable[[], DataFrame]) -> list[Row
         spark: The session.
         made: The function that makes the frame. `collect_once` calls it after it has turned on the deletion: a classic
             session reads that setting when the frame is made.
+        executed: A function that gets the frame after the query; None: no function.
 
     Source: SPARK-47764, SPARK-52777.
     """
@@ -235,6 +238,8 @@ def collect_once(spark: SparkSession, made: Callable[[], DataFrame]) -> list[Row
         found: list[Row] | None = frame.collect() if remote else None
     if found is None:
         found = frame.collect()
+    if executed is not None:
+        executed(frame)
     return found
 
 
@@ -245,25 +250,20 @@ def _set(spark: SparkSession, name: str, value: str) -> Iterator[None]:
     After a failure the setting stays changed. A reset on a lost server would delay the caller by half a minute, and the
     error of the reset would hide the failure.
     """
-    before = spark.conf.get(name, None)
-    allowed = _try_to_set(spark, name, value)
-    yield
-    if allowed:
-        # The block has succeeded, so an error of this reset is ignored. For example, the server may have died since.
-        with suppress(Exception):
-            spark.conf.unset(name) if before is None else spark.conf.set(name, before)
-
-
-def _try_to_set(spark: SparkSession, name: str, value: str) -> bool:
-    """Set a Spark setting. Return False if the server forbids it."""
+    before, allowed = None, True
     try:
+        before = spark.conf.get(name, None)
         spark.conf.set(name, value)
     except Exception as error:
         if name not in str(error):
             raise
         log.debug("the Spark server does not let a session set %s: %s", name, error)
-        return False
-    return True
+        allowed = False
+    yield
+    if allowed:
+        # The block has succeeded, so an error of this reset is ignored. For example, the server may have died since.
+        with suppress(Exception):
+            spark.conf.unset(name) if before is None else spark.conf.set(name, before)
 
 
 def _send_runtime(session: SparkSession) -> None:
@@ -365,15 +365,43 @@ def _open_remote_session(url: str, token: str | None, conf: Mapping[str, str], *
         conf: Spark's configuration by name.
         own_workers: Whether the session gets Python workers that no other session uses.
     """
+    shared = ISOLATION not in conf and not own_workers and _made_with_shared_workers(url, token)
     session = _remote_session(_channel(url, token))
     _be_impatient(session.client)
-    # Spark reads this setting once, when the session is first used. So the setting comes first.
-    if ISOLATION not in conf and not own_workers and _try_to_set(session, ISOLATION, "false"):
+    if shared:
         remote = cast(Any, session)
         remote.addArtifact = remote.addArtifacts = _refuse_artifacts
     for key, value in (_CONF | dict(conf)).items():
         session.conf.set(key, value)
     return session
+
+
+def _made_with_shared_workers(url: str, token: str | None) -> bool:
+    """Make the session of the URL on the server, so that it shares its Python workers. Return False if the server refuses.
+
+    Spark reads the setting when it makes a session, and a client can set it only later. So the session is made as a copy of
+    an empty session that has the setting.
+    """
+    from pyspark.sql.connect.session import SparkSession as RemoteSession
+
+    empty = RemoteSession(connection=_channel(_with_session(url, str(uuid.uuid4())), token))
+    atexit.unregister(empty.client._on_exit)
+    _be_impatient(empty.client)
+    try:
+        empty.conf.set(ISOLATION, "false")
+        copy = empty.client.clone(url.rpartition("session_id=")[2])
+        atexit.unregister(copy._on_exit)
+        copy.close()
+    except Exception as error:
+        if is_lost(error) or _is_refused(error):
+            raise
+        log.debug("the Spark server gives each session Python workers of its own: %s", error)
+        return False
+    finally:
+        with suppress(Exception):
+            empty.client.release_session()
+        empty.client.close()
+    return True
 
 
 def _refuse_artifacts(*_: Any, **__: Any) -> None:

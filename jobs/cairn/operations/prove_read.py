@@ -1,0 +1,63 @@
+"""Comparison of the files that a source recorded in its position with the files that Spark read.
+
+A position that lists `files`, each with its length, says which input the interval had. Spark may have read another one:
+an older list of files, or rows in its cache. Such a reading must not be committed under this position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from cairn.spark.file_scans import Scans
+
+_LENGTHS = ("bytes", "size_bytes")
+# Most sums of scans that are tried. A source with more unrecorded files than that is not compared.
+_MOST_SUMS = 10_000
+
+
+def recorded_lengths(position: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """Return the lengths of the files that a position lists; None if it lists no files with lengths."""
+    files = position.get("files")
+    if not isinstance(files, list) or not all(isinstance(file, dict) for file in files):
+        return None
+    lengths = [next((file[name] for name in _LENGTHS if name in file), None) for file in files]
+    known = tuple(length for length in lengths if isinstance(length, int))
+    return known if known and len(known) == len(lengths) else None
+
+
+def unproven(position: Mapping[str, Any], scans: Scans, *, shared_cache: bool) -> str | None:
+    """Return why the rows may not be those of the files that the position lists; None if there is no doubt.
+
+    Some scans together must have read all recorded files. Other scans may read other files, such as a table to join. A
+    query without a scan of files proves nothing: its source has read the files itself.
+
+    Args:
+        position: The source's position.
+        scans: What the interval's query has read.
+        shared_cache: Whether other drivers can put rows into Spark's cache.
+    """
+    lengths = recorded_lengths(position)
+    if lengths is not None and scans.files and not _can_sum_up(scans.files, (len(lengths), sum(lengths))):
+        read = " and ".join(f"{files} with {size}" for files, size in scans.files)
+        return (
+            f"the source's position lists files: {len(lengths)} with {sum(lengths)} bytes; Spark read: {read} bytes\n"
+            "The input changed while the source read it, or Spark used an older list of files: run the interval again\n"
+            'If the position lists files that Spark does not read, give these files no length ("bytes", "size_bytes")'
+        )
+    if scans.cached and (shared_cache or (lengths is not None and not scans.files)):
+        return (
+            "the source's rows come from Spark's cache, which may hold the rows of an earlier read\n"
+            "Do not call cache() or persist() in the source; to empty the cache: spark.catalog.clearCache()"
+        )
+    return None
+
+
+def _can_sum_up(scans: Iterable[tuple[int, int]], wanted: tuple[int, int]) -> bool:
+    """Return whether some of the scans have the wanted number of files and bytes together."""
+    sums = {(0, 0)}
+    for files, size in scans:
+        sums |= {(n + files, total + size) for n, total in sums if n + files <= wanted[0] and total + size <= wanted[1]}
+        if wanted in sums or len(sums) > _MOST_SUMS:
+            return True
+    return False
