@@ -272,7 +272,7 @@ def test_the_commands_that_are_printed_forget_the_key(root: Path, monkeypatch: p
     (twin,) = [place["then"] for place in said["places"] if place["what"] == "pipeline with the same key"]
     done = CliRunner().invoke(app, [*shlex.split(twin)[1:], "--key", KEY, "--yes"])
     assert done.exit_code == 0 and done.stdout.startswith(
-        "checkpoint 2 has the state of checkpoint 1 without the key\n15 entries removed"
+        f"checkpoint 2 of {day(4)} has the state of checkpoint 1 without the key\n15 entries removed"
     )
     refused = refusal(lambda: run(PIPELINE, root, [4], reprocess="all"))
     command = refused.partition("once more: ")[2].replace("JSON", shlex.quote(KEY))

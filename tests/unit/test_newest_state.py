@@ -10,7 +10,9 @@ import pytest
 
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.newest_state import checkpoint_named, newest_state, no_checkpoint, overtaken
-from state_backend.values.records import Quarantine, Record
+from state_backend.checkpoint.rewind import restorable
+from state_backend.values.errors import StaleStateError
+from state_backend.values.records import Permissions, Quarantine, Record
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import Folder, day, record
 from tests.support.log_in_memory import log_in_memory
@@ -76,6 +78,11 @@ def test_an_answer_from_before_the_last_interval_says_so() -> None:
         "pipeline 'p' has no usable checkpoint 2024-01-04 00:00:00+00:00: checkpoint 3 is stale by 4\n"
         "Usable checkpoints: 4 (to 2024-01-02T00:00:00Z)"
     )
+
+
+def test_a_refused_fork_offers_no_stale_checkpoint() -> None:
+    with pytest.raises(StaleStateError, match=r"(?s)checkpoint 3 is stale.*Usable checkpoints: 4$"):
+        restorable(log_of(*DAYS, OTHER), 3, Permissions())
 
 
 def corrected(folder: Folder) -> None:

@@ -481,7 +481,7 @@ def test_a_person_s_data_is_deleted_as_the_page_shows(root: Path, tmp_path: Path
     would = said(copied, dry).splitlines()
     assert would[0].endswith("would be rewritten") and "places that may still hold the key:" in would
     assert said(copied, "cairn diff 4 5 --state history") == said(root, "cairn diff 4 5 --state history")
-    assert said(copied, done).startswith("checkpoint 6 has the state of checkpoint 5 without the key\n")
+    assert said(copied, done).splitlines()[0].endswith(") has the state of checkpoint 5 without the key")
     said(copied, f"cairn export --to {tmp_path / 'tables'} --state history")
     left = pq.read_table(tmp_path / "tables" / "state-history").to_pylist()
     assert [row["key"]["tailnum"] for row in left] == ["N24211"]

@@ -194,6 +194,7 @@ CASES: dict[str, tuple[Callable[[History], None], dict[str, Any], str, str, Any]
         (NoSuchCheckpoint, r"no checkpoint 17\nIntervals that can be replayed: 1"),
     ),
     "a restore": (restored, {}, "ann", "4", (UsageError, "checkpoint 4 is of kind restore, which ran no processor")),
+    "an interval whose state was restored": (restored, {}, "ann", "2024-01-02", {"id": 2, "same": True}),
     "an interval after a restore": (restored, {}, "ann", "2024-01-03", {"id": 5, "same": True}),
     "a quarantined base": (
         quarantined,

@@ -103,6 +103,27 @@ def digests(root: Path | str) -> list[tuple[Interval, int]]:
 
 
 @pytest.mark.long("half a second", runs_in="ci")
+def test_a_refused_checkpoint_is_no_reason_to_refuse_code(root: Path) -> None:
+    """The last day ran with another state and was quarantined: the code must fit the newest state, which is the day's base."""
+    run(AVERAGED, root, [5])
+    coordinator_of(OLD, str(root)).quarantine(6, "wrong")
+    assert try_days(DOUBLED, root, [5]).outcomes
+    plan = plan_deployment(SESSION, DOUBLED, str(root))
+    assert plan.back is not None and plan.back.id == 5
+
+
+@pytest.mark.long("half a second", runs_in="ci")
+def test_production_that_forgot_a_key_is_not_the_same(root: Path) -> None:
+    try_days(OLD, root, [3, 4])
+    assert [i.state for i in compared(root).intervals] == ["same", "same"]
+    words = ["forget", "--root", str(root), "--pipeline", NAME, "--key", '{"user": "ann"}', "--yes"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    found = compared(root)
+    assert [i.state for i in found.intervals] == ["same", "other"]
+    assert [s.added for s in found.states if s.state == "total"] == [1]
+
+
+@pytest.mark.long("half a second", runs_in="ci")
 def test_the_same_code_comes_to_the_same_and_production_is_as_it_was(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

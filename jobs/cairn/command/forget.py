@@ -100,7 +100,9 @@ def _lines(found: Forgot, options: ForgetOptions, *, done: bool) -> str:
 
     lines = []
     if done:
-        lines.append(f"checkpoint {found.checkpoint} has the state of checkpoint {found.base} without the key")
+        lines.append(
+            f"checkpoint {found.checkpoint} of {found.interval} has the state of checkpoint {found.base} without the key"
+        )
     named = {("timers" if name == TIMERS_NAME else name): count for name, count in found.entries.items()}
     entries = ", ".join(f"{count} in {name}" for name, count in sorted(named.items()))
     total = sum(found.entries.values())
@@ -121,6 +123,7 @@ def _described(found: Forgot, places: list[Place], *, dry_run: bool) -> dict[str
         "dry_run": dry_run,
         "checkpoint": found.checkpoint,
         "base": found.base,
+        "interval": str(found.interval),
         "entries": found.entries,
         "shards": found.shards,
         "dropped": list(found.dropped),

@@ -45,7 +45,7 @@ from state_backend.state import layout
 from state_backend.state.check_shard import verify_shard
 from state_backend.state.forget_keys import remove_keys
 from state_backend.values.errors import AttemptLost, CheckpointDropped, CorruptFile, NotFound, UsageError
-from state_backend.values.intervals import format_instant, from_ms
+from state_backend.values.intervals import Interval, format_instant, from_ms
 from state_backend.values.records import (
     Content,
     Forget,
@@ -87,6 +87,7 @@ class Forgot:
     Attributes:
         checkpoint: Id of the new checkpoint; None from `plan_forget`.
         base: Id of the checkpoint from which the keys are removed.
+        interval: Interval of that checkpoint, and of the new one.
         entries: Number of removed entries by state, with the timers as `$timers`; empty if an earlier call committed.
         shards: Number of rewritten shards.
         dropped: Ids of the checkpoints that the commit drops.
@@ -96,6 +97,7 @@ class Forgot:
 
     checkpoint: int | None
     base: int
+    interval: Interval
     entries: dict[str, int]
     shards: int
     dropped: tuple[int, ...]
@@ -147,6 +149,7 @@ def plan_forget(
     return Forgot(
         checkpoint=None,
         base=record.id,
+        interval=record.content.interval,
         entries=dict(entries),
         shards=len(shards),
         dropped=drops,
@@ -316,6 +319,7 @@ def _attempt(
     return Forgot(
         checkpoint=committed.id,
         base=record.id,
+        interval=record.content.interval,
         entries=dict(entries),
         shards=len(rewritten),
         dropped=drops,
@@ -377,6 +381,7 @@ def _forgotten_before(
     return Forgot(
         checkpoint=record.id,
         base=record.content.base_id,
+        interval=record.content.interval,
         entries={},
         shards=0,
         dropped=record.content.forget.drops,
