@@ -565,7 +565,10 @@ def test_a_new_pipeline_asks_what_it_needs(tmp_path: Path, monkeypatch: pytest.M
     asked = typed(tmp_path, "cairn new clicks", input="\n\n\n")
     assert asked.exit_code == 0, asked.output
     # Cairn runs from another environment than tmp_path/.venv, as it does for users of the wheel.
-    assert f"\n  PYTHONPATH={tmp_path}/jobs python -m pytest tests/pipelines/test_clicks.py\n" in asked.output and ".venv" not in asked.output
+    assert (
+        f"\n  PYTHONPATH={tmp_path}/jobs python -m pytest tests/pipelines/test_clicks.py\n" in asked.output
+        and ".venv" not in asked.output
+    )
     written = (tmp_path / "jobs/pipelines/clicks.py").read_bytes()
     shutil.rmtree(tmp_path / "jobs/pipelines")
     (tmp_path / "jobs/pipelines").mkdir()
