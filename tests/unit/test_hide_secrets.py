@@ -244,6 +244,7 @@ def test_no_driver_starts_with_credentials_among_its_arguments(monkeypatch: pyte
     assert SECRET not in str(raised.value)
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_a_driver_s_lines_result_and_title_have_no_credential(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lines are also those of Spark and of user code. The result becomes XComs, or the error of the task."""
     title: list[str] = []

@@ -174,6 +174,7 @@ session.connect("local[1]", "test", conf={"spark.b": "c"})
 """
 
 
+@pytest.mark.long("seconds", runs_in="ci")
 def test_a_process_that_is_killed_while_its_jvm_starts_leaves_work_folders_only(tmp_path: Path) -> None:
     """The next task deletes abandoned work folders."""
     program, temp = tmp_path / "spark" / "bin" / "spark-submit", tmp_path / "temp"
