@@ -23,7 +23,7 @@ from sqlalchemy.orm import joinedload
 from cairn_ui.airflow_values import Run, TaskTry
 from cairn_ui.try_reason import LogLine, reason_of
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("cairn")
 
 # Largest number of tries, of references between DAGs and assets, and of lines of a log that one page reads.
 _TRIES, _REFERENCES, _LINES = 500, 10_000, 200_000

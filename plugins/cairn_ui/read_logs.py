@@ -26,7 +26,7 @@ from state_backend.values.errors import CairnError, CorruptRecord
 from state_backend.values.records import Record
 
 T = TypeVar("T")
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("cairn")
 
 # A reading that is younger than this is not read again, so that one page reads a log only once.
 FRESH_S = 2.0

@@ -36,6 +36,7 @@ from state_backend.values.errors import StorageUnavailable, UsageError
 from state_backend.values.hide_secrets import hide, hide_all, hide_in
 from tests.support.checkpoints import PIPELINE, Folder, day
 from tests.support.counting import DAYS
+from tests.support.layout import REPOSITORY
 from tests.support.trials import OLD, SESSION, read
 
 SECRET = "pl4nt3d-S3cr3t"
@@ -119,6 +120,14 @@ def test_errors_and_log_lines_hide_credentials(text: str, caplog: pytest.LogCapt
     logged: Any = [*caplog.messages, caplog.text]
     said = [str(error), repr(error), *error.__notes__, str(foreign), str(foreign.__cause__), *logged]
     assert not [one for one in said if SECRET in one]
+
+
+def test_every_module_logs_to_a_logger_that_hides_credentials() -> None:
+    files = [
+        path for folder in ("state_backend", "jobs/cairn", "plugins") for path in (REPOSITORY / folder).rglob("*.py")
+    ]
+    named = {name for path in files for name in re.findall(r"= logging\.getLogger\(([^)]*)\)", path.read_text())}
+    assert named == {'"cairn"', '"cairn.spark"'}
 
 
 # --- places ---------------------------------------------------------------------------------------------------------
