@@ -275,3 +275,15 @@ def test_a_driver_s_lines_result_and_title_have_no_credential(tmp_path: Path, mo
         DriverProcess("leaking_driver", "d").run([sent.command, *to_arguments(call), *to_arguments(sent)], lines.append)
     assert "***" in str(raised.value) and "***" in str(lines) and "***" in str(title)
     assert not [text for text in (str(raised.value), *lines, *title) if SECRET in text]
+
+
+def test_positions_that_differ_in_a_hidden_part_differ() -> None:
+    """Else a run over a range would keep a result whose input has changed."""
+    DAYS[day(0).start] = [("ann", "pear", 1)]
+
+    def position_of(page: str) -> dict[str, Any]:
+        position = {"url": f"https://host/events?page_token={page}"}
+        pipeline = replace(OLD, source=lambda spark, interval: (read(spark, interval)[0], position))
+        return read_source(SESSION, pipeline, day(0))[1]
+
+    assert position_of("a") != position_of("b") and position_of("a") == position_of("a")

@@ -5,6 +5,7 @@ Errors of the source become a `SourceError` that names the pipeline, the interva
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import json
 import logging
@@ -84,7 +85,11 @@ def read_source(spark: SparkSession, pipeline: Pipeline, interval: Interval) -> 
     except (TypeError, ValueError) as error:
         raise SourceError(f"{where}: the source's position must be a dict of JSON values: {error}") from None
     # A record keeps the position, and pages and lineage events show it.
-    return rows, hide_all(position)
+    shown = hide_all(position)
+    if shown != position:
+        # Positions that differ only in a hidden part, such as a page's token in a URL, are still different inputs.
+        shown["hidden"] = hashlib.sha256(json.dumps(position, sort_keys=True).encode()).hexdigest()[:12]
+    return rows, shown
 
 
 def without_java(text: str) -> str:
