@@ -185,6 +185,17 @@ def quarantined_result() -> MemoryStorage:
     return storage
 
 
+def behind_a_stale_day() -> MemoryStorage:
+    """Days 1 and 2 of three ran again with other results, so the newest state is day 2's, checkpoint 5. An attempt reproduces day 1."""
+    storage = scene(3, outputs=False)
+    made = coordinator(storage, KeepLast(9))
+    for n in (1, 2):
+        prepare(storage, day(n), f"b{n}", run(f"run-b{n}"), outputs=False)
+        made.commit(f"b{n}")
+    prepare(storage, day(1), "c", run("rc"), digest=content(day(1), "b1").digest, outputs=False)
+    return storage
+
+
 def waiting(actor: Actor) -> Actor:
     """A commit that meets a release is told to try again."""
     return replace(actor, may=(*actor.may, StorageUnavailable))
@@ -209,6 +220,11 @@ SCENARIOS = (
         name="two attempts at one interval, and a quarantine of their base",
         scene=partial(scene, 2, [X, Y]),
         actors=(task("x", policy=KeepLast(5)), task("y", policy=KeepLast(5)), quarantiner(2)),
+    ),
+    Scenario(
+        name="a reproduction of the first day behind a stale day, and a quarantine of the newest state",
+        scene=behind_a_stale_day,
+        actors=(unpublished(task("c")), quarantiner(5)),
     ),
     Scenario(
         name="two tries of one run",

@@ -19,6 +19,7 @@ from state_backend.checkpoint import leases as leasing
 from state_backend.checkpoint import lineage, output_schemas
 from state_backend.checkpoint import log as logs
 from state_backend.checkpoint import record_reader as readers
+from state_backend.checkpoint import retention as retaining
 from state_backend.checkpoint import settled_files as settling
 from state_backend.checkpoint import summary as summaries
 from state_backend.checkpoint import sweep as sweeping
@@ -186,6 +187,12 @@ def nothing_becomes_stale() -> Iterator[None]:
 @bug("a file that was acked")
 def files_are_not_verified() -> Iterator[None]:
     with mock.patch.object(Coordinator, "_verify", lambda self, content: None):
+        yield
+
+
+@bug("behind a stale day")
+def a_stale_state_is_kept_for_the_newest() -> Iterator[None]:
+    with mock.patch.object(retaining, "valid_states", lambda log, new, marks: ()):
         yield
 
 
