@@ -21,6 +21,9 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from state_backend.values.errors import UsageError
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# Casey in Antarctica sets its clocks back by three hours.
+_LONGEST_CHANGE_MS = 4 * 3_600_000
 _UTC_NAMES = {"UTC", "Z", "GMT", "UT", "Etc/UTC", "Etc/GMT", "Etc/UCT", "UCT", "Zulu", "Etc/Zulu", "Universal", "GMT0"}
 _OFFSET = re.compile(r"(?:UTC|GMT|UT)?([+-])(\d{1,2})(?::?(\d{1,2}))?(?::?(\d{2}))?")
 # Short names of zones that Spark accepts. Three of them mean a fixed offset, and the others a region.
@@ -99,6 +102,33 @@ def zone_of(name: str) -> Zone:
         raise UsageError(
             f"this host has no time zone {name!r}: {error}\nName a region such as 'Europe/Berlin', or install the tzdata package"
         ) from None
+
+
+def settled_wall_ms(at_ms: int, rules: tzinfo) -> int:
+    """Return the latest wall time that no instant after `at_ms` falls short of, in milliseconds as if the zone were UTC.
+
+    This is the wall time at the instant. In the first of two hours that clocks repeat, it is the begin of this hour.
+
+    Args:
+        at_ms: The instant, in milliseconds since the epoch.
+        rules: The time zone.
+    """
+    low, offset = at_ms, _offset_ms(rules, at_ms)
+    high = at_ms + _LONGEST_CHANGE_MS
+    if _offset_ms(rules, high) >= offset:
+        return at_ms + offset
+    while high - low > 1:  # Find the first instant with the smaller offset.
+        middle = (low + high) // 2
+        low, high = (low, middle) if _offset_ms(rules, middle) < offset else (middle, high)
+    return min(at_ms + offset, high + _offset_ms(rules, high))
+
+
+def _offset_ms(rules: tzinfo, at_ms: int) -> int:
+    try:
+        offset = (_EPOCH + timedelta(milliseconds=at_ms)).astimezone(rules).utcoffset()
+    except OverflowError:  # Before the year 1 or after 9999.
+        return 0
+    return 0 if offset is None else offset // timedelta(milliseconds=1)
 
 
 def name_of(rules: tzinfo | None) -> str:

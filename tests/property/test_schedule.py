@@ -52,10 +52,9 @@ SHADOW = timedelta(hours=10)
 # What else Airflow's run after an interval may do close to a change of clocks, than to take the following interval: leave time out
 # ("gap"), take time twice ("overlap"), or no run is created any more ("stops").
 ANY = {"*/30 2 * * *": {"gap"}, "30 * * * 1-5": {"stops", "overlap"}}
-HALF_HOURS = ("Australia/Lord_Howe", "Asia/Pyongyang", "America/Caracas")
+HALF_HOURS = ("Australia/Lord_Howe", "Asia/Pyongyang", "America/Caracas", "Pacific/Norfolk")
 LISTED = {
-    **{key: {"stops"} for key in product(("0 * * * *", "*/20 * * * *"), HALF_HOURS)},
-    **{key: {"overlap"} for key in product(("30 * * * *",), HALF_HOURS)},
+    **{key: {"stops", "overlap"} for key in product(("0 * * * *", "30 * * * *", "*/20 * * * *"), HALF_HOURS)},
     # Clocks that change by three and by two hours.
     **{
         key: {"gap", "overlap"}

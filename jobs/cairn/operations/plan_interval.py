@@ -173,7 +173,7 @@ def ask_pipeline(
     names = _names_of(spark, rows.schema, f"pipeline {pipeline.name!r}: the input")
     key = names.find_key(pipeline.key)
     key_schema = key_schema_of(rows.schema, key)
-    event_time = _event_time(pipeline, names, rows.schema, base)
+    event_time = _event_time(pipeline, names, rows.schema, zone, base)
     output_schema = _output_schema(spark, pipeline, rows.schema)
     if begun.log is not None:
         _check_output(begun.log, pipeline, attempt.interval, output_schema)
@@ -341,14 +341,14 @@ def check_fits(
         ProcessorError: The processor's `init` raised.
     """
     with in_zone_of(spark, pipeline.time_zone):
-        plan_zone(pipeline.name, pipeline.time_zone, spark.conf.get(SESSION_ZONE), content.time.zone)
+        zone = plan_zone(pipeline.name, pipeline.time_zone, spark.conf.get(SESSION_ZONE), content.time.zone)
         output_schema = _output_schema(spark, pipeline, read.rows.schema)
         _check_output(log, pipeline, interval, output_schema)
         _check_sink(pipeline, output_schema, read.rows.schema)
         names = _names_of(spark, read.rows.schema, f"pipeline {pipeline.name!r}: the input")
         key_schema = key_schema_of(read.rows.schema, names.find_key(pipeline.key))
         _check_unchanged(pipeline, content, key_schema, names)
-        _event_time(pipeline, names, read.rows.schema, content)
+        _event_time(pipeline, names, read.rows.schema, zone, content)
         _plan_states(spark, pipeline, content, _as_recorded(key_schema, None, content), read.rows.schema)
 
 
@@ -458,7 +458,9 @@ def _names_of(spark: SparkSession, schema: StructType, what: str) -> ColumnNames
     return ColumnNames(names=tuple(schema.names), case_sensitive=case_sensitive, what=what)
 
 
-def _event_time(pipeline: Pipeline, names: ColumnNames, schema: StructType, base: Content | None) -> EventTime | None:
+def _event_time(
+    pipeline: Pipeline, names: ColumnNames, schema: StructType, zone: Zone, base: Content | None
+) -> EventTime | None:
     if pipeline.time_mode != "event" or pipeline.event_time is None or pipeline.watermark_delay is None:
         return None
     column, delay = names.find(pipeline.event_time), pipeline.watermark_delay
@@ -468,7 +470,8 @@ def _event_time(pipeline: Pipeline, names: ColumnNames, schema: StructType, base
             f"pipeline {pipeline.name!r}: event_time={pipeline.event_time!r} must be a timestamp column of the input; found {found}"
         )
     time_ = base.time if base is not None else None
-    return event_time_of(column, delay // timedelta(milliseconds=1), pipeline.watermark, time_)
+    wall_zone = zone.name if isinstance(schema[column].dataType, TimestampNTZType) else None
+    return event_time_of(column, delay // timedelta(milliseconds=1), pipeline.watermark, time_, wall_zone)
 
 
 def _initial_state(

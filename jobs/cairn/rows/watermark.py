@@ -23,6 +23,12 @@ With "interval", an interval fires the timers of its own windows. Before the fir
 row of the first interval is late.
 
 No watermark ever decreases.
+
+Event times of type TIMESTAMP_NTZ are wall times of the pipeline's zone. Then all event times, watermarks and timers are
+milliseconds of wall time, as if the zone were UTC, as in Spark. `end - delay` alone is an instant, and is converted:
+
+- While clocks repeat an hour, the wall time stands still in the first of the two hours. So rows of both hours count.
+- Where clocks skip an hour, the wall time jumps. A row whose wall time was skipped counts like any other.
 """
 
 from __future__ import annotations
@@ -31,6 +37,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from state_backend.values.records import LogicalTime
+from state_backend.values.zones import settled_wall_ms, zone_of
 
 Rule = Literal["observed", "interval"]
 
@@ -45,6 +52,7 @@ class EventTime:
         rule: "observed" or "interval". The module's docstring explains both rules.
         base_ms: The watermark that the base recorded; None if the base has none. With "observed" it is at least 0.
         late_ms: A row with this event time or an older one is late; None: no row is late.
+        wall_zone: Name of the time zone whose wall time the event times are; None: event times are instants.
     """
 
     column: str
@@ -52,6 +60,7 @@ class EventTime:
     rule: Rule
     base_ms: int | None
     late_ms: int | None
+    wall_zone: str | None = None
 
     @property
     def late_until_us(self) -> int | None:
@@ -88,14 +97,18 @@ class EventTime:
         )
 
     def _reached_ms(self, interval_end_ms: int, newest_event_us: int | None) -> int | None:
+        reached: int | None
         if self.rule == "interval":
-            reached: int | None = interval_end_ms - self.delay_ms
+            at_ms = interval_end_ms - self.delay_ms
+            reached = at_ms if self.wall_zone is None else settled_wall_ms(at_ms, zone_of(self.wall_zone).rules)
         else:
             reached = None if newest_event_us is None else newest_event_us // 1000 - self.delay_ms
         return max((ms for ms in (self.base_ms, reached) if ms is not None), default=None)
 
 
-def event_time_of(column: str, delay_ms: int, rule: Rule, base: LogicalTime | None) -> EventTime:
+def event_time_of(
+    column: str, delay_ms: int, rule: Rule, base: LogicalTime | None, wall_zone: str | None = None
+) -> EventTime:
     """Return the event-time settings of one interval.
 
     With "observed", a checkpoint records two watermarks: one for timers, and an older one that decides which rows of
@@ -107,6 +120,7 @@ def event_time_of(column: str, delay_ms: int, rule: Rule, base: LogicalTime | No
         delay_ms: The watermark's delay, in milliseconds.
         rule: "observed" or "interval". The module's docstring explains both rules.
         base: The clock that the interval's base recorded; None for the first interval.
+        wall_zone: Name of the time zone whose wall time the event times are; None: event times are instants.
     """
     base_ms = base.watermark_ms if base is not None else None
     late_ms = base_ms
@@ -115,4 +129,4 @@ def event_time_of(column: str, delay_ms: int, rule: Rule, base: LogicalTime | No
         late_ms = base_ms if base is not None else 0
         if base is not None and base.late_watermark_ms is not None:
             late_ms = base.late_watermark_ms
-    return EventTime(column=column, delay_ms=delay_ms, rule=rule, base_ms=base_ms, late_ms=late_ms)
+    return EventTime(column=column, delay_ms=delay_ms, rule=rule, base_ms=base_ms, late_ms=late_ms, wall_zone=wall_zone)

@@ -1,0 +1,120 @@
+"""Event times of type TIMESTAMP_NTZ are wall times of the pipeline's zone: for each processor, form, rule and zone."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise, product
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from state_backend.values.intervals import to_ms
+from state_backend.values.zones import settled_wall_ms, zone_of
+from tests.support.every_processor import FORMS, HOUR, READY_MADE, made_tester, row
+from tests.support.tiers import long_after
+
+MONDAY = datetime(2024, 1, 15, 6, tzinfo=UTC)
+
+
+def text(ms: int) -> str:
+    return (datetime(1970, 1, 1) + timedelta(milliseconds=ms)).isoformat()
+
+
+@pytest.mark.parametrize(
+    ("zone", "at", "wall"),
+    [
+        ("UTC", "2024-03-10T07:59Z", "2024-03-10T07:59:00"),
+        ("+05:30", "2024-03-10T07:59Z", "2024-03-10T13:29:00"),
+        # Chicago goes from 02:00 to 03:00.
+        ("America/Chicago", "2024-03-10T07:59Z", "2024-03-10T01:59:00"),
+        ("America/Chicago", "2024-03-10T08:00Z", "2024-03-10T03:00:00"),
+        # Chicago goes from 02:00 back to 01:00: in the first hour, the wall time waits for the second one.
+        ("America/Chicago", "2024-11-03T05:59Z", "2024-11-03T00:59:00"),
+        ("America/Chicago", "2024-11-03T06:00Z", "2024-11-03T01:00:00"),
+        ("America/Chicago", "2024-11-03T06:59:59.999Z", "2024-11-03T01:00:00"),
+        ("America/Chicago", "2024-11-03T07:00Z", "2024-11-03T01:00:00"),
+        ("America/Chicago", "2024-11-03T07:30Z", "2024-11-03T01:30:00"),
+        ("Australia/Lord_Howe", "2024-04-06T14:45Z", "2024-04-07T01:30:00"),
+        ("Australia/Lord_Howe", "2024-04-06T15:15Z", "2024-04-07T01:45:00"),
+        ("Asia/Tokyo", "0001-01-01T00:00Z", "0001-01-01T09:18:59"),
+        ("Asia/Tokyo", "9999-12-31T23:00Z", "9999-12-31T23:00:00"),
+    ],
+)
+def test_the_wall_time_that_no_later_instant_falls_short_of(zone: str, at: str, wall: str) -> None:
+    assert text(settled_wall_ms(to_ms(datetime.fromisoformat(at)), zone_of(zone).rules)) == wall
+
+
+@pytest.mark.parametrize(
+    ("zone", "day"),
+    [
+        ("Europe/Berlin", "2024-10-27"),
+        ("Australia/Lord_Howe", "2024-04-06"),
+        ("Antarctica/Casey", "2022-03-12"),
+        ("Africa/Cairo", "2024-10-31"),
+    ],
+)
+def test_the_wall_time_never_goes_back_and_waits_no_longer_than_it_must(zone: str, day: str) -> None:
+    rules = ZoneInfo(zone)
+    instants = [datetime.fromisoformat(day).replace(tzinfo=UTC) + timedelta(minutes=m) for m in range(0, 2880)]
+    walls = [to_ms(at.astimezone(rules).replace(tzinfo=UTC)) for at in instants]
+    assert any(later < wall for wall, later in pairwise(walls))
+    for n in range(0, 2880 - 300, 5):
+        assert settled_wall_ms(to_ms(instants[n]), rules) == min(walls[n:])
+
+
+@pytest.mark.parametrize(
+    ("zone", "rule"),
+    long_after(1, product(("America/Chicago", "Asia/Tokyo"), ("interval", "observed")), "one zone and rule is enough"),
+)
+@pytest.mark.parametrize("case", [*long_after(2, READY_MADE, "a second for each processor", runs_in="ci"), *FORMS])
+def test_a_zone_gives_what_utc_gives_over_the_same_hours_of_the_wall(case: str, zone: str, rule: str) -> None:
+    """Intervals of hours in a zone have the rows, late rows, timers and state of the intervals of UTC with the same wall times."""
+    wall = MONDAY.replace(tzinfo=None)
+    start = wall.replace(tzinfo=zone_of(zone).rules)
+    there = made_tester(case, start.astimezone(UTC), time_zone=zone, watermark=rule)
+    here = made_tester(case, MONDAY, time_zone="UTC", watermark=rule)
+    late = 0
+    for hour in range(6):
+        minutes = (10, 50, -30, -400)
+        rows = [row(wall + hour * HOUR + timedelta(minutes=m), 4 * hour + n) for n, m in enumerate(minutes)]
+        results = [tester.run(rows) for tester in (there, here)]
+        late += len(results[0].late)
+        assert results[0].output == results[1].output, hour
+        assert results[0].late == results[1].late
+        assert there.timers() == here.timers()
+    assert late > 0 or case == "TumblingWindow, early"  # Its windows last a day.
+    for state in [named.name for named in there.checkpoints[-1].content.states]:
+        assert there.state(state) == here.state(state)
+
+
+@pytest.mark.parametrize(
+    ("zone", "start", "hours"),
+    [
+        ("America/Chicago", "2024-11-03T03:00Z", 8),
+        ("America/Chicago", "2024-03-10T05:00Z", 8),
+        ("Europe/Berlin", "2024-10-26T22:00Z", 8),
+    ],
+)
+@pytest.mark.parametrize("case", ["TumblingWindow", "row"])
+def test_over_a_change_of_clocks_no_row_is_late_and_each_hour_of_the_wall_comes_once(
+    case: str, zone: str, start: str, hours: int
+) -> None:
+    rules, begin = zone_of(zone).rules, datetime.fromisoformat(start)
+    tester = made_tester(case, begin, time_zone=zone, watermark_delay=timedelta(0))
+    walls: list[datetime] = []
+    found: list[dict[str, Any]] = []
+    for hour in range(hours + 2):
+        at = [begin + hour * HOUR + timedelta(minutes=m) for m in (5, 35)] if hour < hours else []
+        rows = [one.astimezone(rules).replace(tzinfo=None) for one in at]
+        walls += rows
+        result = tester.run([row(one, 10 * hour + n) for n, one in enumerate(rows)])
+        assert result.late == []
+        found += result.output
+    if case == "row":
+        assert len(found) == len(set(walls)) and found[-1]["rows"] == len(walls)
+    else:
+        expected: dict[datetime, int] = {}
+        for wall in walls:
+            expected[wall.replace(minute=0)] = expected.get(wall.replace(minute=0), 0) + 1
+        assert {one["window_start"]: one["rows"] for one in found} == expected and len(found) == len(expected)
