@@ -32,8 +32,13 @@ _RULES = (
     # ;token=…  ?sig=…  password='…'  --password …
     (re.compile(rf"(?i)((?:^|[\s?&;,({{'\"\[])(?:{_SECRET})\s*=\s*)(?:{_QUOTED}|[^\s&;,'\"<>)}}\]]+)"), rf"\1{HIDDEN}"),
     (re.compile(rf"(?i)(--(?:{_SECRET})\s+)(?:{_QUOTED}|[^\s'\"-][^\s'\"]*)"), rf"\1{HIDDEN}"),
-    # "password": "…" of JSON, and of the repr of a dict
-    (re.compile(rf"(?i)(([\"'])(?:{_SECRET})\2\s*:\s*)(?:{_QUOTED})"), rf'\1"{HIDDEN}"'),
+    # "password": "…" of JSON, and of the repr of a dict. A token may also be a key of the state, as in {"token": "…"}.
+    (
+        re.compile(
+            rf"(?i)(([\"'])(?!(?:(?!access|auth|refresh|session|security)\w)*token\2)(?:{_SECRET})\2\s*:\s*)(?:{_QUOTED})"
+        ),
+        rf'\1"{HIDDEN}"',
+    ),
     # The header Authorization
     (re.compile(r"\b((?:Bearer|Basic) )(?=[^\s'\"]*[\d._~+/=\\-])[^\s'\"]{6,}"), rf"\1{HIDDEN}"),
 )

@@ -58,7 +58,7 @@ PLANTED = [
     f"AccountName=a;AccountKey={SECRET};Suffix=x",
     f"Invalid header value b'Bearer {SECRET}\\n'",
     f"Authorization: Basic {SECRET}",
-    f'{{"token": "{SECRET}", "conf": {{}}}}',
+    f'{{"access_token": "{SECRET}", "X-Amz-Security-Token": "{SECRET}", "conf": {{}}}}',
     f"{{'spark.hadoop.fs.s3a.secret.key': 1, 'password': '{SECRET}'}}",
     f"spark.hadoop.fs.s3a.secret.key={SECRET} --conf spark.ssl.keyPassword={SECRET}",
     f"cairn heal --spark 'sc://h:1/;token={SECRET}' --to 2024-01-01",
@@ -78,6 +78,7 @@ HARMLESS = [
     "Basic processors get one row; a Bearer token is sent with TLS only",
     "cairn heal --root file:///data/state --pipeline clicks --to 2024-01-01",
     "[2024-01-01T00:00:00Z, 2024-01-01T01:00:00Z): checkpoint 1",
+    """cairn forget --key '{"token": "t-1"}' --key '{"device_token": "t-2"}' --yes""",
     'assignee="a" sigma=3 design=b; signal = 4',
 ]
 
