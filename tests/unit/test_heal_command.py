@@ -140,6 +140,21 @@ def test_it_runs_what_is_stale_and_missing_and_then_has_nothing_to_do(airflow: F
     }  # fmt: skip
 
 
+def test_results_of_a_re_run_are_doubted_once(airflow: FakeAirflow) -> None:
+    """Day 4 ran once: it has read no old input, but starts from a state that may have."""
+    assert type_heal().exit_code == 0
+    newest = str(read_log(airflow.folder.storage).head_id)
+    planned = type_heal("--doubtful-until", newest, "--dry-run")
+    assert [line.partition("T")[0] for line in planned.stdout.splitlines()[:4]] == [
+        "[2024-01-01", "[2024-01-02", "[2024-01-03", "3 intervals may have old input",
+    ]  # fmt: skip
+    assert type_heal("--dry-run").exit_code == 0, "a dry run quarantines nothing"
+    done = type_heal("--doubtful-until", newest)
+    assert done.exit_code == 0 and "; 4 intervals ran" in done.stdout, done.output
+    again = type_heal("--doubtful-until", newest)
+    assert again.stdout.startswith("0 intervals may have old input") and again.exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("schedule", "to", "last"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -26,7 +27,7 @@ from state_backend.formats import paths
 from state_backend.formats.table_evolution import batch_converter
 from state_backend.formats.table_schema import joined, table_schema
 from state_backend.formats.types import parse_struct
-from state_backend.values.errors import BaseMoved, CorruptRecord, StorageUnavailable, UsageError
+from state_backend.values.errors import BaseMoved, CorruptFile, CorruptRecord, StorageUnavailable, UsageError
 from state_backend.values.handles import Handle
 from state_backend.values.intervals import Interval
 from state_backend.values.records import OutputFile, Permissions
@@ -373,6 +374,28 @@ def test_a_query_that_a_new_schema_overtakes_is_asked_again(tmp_path: Path) -> N
     made.run(day(2), "d2", AB, {"b": "x", "a": 2})
     with pytest.raises(StorageUnavailable, match="Run the query again"):
         source.reader(told)
+
+
+def test_a_query_may_name_the_checkpoints_that_it_expects(tmp_path: Path) -> None:
+    """So the position of a chain's second pipeline is that of the rows that it read."""
+    made = Outputs(tmp_path)
+    made.run(day(1), "d1", A, {"a": 1})
+    assert made.read(checkpoints="1") == [{"a": 1}]
+    made.run(day(1), "again", A, {"a": 2})
+    with pytest.raises(StorageUnavailable, match=r"now that of the checkpoints \[2\], and the query expects 1\nAsk"):
+        made.read(checkpoints="1")
+    assert made.read(checkpoints="2") == [{"a": 2}]
+
+
+def test_a_file_with_other_rows_than_recorded_is_refused(tmp_path: Path) -> None:
+    made = Outputs(tmp_path)
+    made.run(day(1), "d1", A, {"a": 1})
+    source = made.source()
+    reader: Any = source.reader(source.schema())
+    reader._files = [replace(file, rows=2) for file in reader._files]
+    (partition,) = reader.partitions()
+    with pytest.raises(CorruptFile, match="has 1 rows, but its record says 2; put the file back from a copy"):
+        list(reader.read(partition))
 
 
 # --- files whose schema no record has: those of earlier releases --------------------------------------------------

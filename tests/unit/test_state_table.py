@@ -131,6 +131,14 @@ def test_a_key_is_found_and_nothing_else(tmp_path: Path) -> None:
             assert rows(source, "map", tmp_path, plan) == [r for r in everything["map"] if r["key_group"] == group]
 
 
+def test_a_shard_with_other_entries_than_recorded_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = StateChain(tmp_path).step(1, "incremental", random_changes(0), after_ms=40)
+    assert rows(source, "list", tmp_path)
+    monkeypatch.setattr("state_backend.inspection.state_table.stored_batches", lambda *_: iter(()))
+    with pytest.raises(CorruptFile, match=r"shard 0 has 0 entries of state 'list', but its manifest says \d+$"):
+        rows(source, "list", tmp_path)
+
+
 def test_a_checkpoint_that_retention_drops_while_it_is_read(tmp_path: Path) -> None:
     """It is not told as damage: by a reader of rows, by a savepoint or restore, and by a validation, which marks nothing."""
     pipeline = RealPipeline(tmp_path / "root", policy=KeepLast(1))

@@ -18,6 +18,7 @@ from cairn.command.open_spark import open_spark
 from cairn.command.progress import Stopped
 from cairn.command.repair_command import ran_here
 from cairn.command.run import LOCAL_SPARK, interval_length
+from cairn.operations.doubtful_reads import doubtful_results, refuse_doubtful
 from cairn.operations.plan_heal import (
     Adopt,
     EndRun,
@@ -31,6 +32,7 @@ from cairn.operations.plan_heal import (
     plan_heal,
 )
 from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.log import Log, read_log
 from state_backend.checkpoint.trials import check_no_trial
 from state_backend.ports.storage import Storage
@@ -97,6 +99,12 @@ def heal(
     airflow: Annotated[
         str, typer.Option(envvar="CAIRN_AIRFLOW", help="Address of Airflow. CAIRN_AIRFLOW_TOKEN may hold a token.")
     ] = DEFAULT_AIRFLOW,
+    doubtful_until: Annotated[
+        int | None,
+        typer.Option(
+            help="Quarantine first, up to this checkpoint, each result that a retry or a re-run made: it may have old input."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")] = False,
 ) -> int:
     """Run every stale, failed, quarantined and missing interval up to a date, in order.
@@ -108,6 +116,15 @@ def heal(
     last_instant("--to", to)  # A wrong date fails here, before the first request to the storage or Airflow.
     storage = open_storage(join_url(root, pipeline))
     log = read_log(storage)
+    if doubtful_until is not None:
+        doubtful = doubtful_results(log, doubtful_until)
+        if not as_json:
+            for interval, checkpoint_id in doubtful:
+                typer.echo(f"{interval}: checkpoint {checkpoint_id} may have old input")
+            typer.echo(f"{_count(len(doubtful))} may have old input")
+        if not dry_run:
+            refuse_doubtful(Coordinator(storage, pipeline), doubtful)
+            log = read_log(storage)
     local = local or (dag is None and ran_here(log))
     if local and code is None and (code := log.recorded_code) is None:
         raise UsageError(
