@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 Array = npt.NDArray[Any]
 Bools = npt.NDArray[np.bool_]
@@ -24,6 +25,19 @@ def valid_rows(array: pa.Array) -> Bools:
         return np.ones(len(array), np.bool_)
     valid: Bools = array.is_valid().to_numpy(zero_copy_only=False)
     return valid
+
+
+def same_values(one: pa.Array, other: pa.Array) -> Bools:
+    """Return True for each place at which two columns of one type have the same value. Null is equal to null, NaN to NaN."""
+    if pa.types.is_nested(one.type):
+        pairs = zip(one.to_pylist(), other.to_pylist(), strict=True)
+        return np.fromiter((repr(a) == repr(b) for a, b in pairs), np.bool_, len(one))
+    if pa.types.is_floating(one.type):  # Bits: NaN is not equal to itself, and 0.0 is equal to -0.0.
+        whole_number = {16: pa.int16(), 32: pa.int32(), 64: pa.int64()}[one.type.bit_width]
+        one, other = one.view(whole_number), other.view(whole_number)
+    both_null = pc.and_(one.is_null(), other.is_null())
+    same: Bools = pc.or_(pc.equal(one, other).fill_null(False), both_null).to_numpy(zero_copy_only=False)
+    return same
 
 
 def numbers(array: pa.Array) -> Array:

@@ -136,7 +136,8 @@ def test_latest(history: Any, cuts: Any, version: Any, deletes: bool, horizon: A
         for end, output in zip(cut.ends, run_cut(pipeline, history, cut), strict=True):
             assert len({repr(row["k"]) for row in output}) == len(output)
             for row in output:
-                table.pop(repr(row["k"]), None)
+                before = table.pop(repr(row["k"]), None)
+                assert before is None or as_texts([before]) != as_texts([row]), "the newest row has not changed"
                 if not (deletes and row["gone"]):
                     table[repr(row["k"])] = row
             expected = ask(
@@ -186,30 +187,50 @@ def test_top_n(history: Any, cuts: Any, n: int, order: Any, ties: str) -> None:
 @oracle_laws
 @given(
     histories(
-        columns={"value": ("int", st.none() | st.integers(0, 2)), "gone": ("boolean", st.none() | st.booleans())},
+        columns={
+            "value": ("int", st.none() | st.integers(0, 1)),
+            "other": ("double", st.sampled_from([None, 0.5, float("nan")])),
+            "gone": ("boolean", st.none() | st.sampled_from([False, False, True])),
+        },
         null_times=False,
     ),
     three_cuts(),
     st.booleans(),
+    st.sampled_from([None, "value", ("other", "value"), "t"]),
 )
-def test_history(history: Any, cuts: Any, deletes: bool) -> None:
-    pipeline = pipeline_of(type("Versions", (History,), {"deleted": "gone"} if deletes else {}))
+def test_history(history: Any, cuts: Any, deletes: bool, tracked: Any) -> None:
+    declared = {"tracked": tracked, **({"deleted": "gone"} if deletes else {})}
+    pipeline = pipeline_of(type("Versions", (History,), declared))
+    names = tracked or ("value", "other", *(() if deletes else ("gone",)))
+    compared = (names,) if isinstance(names, str) else names
+    now = f"[{', '.join(f'{name}::VARCHAR' for name in compared)}]"
     for cut in cuts:
         table: dict[Any, Any] = {}
         for end, output in zip(cut.ends, run_cut(pipeline, history, cut), strict=True):
             versions = [(repr(row["k"]), row["valid_from"]) for row in output]
             assert len(set(versions)) == len(versions)
             for version, row in zip(versions, output, strict=True):
+                assert version not in table or as_texts([table[version]]) != as_texts([row]), "nothing has changed"
                 table[version] = row
                 if row["valid_from"] == row["valid_to"]:
                     del table[version]
             expected = ask(
-                f"""SELECT * EXCLUDE (t, place {", gone" if deletes else ""}) FROM (
-                    SELECT *, t AS valid_from, lead(t) OVER (PARTITION BY k ORDER BY t) AS valid_to FROM (
+                f"""WITH rows AS (
+                    SELECT * EXCLUDE place FROM (
                         SELECT *, row_number() OVER (PARTITION BY k, t ORDER BY arrived DESC, seq DESC) AS place
                         FROM history WHERE arrived < '{end}'
                     ) WHERE place = 1
-                ) WHERE {"gone IS NOT TRUE" if deletes else "TRUE"}""",
+                ), compared AS (
+                    SELECT *, {"gone IS TRUE" if deletes else "FALSE"} AS deletes, {now} AS compared FROM rows
+                ), changes AS (
+                    SELECT * FROM compared QUALIFY deletes
+                        OR row_number() OVER (PARTITION BY k ORDER BY t) = 1
+                        OR lag(deletes) OVER (PARTITION BY k ORDER BY t)
+                        OR compared IS DISTINCT FROM lag(compared) OVER (PARTITION BY k ORDER BY t)
+                ), versions AS (
+                    SELECT *, t AS valid_from, lead(t) OVER (PARTITION BY k ORDER BY t) AS valid_to FROM changes
+                )
+                SELECT * EXCLUDE (t, deletes, compared {", gone" if deletes else ""}) FROM versions WHERE NOT deletes""",
                 history,
             )
             assert as_texts(list(table.values())) == as_texts(expected), (cut, end)

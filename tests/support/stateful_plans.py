@@ -35,6 +35,23 @@ def stateful_frames(
         "time window": (events.groupBy(F.window("at", "1 hour"), "user").count(), [TIME_WINDOW]),
         "session window": (events.groupBy("user", F.session_window("at", "1 hour")).count(), [TIME_WINDOW]),
         "range join": (events.join(others, same & later, "left"), [RANGE_JOIN]),
+        "range join of F.expr": (
+            events.join(others, same & F.expr("then BETWEEN at AND at + INTERVAL 1 DAY")),
+            [RANGE_JOIN],
+        ),
+        "join of F.expr": (events.join(others, F.expr("user = customer")), []),
+        # docs/sources.md names what is not recognised.
+        "range after the join": (events.join(others, same).filter(later), []),
+        "SQL BETWEEN": (
+            sql(
+                "SELECT a.* FROM events a JOIN events b ON a.user = b.user AND b.at BETWEEN a.at AND a.at + INTERVAL 1 DAY"
+            ),
+            [RANGE_JOIN],
+        ),
+        "SQL EXISTS": (
+            sql("SELECT * FROM events a WHERE EXISTS (SELECT 1 FROM events b WHERE a.user = b.user AND b.n = a.n + 1)"),
+            [],
+        ),
         "SQL": (sql("SELECT user, n + 1 AS next FROM events WHERE n < 5"), []),
         "SQL DISTINCT": (sql("SELECT DISTINCT user FROM events"), [DEDUPLICATE]),
         "SQL OVER": (

@@ -245,6 +245,32 @@ def test_without_a_version_the_last_row_counts(monkeypatch: pytest.MonkeyPatch) 
     assert seqs(newest.run([("ann", seq, None, None, None) for seq in range(5)]).output) == [4]
 
 
+@pytest.mark.parametrize("round_rows", [1, 65_536])
+def test_a_row_that_is_sent_again_unchanged_is_not_emitted_again(
+    round_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the rows in between, and wherever the processor's calls end. Null is equal to null, NaN to NaN."""
+    monkeypatch.setattr("cairn.runners.arrow_runner.ROUND_ROWS", round_rows)
+    schema = "user string, seq int, x double, tags array<int>, s struct<a:int,b:string>"
+    newest = ready(Latest, schema)
+    first = ("ann", 1, float("nan"), [1, None], (None, "x"))
+    other = ("bob", 2, None, None, None)
+    assert seqs(newest.run([first, other]).output) == [1, 2]
+    assert newest.run([first, other, other]).output == []
+    assert newest.run([first, ("ann", 0, 1.0, [], None), first]).output == []
+    for changed in (
+        (0.0, [1, None], (None, "x")),
+        (-0.0, [1, None], (None, "x")),
+        (-0.0, [1], (None, "x")),
+        (None, [1], (1, "x")),
+    ):
+        assert seqs(newest.run([("ann", 1, *changed), other]).output) == [1]
+    deletes = ready(declared(Latest, version="version", deleted="gone", horizon=None), CHANGES)
+    gone = ("ann", 2, 6, True, "Oslo")
+    assert len(deletes.run([("ann", 1, 5, False, "Oslo"), gone]).output) == 1
+    assert deletes.run([gone]).output == []
+
+
 def test_the_version_may_be_a_part_of_the_key() -> None:
     newest = ready(declared(Latest, version=("version", "seq")), CHANGES, key=["user", "version"])
     newest.run([("ann", 2, 5, None, "Oslo"), ("ann", 1, 6, None, "Rome")])
@@ -346,9 +372,78 @@ def test_changes_before_the_watermark_leave_the_state() -> None:
     assert [len(history.state("changes")), len(history.timers())] == [5, 1]
     for _ in range(2):
         history.run()
-    assert [[row["seq"] for row in history.state("changes")], history.timers()] == [[4], []]
+    assert [[row["seq"] for row in history.state("changes")], history.timers()] == [[0], []]
     later = history.run([("ann", 5, at(3, 30), None, "Rome")])
-    assert versions(later.output) == [("Oslo", "00:04", "03:30"), ("Rome", "03:30", None)]
+    assert versions(later.output) == [("Oslo", "00:00", "03:30"), ("Rome", "03:30", None)]
+
+
+@pytest.mark.long("half a second", runs_in="ci")
+def test_a_row_without_a_change_makes_no_version() -> None:
+    """A row that comes late may begin the version earlier, and the version that was emitted is then deleted."""
+    history = ready(declared(History, deleted="gone"), MOVES, **TIMED)
+    same = [("ann", minute, at(0, minute), None, "Oslo") for minute in (10, 30, 50)]
+    assert versions(history.run(same).output) == [("Oslo", "00:10", None)]
+    assert history.run([same[0], ("ann", 7, at(0, 20), False, "Oslo")]).output == []
+    earlier = history.run([("ann", 8, at(0, 5), None, "Oslo"), ("ann", 9, at(0, 40), None, "Rome")]).output
+    assert versions(earlier) == [
+        ("Oslo", "00:05", "00:40"),
+        ("Oslo", "00:10", "00:10"),
+        ("Rome", "00:40", "00:50"),
+        ("Oslo", "00:50", None),
+    ]
+
+
+@pytest.mark.long("half a second", runs_in="ci")
+@pytest.mark.parametrize("field", ["makes_version", "of a release without the field"])
+@pytest.mark.parametrize("settled", [False, True])
+def test_a_live_history_stays_right_if_fewer_rows_make_versions(
+    field: str, settled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table has versions of rows without a change, of other settings or of an older release. None of them stays open."""
+    each_row = declared(History, tracked="at")
+    history, table = ready(each_row, MOVES, **TIMED), {}
+
+    def run(*rows: Any) -> list[Any]:
+        for city, start, end in versions(history.run([*rows]).output):
+            table[start] = (city, end)
+            if start == end:
+                del table[start]
+        return sorted((start, *values) for start, values in table.items())
+
+    with monkeypatch.context() as patched:
+        patched.setattr("cairn.processors.history.MAKES_VERSION", field)
+        rows = [("ann", minute, at(0, minute), None, "Oslo") for minute in (10, 30)]
+        assert run(*rows) == [("00:10", "Oslo", "00:30"), ("00:30", "Oslo", None)]
+        for _ in range(2 * settled):
+            run()
+    history.deploy(ready(History, MOVES, **TIMED).pipeline)
+    hour = 3 if settled else 1
+    rome = ("ann", 60, at(hour, 10), None, "Rome")
+    one = [("00:10", "Oslo", f"0{hour}:10")]
+    two = [("00:10", "Oslo", "00:30"), ("00:30", "Oslo", f"0{hour}:10")]
+    # Of rows before the watermark, the state has only the last version.
+    assert run(rome) == [*(two if settled else one), (f"0{hour}:10", "Rome", None)]
+
+
+def test_only_tracked_columns_make_versions() -> None:
+    for tracked, found in (
+        ("city", ["00:10", "00:30"]),
+        (("city", "seq"), ["00:10", "00:20", "00:30"]),
+        ("at", ["00:10", "00:20", "00:30"]),
+    ):
+        history = ready(declared(History, tracked=tracked), MOVES, **TIMED)
+        rows = [
+            ("ann", seq, at(0, minute), None, city) for seq, minute, city in ((1, 10, "a"), (2, 20, "a"), (3, 30, "b"))
+        ]
+        assert [start for _, start, _ in versions(history.run(rows).output)] == found
+    for tracked, says in (
+        ("town", "'town', which the input lacks"),
+        ("user", "'user', which is a key column or `deleted`"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            ready(declared(History, tracked=tracked), MOVES, **TIMED).run([])
+    with pytest.raises(UsageError, match="rename that column"):
+        ready(History, f"{MOVES}, makes_version int", **TIMED).run([])
 
 
 def test_a_history_may_begin_before_1970() -> None:
@@ -449,7 +544,8 @@ def test_an_overflow_names_key_and_window() -> None:
         (Latest, {"deleted": "gone"}, r"Mine\.horizon is missing; .* None to keep deleted keys for ever"),
         (Latest, {"horizon": HOUR}, r"Mine\.horizon is set without deleted"),
         (History, {"deleted": ["gone"]}, r"Mine\.deleted is \['gone'\]; name a boolean column"),
-        (History, {"version": "at"}, r"Mine\.version is no setting of History; its settings are deleted"),
+        (History, {"tracked": ()}, r"Mine\.tracked is \(\); name columns"),
+        (History, {"version": "at"}, r"Mine\.version is no setting of History; its settings are tracked, deleted"),
         (TumblingWindow, {"early": True}, r"Mine\.size is missing; write size = timedelta\(hours=1\)"),
         (TumblingWindow, {"size": 60}, r"Mine\.size is 60; write size = timedelta"),
         (TumblingWindow, {"size": HOUR, "offset": 5}, r"Mine\.offset is 5; write offset = timedelta"),

@@ -239,6 +239,7 @@ def plan_interval(pipeline: Pipeline, root: str, attempt: Attempt, begun: Begun,
         output_schema=declared.output_schema.jsonValue(),
         states=declared.states.states,
         dropped=declared.states.dropped,
+        order_by=tuple(declared.inputs.order_by),
         time=LogicalTime(
             mode=pipeline.time_mode,
             processing_time_ms=attempt.interval.end_ms,
@@ -539,7 +540,8 @@ def _declaring_handle(
         return DeclaringHandle(parse, pipeline.time_mode)
     names = _names_of(spark, input_schema, f"pipeline {pipeline.name!r}: the input")
     event_time = None if pipeline.event_time is None else names.find(pipeline.event_time)
-    return ArrowDeclaringHandle(parse, pipeline.time_mode, key_schema, input_schema, event_time)
+    order_by = tuple(map(names.find, pipeline.order_by))
+    return ArrowDeclaringHandle(parse, pipeline.time_mode, key_schema, input_schema, event_time, order_by)
 
 
 def _check_unchanged(pipeline: Pipeline, base: Content | None, key_schema: StructType, names: ColumnNames) -> None:

@@ -24,14 +24,13 @@ TIME_WINDOW = "an aggregation by time window (use cairn.processors.TumblingWindo
 RANGE_JOIN = "a join over a range (use cairn.processors.IntervalJoin or LookupJoin)"
 _OPERATIONS = (DEDUPLICATE, WINDOW_FUNCTION, TIME_WINDOW, RANGE_JOIN)
 
-_COMPARES = frozenset(["<", "<=", ">", ">=", "between"])
 # A line of an analysed plan begins with the branches of the tree, and the name of the node.
 _NODE = r"^[\s:+\-!]*"
 _IN_TEXT = {
     DEDUPLICATE: re.compile(_NODE + r"(Deduplicate|DeduplicateWithinWatermark|Distinct)\b", re.M),
     WINDOW_FUNCTION: re.compile(_NODE + r"Window \[", re.M),
     TIME_WINDOW: re.compile(_NODE + r"Aggregate \[[^\]]*\b(session_)?window#", re.M),
-    RANGE_JOIN: re.compile(_NODE + r"Join \w+,.* (<|<=|>|>=) ", re.M),
+    RANGE_JOIN: re.compile(_NODE + r"Join \w+,.*( (<|<=|>|>=) |\bbetween\()", re.M),
 }
 _IN_SQL = {
     DEDUPLICATE: re.compile(r"\bselect\s+distinct\b", re.I),
@@ -39,6 +38,8 @@ _IN_SQL = {
     TIME_WINDOW: re.compile(r"\bgroup\s+by\b[^)]*\b(session_)?window\s*\(", re.I),
     RANGE_JOIN: re.compile(r"\bjoin\b.*?\bon\b[^;]*?(<|>|\bbetween\b)", re.I | re.S),
 }
+# In the name of a function, or in the text of an `F.expr`.
+_RANGE = re.compile(r"[<>]|\bbetween\b", re.I)
 _warned: set[str] = set()
 
 
@@ -92,7 +93,7 @@ def _of_message(message: Any) -> Iterator[str]:
         yield WINDOW_FUNCTION
     elif name.endswith(".Aggregate") and {"window", "session_window"} & set(_functions(message.grouping_expressions)):
         yield TIME_WINDOW
-    elif name.endswith(".Join") and _COMPARES & set(_functions([message.join_condition])):
+    elif name.endswith(".Join") and any(map(_RANGE.search, _functions([message.join_condition]))):
         yield RANGE_JOIN
     elif name.endswith(".SQL"):
         yield from (operation for operation, pattern in _IN_SQL.items() if pattern.search(message.query))
@@ -101,9 +102,13 @@ def _of_message(message: Any) -> Iterator[str]:
 
 
 def _functions(expressions: Any) -> Iterator[str]:
+    """Yield the name of each function in the expressions, and each expression that is a text."""
     for expression in expressions:
-        if expression.DESCRIPTOR.full_name.endswith(".UnresolvedFunction"):
+        kind = expression.DESCRIPTOR.full_name
+        if kind.endswith(".UnresolvedFunction"):
             yield expression.function_name
+        elif kind.endswith(".ExpressionString"):
+            yield expression.expression
         yield from _functions(_parts(expression))
 
 

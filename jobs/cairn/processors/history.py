@@ -11,7 +11,7 @@ from pyspark.sql.types import BooleanType, StructField, StructType
 
 from cairn.aggregates import nullable
 from cairn.arrow_processor import BatchResult, KeyedBatch
-from cairn.numpy_columns import Bools, Int64s, array_of, numbers, whole
+from cairn.numpy_columns import Bools, Int64s, array_of, numbers, same_values, whole
 from cairn.processors.ordering import type_of
 from cairn.processors.ready_made import ReadyMade, ceil_ms, check_free, check_times, type_of_event_time, with_deleted
 from state_backend.values.errors import UsageError
@@ -20,36 +20,46 @@ __all__ = ["History"]
 
 STATE = "changes"
 VALID_FROM, VALID_TO = "valid_from", "valid_to"
+# Field of the state: True for a row that was emitted as a version. Null, of a release that had no such field, is True too.
+MAKES_VERSION = "makes_version"
 
 
 class History(ReadyMade):
     """Processor that emits the versions of each key, with the time in which each version is valid.
 
-    A row of the input is a change: at its event time, the values of its key become those of the row. The version is
-    valid until the key's next change. A later row with the same key and event time replaces the earlier row.
+    A row of the input says the values of its key from the row's event time on. A row is a change, and begins a version, if it
+    differs in a tracked column from the row before it by event time. The version is valid until the key's next change. A
+    later row with the same key and event time replaces the earlier row.
 
     The output has the columns of the input, without the event time and `deleted`, and the columns `valid_from` and
     `valid_to`. `valid_to` is null for the version that is valid now. In each interval, the output has each version that
     is new or changed. A sink that replaces the row with the same key and `valid_from` keeps the history. A version with
-    equal `valid_from` and `valid_to` is to be deleted: a row that deletes the key at that time has replaced it.
+    equal `valid_from` and `valid_to` is to be deleted: a row that deletes the key at that time has replaced it, or a row that
+    came later shows that nothing changed at that time.
 
     Out-of-order rows are allowed up to the pipeline's `watermark_delay`: a row between two changes ends the earlier
     version, and is valid until the later change.
 
-    The state `changes` is a list of each key's changes: those after the watermark, and the last one before it. A
-    deleted key leaves the state when the watermark has passed the deletion.
+    The state `changes` is a list of each key's rows: all rows after the watermark, and the last change before it. The field
+    `makes_version` says which of them were emitted as versions. A deleted key leaves the state when the watermark has passed
+    the deletion.
 
     Attributes:
+        tracked: The columns whose change begins a version: a name, or a tuple of names. None: all columns except the key, the
+            event time, `deleted`, and the columns of `Pipeline.order_by`. With the event time among them, each row begins a
+            version.
         deleted: A boolean column; True in it deletes the key at the row's event time. None: no row deletes.
 
     Example:
         class CustomerHistory(History):
+            tracked = ("city", "plan")
             deleted = "is_deleted"
     """
 
     # One call must have all rows of a key: an interval emits a version once, with its final `valid_to`.
     splits_keys = False
-    settings: ClassVar[tuple[str, ...]] = ("deleted",)
+    settings: ClassVar[tuple[str, ...]] = ("tracked", "deleted")
+    tracked: str | tuple[str, ...] | None = None
     deleted: str | None = None
 
     @classmethod
@@ -63,6 +73,17 @@ class History(ReadyMade):
             raise UsageError(
                 f'{cls.__name__}.deleted is {cls.deleted!r}; name a boolean column, as in deleted = "is_deleted"'
             )
+        names = cls._tracked()
+        if names is not None and (not names or not all(isinstance(name, str) and name for name in names)):
+            raise UsageError(
+                f'{cls.__name__}.tracked is {cls.tracked!r}; name columns, as in tracked = ("city", "plan")'
+            )
+
+    @classmethod
+    def _tracked(cls) -> tuple[str, ...] | None:
+        if cls.tracked is None or isinstance(cls.tracked, tuple | list):
+            return cls.tracked if cls.tracked is None else tuple(cls.tracked)
+        return (cls.tracked,)
 
     def init(self, handle: Any) -> None:
         """Declare the list state `changes` with all input columns except the key.
@@ -90,7 +111,16 @@ class History(ReadyMade):
         row = [f for f in nullable(handle.input_schema) if f.name not in handle.key_schema.names]
         self._names = [f.name for f in row]
         self._values = [name for name in self._names if name not in (handle.event_time, self.deleted)]
-        self._changes = handle.getListState(STATE, StructType(with_deleted(self.deleted, row)))
+        for name in self._tracked() or ():
+            type_of(owner, "tracked", name, handle)
+            if name in (*handle.key_schema.names, self.deleted):
+                raise UsageError(
+                    f"{owner}.tracked names column {name!r}, which is a key column or `deleted`; leave it out"
+                )
+        self._compared = self._tracked() or [name for name in self._values if name not in handle.order_by]
+        check_free(owner, MAKES_VERSION, handle.input_schema.names, "History", "the state")
+        fields = [*with_deleted(self.deleted, row), StructField(MAKES_VERSION, BooleanType())]
+        self._changes = handle.getListState(STATE, StructType(fields))
 
     def deriveOutputSchema(self, handle: Any) -> StructType:
         """Return the schema of the output: the input columns, `valid_from` and `valid_to`.
@@ -128,17 +158,18 @@ class History(ReadyMade):
         }
         times = numbers(columns[self._handle.event_time])
         owners = np.concatenate([held.key_of_row, batch.key_of_row])
-        line = _time_line(owners, times, self._deletions(columns), len(held.rows))
-        self._keep(line, times, columns, batch.time.getCurrentWatermarkInMs())
-        at = np.concatenate([line.order[line.put_out], line.replaced])
-        ends = np.concatenate([line.ends[line.put_out], times[line.replaced]])
-        valid = np.concatenate([line.has_end[line.put_out], np.ones(len(line.replaced), np.bool_)])
-        of_key, rows = pa.array(owners[at]), pa.array(at)
+        deletes = self._deletions(columns)
+        line = _time_line(owners, times)
+        begins = self._begins(line, columns, deletes)
+        self._keep(line, times, columns, deletes, begins, batch.time.getCurrentWatermarkInMs())
+        was = self._emitted(held.rows, deletes)
+        emitted = _emitted(line, owners, times, deletes, begins, was, self._replaced_alike(line, columns, len(was)))
+        of_key, rows = pa.array(owners[emitted.rows]), pa.array(emitted.rows)
         time_type = columns[self._handle.event_time].type
         output = {name: batch.keys[name].take(of_key) for name in batch.keys.column_names}
         output |= {name: columns[name].take(rows) for name in self._values}
-        output[VALID_FROM] = array_of(times[at], time_type)
-        output[VALID_TO] = array_of(ends, time_type, valid)
+        output[VALID_FROM] = array_of(times[emitted.rows], time_type)
+        output[VALID_TO] = array_of(emitted.ends, time_type, emitted.has_end)
         return BatchResult(output=pa.table(output))
 
     def handleExpiredTimers(self, batch: KeyedBatch) -> BatchResult:
@@ -152,9 +183,11 @@ class History(ReadyMade):
         """
         held = self._changes.get()
         columns = {name: whole(held.rows[name]) for name in self._names}
-        times = numbers(columns[self._handle.event_time])
-        line = _time_line(held.key_of_row, times, self._deletions(columns), len(times))
-        self._keep(line, times, columns, batch.time.getCurrentWatermarkInMs())
+        times, deletes = numbers(columns[self._handle.event_time]), self._deletions(columns)
+        line = _time_line(held.key_of_row, times)
+        # No row has come. What was emitted stays, also if other settings or another release emitted it.
+        begins = self._emitted(held.rows, deletes)[line.order]
+        self._keep(line, times, columns, deletes, begins, batch.time.getCurrentWatermarkInMs())
         return BatchResult()
 
     def _deletions(self, columns: dict[str, pa.Array]) -> Bools:
@@ -162,84 +195,162 @@ class History(ReadyMade):
             return np.zeros(len(columns[self._handle.event_time]), np.bool_)
         return numbers(columns[self.deleted]).astype(np.bool_)
 
-    def _keep(self, line: _TimeLine, times: Int64s, columns: dict[str, pa.Array], watermark_ms: int) -> None:
-        """Store the changes that a later row can affect.
+    def _emitted(self, held: pa.Table, deletes: Bools) -> Bools:
+        """Return True for each row of the state that was emitted as a version."""
+        made: Bools = numbers(whole(held[MAKES_VERSION]).fill_null(True)).astype(np.bool_) & ~deletes[: len(held)]
+        return made
 
-        A key with several changes, or with a deletion, gets a timer at its last change. Then the others can be removed.
+    def _begins(self, line: _TimeLine, columns: dict[str, pa.Array], deletes: Bools) -> Bools:
+        """Return True for each row of the line that begins a version: the row before it is a deletion, or differs."""
+        if not len(line.order):
+            return np.zeros(0, np.bool_)
+        later, earlier = pa.array(line.order[1:]), pa.array(line.order[:-1])
+        same = ~line.begins_key[1:] & ~deletes[line.order[:-1]]
+        for name in self._compared:
+            same &= same_values(columns[name].take(later), columns[name].take(earlier))
+        begins: Bools = ~deletes[line.order] & np.append([True], ~same)
+        return begins
+
+    def _replaced_alike(self, line: _TimeLine, columns: dict[str, pa.Array], held: int) -> Bools:
+        """Return True for each row of the line that is from the state, or that replaces a row of the state with equal values."""
+        alike = line.first_of_time < held
+        at = np.flatnonzero(alike & (line.order >= held))
+        for name in self._values:
+            new, old = (columns[name].take(pa.array(rows[at])) for rows in (line.order, line.first_of_time))
+            alike[at] &= same_values(new, old)
+        return alike
+
+    def _keep(
+        self,
+        line: _TimeLine,
+        times: Int64s,
+        columns: dict[str, pa.Array],
+        deletes: Bools,
+        begins: Bools,
+        watermark_ms: int,
+    ) -> None:
+        """Store the rows that a later row can affect.
+
+        A key with several rows, or with a deletion, gets a timer at its last row. Then the others can be removed.
         """
         # A missing watermark is 0 too. Then no change is settled, not even one before 1970.
         settled = times[line.order] <= (watermark_ms * 1000 if watermark_ms else np.iinfo(np.int64).min)
-        next_settled = np.append(settled[1:], [False]) & line.has_end
-        keep = ~(settled & (next_settled | line.deletes))
+        is_deletion = deletes[line.order]
+        is_change = begins | is_deletion
+        next_change = _next(is_change & settled, line.begins_key)
+        keep = ~settled | (begins & (next_change < 0))
         of_key = line.owners
         self._changes.clear(np.unique(of_key[~keep]))
         kept = pa.array(line.order[keep])
-        self._changes.put(of_key[keep], pa.table({name: columns[name].take(kept) for name in self._names}))
+        rows = {name: columns[name].take(kept) for name in self._names}
+        self._changes.put(of_key[keep], pa.table({**rows, MAKES_VERSION: pa.array(begins[keep])}))
         old = self._handle.listTimers(np.unique(of_key))
         self._handle.deleteTimer(np.unique(of_key)[old.key_of_row], old.rows["expiry_ms"])
-        last = ~line.has_end & keep
+        last = line.ends_key & keep
         many = np.bincount(of_key[keep], minlength=of_key.max(initial=0) + 1)[of_key] > 1
-        timed = last & (many | line.deletes) & ~settled
+        timed = last & (many | is_deletion) & ~settled
         self._handle.registerTimer(of_key[timed], ceil_ms(times[line.order[timed]]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _TimeLine:
-    """The changes of many keys in the order of their times: one for each key and time.
+    """The rows of many keys in the order of their times: one for each key and time.
 
     Attributes:
-        order: Position of each change in the rows.
-        owners: Index of each change's key.
-        deletes: True for each change that deletes its key.
-        has_end: True for each change that is followed by another change of its key.
-        ends: Time of the next change; 0 without one.
-        put_out: True for each version that is new, or that ends at another time than before.
-        replaced: Positions, in the rows, of the versions that a deletion at the same time has replaced.
+        order: Position of each row.
+        owners: Index of each row's key.
+        begins_key: True for the first row of each key.
+        ends_key: True for the last row of each key.
+        first_of_time: Position of the first row of this key and time: a row of the state if there is one.
     """
 
     order: Int64s
     owners: Int64s
-    deletes: Bools
-    has_end: Bools
-    ends: Int64s
-    put_out: Bools
-    replaced: Int64s
+    begins_key: Bools
+    ends_key: Bools
+    first_of_time: Int64s
 
 
-def _time_line(owners: Int64s, times: Int64s, deletes: Bools, held: int) -> _TimeLine:
-    """Order the changes by key and time. Of changes with equal key and time, the last row counts.
+def _time_line(owners: Int64s, times: Int64s) -> _TimeLine:
+    """Order rows by key and time. Of rows with equal key and time, the last one counts.
 
     Args:
         owners: Index of each row's key.
         times: Event time of each row.
-        deletes: True for each row that deletes its key.
-        held: Number of rows that come from the state. They are the first rows. No two of them have equal key and time.
     """
     order = np.lexsort((times, owners))
     of_key, at = owners[order], times[order]
-    same = np.append((np.diff(of_key) == 0) & (np.diff(at) == 0), [False]) if len(order) else np.zeros(0, np.bool_)
-    # Of rows with equal key and time, the held row is the first one, and the last one counts.
-    begins = np.append([True], ~same[:-1]) if len(order) else same
-    first_of_time = order[begins]
+    # True for a row that the next row replaces.
+    same = np.append((np.diff(of_key) == 0) & (np.diff(at) == 0), [False])[: len(order)]
+    first_of_time = order[np.append([True], ~same[:-1])[: len(order)]]
     order = order[~same]
-    of_key, at, is_deletion, is_held = owners[order], times[order], deletes[order], order < held
-    has_end = np.append(np.diff(of_key) == 0, [False]) if len(order) else np.zeros(0, np.bool_)
-    ends = np.where(has_end, np.append(at[1:], [0]), 0) if len(order) else at
-    old_order = np.lexsort((times[:held], owners[:held]))
-    old_has_end = np.append(np.diff(owners[old_order]) == 0, [False]) if held else np.zeros(0, np.bool_)
-    old_ends = np.zeros(held, np.int64)
-    old_ends[old_order[:-1]] = np.where(old_has_end[:-1], times[old_order[1:]], 0)
-    had_end = np.zeros(held, np.bool_)
-    had_end[old_order] = old_has_end
-    was = np.where(is_held, order, 0)
-    moved = np.ones(len(order), np.bool_) if not held else (had_end[was] != has_end) | (old_ends[was] != ends)
-    gone = is_deletion & (first_of_time < held) & ~deletes[first_of_time] & ~is_held
+    changes_key = np.diff(owners[order]) != 0
     return _TimeLine(
         order=order,
-        owners=of_key,
-        deletes=is_deletion,
-        has_end=has_end,
-        ends=ends,
-        put_out=~is_deletion & (~is_held | moved),
-        replaced=first_of_time[gone],
+        owners=owners[order],
+        begins_key=np.append([True], changes_key)[: len(order)],
+        ends_key=np.append(changes_key, [True])[: len(order)],
+        first_of_time=first_of_time,
+    )
+
+
+def _next(marks: Bools, begins_key: Bools) -> Int64s:
+    """Return for each row the index of the next marked row of its key; -1 without one."""
+    count = len(marks)
+    places = np.where(marks, np.arange(count), count)
+    following = np.append(np.minimum.accumulate(places[::-1])[::-1][1:], [count])[:count]
+    key = np.cumsum(begins_key)
+    there = np.minimum(following, max(count - 1, 0))
+    return np.where((following < count) & (key[there] == key), following, -1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Emitted:
+    """The versions that an interval emits.
+
+    Attributes:
+        rows: Position of the row of each version.
+        ends: Time at which the version ends; 0 without one.
+        has_end: True for a version that ends.
+    """
+
+    rows: Int64s
+    ends: Int64s
+    has_end: Bools
+
+
+def _emitted(
+    line: _TimeLine, owners: Int64s, times: Int64s, deletes: Bools, begins: Bools, was: Bools, alike: Bools
+) -> _Emitted:
+    """Return the versions that are new or changed, and those to delete.
+
+    Args:
+        line: All rows of the keys, those of the state first.
+        owners: Index of each row's key.
+        times: Time of each row.
+        deletes: True for each row that deletes its key.
+        begins: True for each row of the line that begins a version.
+        was: True for each row of the state that was emitted as a version.
+        alike: True for each row of the line that is from the state, or that replaces a row of the state with equal values.
+    """
+    held = len(was)
+    following = _next(begins | deletes[line.order], line.begins_key)
+    ends = np.where(following >= 0, times[line.order[following]], 0)
+    # The versions before this interval.
+    before = _time_line(owners[:held], times[:held])
+    old_following = _next((was | deletes[:held])[before.order], before.begins_key)
+    old_ends, had_end = np.zeros(held, np.int64), np.zeros(held, np.bool_)
+    had_end[before.order] = old_following >= 0
+    old_ends[before.order] = np.where(old_following >= 0, times[before.order[old_following]], 0)
+    replaced = np.where(line.first_of_time < held, line.first_of_time, 0)
+    was_version = (line.first_of_time < held) & (was[replaced] if held else False)
+    unchanged = was_version & alike
+    if held:
+        unchanged &= (had_end[replaced] == (following >= 0)) & (old_ends[replaced] == ends)
+    put_out = begins & ~unchanged
+    gone = line.first_of_time[was_version & ~begins]
+    return _Emitted(
+        rows=np.concatenate([line.order[put_out], gone]),
+        ends=np.concatenate([ends[put_out], times[gone]]),
+        has_end=np.concatenate([(following >= 0)[put_out], np.ones(len(gone), np.bool_)]),
     )

@@ -11,9 +11,9 @@ from pyspark.sql.types import BooleanType, StructType
 
 from cairn.aggregates import nullable
 from cairn.arrow_processor import BatchResult, KeyedBatch, with_keys
-from cairn.numpy_columns import Bools, Int64s, numbers, whole
+from cairn.numpy_columns import Bools, Int64s, numbers, same_values, whole
 from cairn.processors.ordering import OrderColumn, check_order, order_codes, order_columns, type_of
-from cairn.processors.ready_made import ChangedKeys, ReadyMade, check_span, with_deleted, with_settings
+from cairn.processors.ready_made import ReadyMade, check_span, with_deleted, with_settings
 from state_backend.values.errors import UsageError
 
 __all__ = ["Latest"]
@@ -25,8 +25,9 @@ _MILLISECOND = timedelta(milliseconds=1)
 class Latest(ReadyMade):
     """Processor that emits the newest row of each key, and keeps it as state.
 
-    In each interval, the output has one row for each key whose newest row changed. A sink that replaces the row of the
-    key, such as a MERGE, keeps a table of the newest rows. The state `latest` is this table too.
+    In each interval, the output has one row for each key whose newest row at the interval's end differs from the one at its
+    start. A row that is sent again unchanged is not emitted again. A sink that replaces the row of the key, such as a MERGE,
+    keeps a table of the newest rows. The state `latest` is this table too.
 
     Rows come interval by interval, and within an interval in the order of `order_by`. A row replaces the newest row
     unless its `version` is smaller. So out-of-order rows change nothing.
@@ -95,7 +96,9 @@ class Latest(ReadyMade):
         """
         self.check_settings()
         owner = type(self).__name__
-        self._handle, self._changed = handle, ChangedKeys()
+        self._handle = handle
+        # The row before the interval of a key whose rows continue in the next batch.
+        self._begun: tuple[pa.Table, bool] | None = None
         self._columns = self._version()
         check_order(owner, "version", self._columns, handle)
         if self.deleted is not None:
@@ -151,7 +154,7 @@ class Latest(ReadyMade):
         if was_deleted is not None and is_deleted is not None and self.horizon is not None:
             self._move_timers(batch, replaces, was_deleted, is_deleted)
         state = pa.table(new)
-        return BatchResult(states={STATE: state}, output=self._output(batch, state, replaces))
+        return BatchResult(states={STATE: state}, output=self._output(batch, state))
 
     def handleExpiredTimers(self, batch: KeyedBatch) -> BatchResult:
         """Forget keys that were deleted long ago.
@@ -207,7 +210,17 @@ class Latest(ReadyMade):
         expiry = batch.time.getCurrentProcessingTimeInMs() + horizon_ms
         self._handle.registerTimer(np.flatnonzero(is_deleted & replaces), expiry)
 
-    def _output(self, batch: KeyedBatch, state: pa.Table, changed: Bools) -> pa.Table:
+    def _output(self, batch: KeyedBatch, state: pa.Table) -> pa.Table:
         """Return the new rows of the changed keys. The row of a key that continues in the next batch comes with that batch."""
-        chosen = self._changed.to_put_out(batch, changed)
-        return with_keys(batch, state).filter(pa.array(chosen)).select(self._handle.input_schema.names)
+        before, existed = batch.states[STATE], batch.exists[STATE].copy()
+        if self._begun is not None:
+            row, existed[0] = self._begun
+            before = pa.concat_tables([row, before.slice(1)])
+        last = len(existed) - 1
+        self._begun = (before.slice(last), bool(existed[last])) if batch.last_key_continues else None
+        changed = ~existed
+        for name in before.column_names:
+            changed |= ~same_values(whole(before[name]), whole(state[name]))
+        if batch.last_key_continues:
+            changed[last] = False
+        return with_keys(batch, state).filter(pa.array(changed)).select(self._handle.input_schema.names)

@@ -70,6 +70,7 @@ class ArrowRunner:
         expired_values: The times that `handleExpiredTimers` sees.
         due_ms: The time up to which timers fire, in milliseconds since the epoch.
         late_ms: The watermark that decides which rows are late, in milliseconds since the epoch; None: no row is late.
+        order_by: The names of the columns that order the rows of a key.
 
     Attributes:
         keys: The number of keys with input rows so far.
@@ -90,6 +91,7 @@ class ArrowRunner:
         expired_values: TimerValues,
         due_ms: int,
         late_ms: int | None,
+        order_by: tuple[str, ...],
     ) -> None:
         self.keys = 0
         self._state = state
@@ -104,7 +106,9 @@ class ArrowRunner:
         self._due_ms = due_ms
         with user_code.call("init"):
             self._processor = processor()
-            self._handle = ArrowHandle(state, time_mode, key_schema, input_schema, event_time, due_ms, late_ms)
+            self._handle = ArrowHandle(
+                state, time_mode, key_schema, input_schema, event_time, due_ms, late_ms, order_by
+            )
             self._processor.init(self._handle)
             self._handle.initialized()
         self._states = self._handle.states

@@ -399,6 +399,7 @@ class ArrowDeclaringHandle(DeclaringHandle):
         key_schema: The Spark schema of the table `KeyedBatch.keys`.
         input_schema: The Spark schema of the table `KeyedBatch.rows`.
         event_time: The name of the event-time column; None in other time modes than "event".
+        order_by: The names of the columns that order the rows of a key.
         time_mode: The time mode of the pipeline.
     """
 
@@ -409,8 +410,10 @@ class ArrowDeclaringHandle(DeclaringHandle):
         key_schema: StructType,
         input_schema: StructType,
         event_time: str | None,
+        order_by: tuple[str, ...] = (),
     ) -> None:
         super().__init__(parse_ddl, time_mode)
+        self.order_by = order_by
         self.key_schema = key_schema
         self.input_schema = input_schema
         self.event_time = event_time
@@ -448,6 +451,7 @@ class ArrowHandle(ProcessorHandle):
         key_schema: The Spark schema of the table `KeyedBatch.keys`.
         input_schema: The Spark schema of the table `KeyedBatch.rows`.
         event_time: The name of the event-time column; None in other time modes than "event".
+        order_by: The names of the columns that order the rows of a key.
         time_mode: The time mode of the pipeline.
         due_ms: The time up to which timers fire in this interval, in milliseconds since the epoch.
         late_ms: The watermark that decides which rows are late, in milliseconds since the epoch; None: no row is late.
@@ -464,8 +468,10 @@ class ArrowHandle(ProcessorHandle):
         event_time: str | None,
         due_ms: int,
         late_ms: int | None,
+        order_by: tuple[str, ...] = (),
     ) -> None:
         super().__init__(shard, time_mode)
+        self.order_by = order_by
         self.due_ms = due_ms
         self.late_ms = late_ms
         self.key_schema = key_schema

@@ -163,6 +163,7 @@ class IntervalJob:
     dropped: tuple[StateDescriptor, ...]
     time: LogicalTime
     event_time: EventTime | None
+    order_by: tuple[str, ...]
     source_position: dict[str, Any]
     code_hash: str
     processor: ShippedProcessor
@@ -436,6 +437,7 @@ class IntervalJob:
                 user_code,
                 event_time=None if self.event_time is None else self.event_time.column,
                 late_ms=None if self.event_time is None else self.event_time.late_ms,
+                order_by=self.order_by,
                 **times,
             )
             columnar.process(inputs)
