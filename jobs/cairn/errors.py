@@ -33,6 +33,7 @@ from state_backend.values.errors import (
     UsageError,
     UserCodeError,
     ValidationRefused,
+    WorkerDied,
 )
 
 __all__ = [
@@ -66,4 +67,5 @@ __all__ = [
     "UsageError",
     "UserCodeError",
     "ValidationRefused",
+    "WorkerDied",
 ]

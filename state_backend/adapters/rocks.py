@@ -28,6 +28,7 @@ from rocksdict import Rdict
 from state_backend.adapters.rocks_metadata import borrow_metadata
 from state_backend.adapters.work_folders import FULL_DISK
 from state_backend.formats.rocksdb_manifest import store_of
+from state_backend.values.doing import doing
 from state_backend.values.errors import CorruptFile, StorageUnavailable, UsageError
 
 MIB = 1024 * 1024
@@ -211,7 +212,7 @@ class RocksStore:
             opened.set_db_paths([rocksdict.DBPath(str(directory), _ANY_BYTES)])
         folder = self._metadata.folder if self._metadata is not None else directory
         try:
-            with _Failures(f"can't open the state in {directory}"):
+            with doing("opening RocksDB"), _Failures(f"can't open the state in {directory}"):
                 if (folder / "CURRENT").exists():
                     manifest = folder / _manifest_in(folder)
                     store_of(manifest.read_bytes(), manifest.name)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -680,3 +682,35 @@ def test_what_an_earlier_try_prepared_is_used_if_nothing_has_changed(
     is_computed("source was ", source=read_days)
     DAYS[day(1).start] = [("ann", "pear", 4)]
     is_computed("the source's position differs: the input has changed")
+
+
+class Dying(Counting):
+    """Its worker ends by a signal at user bob."""
+
+    SIGNAL = signal.SIGKILL
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        if key[0] == "bob":
+            os.kill(os.getpid(), self.SIGNAL)
+        return super().handleInputRows(key, rows, timerValues)
+
+
+class Crashing(Dying):
+    SIGNAL = signal.SIGSEGV
+
+
+@pytest.mark.parametrize(("processor", "how"), [(Dying, "was killed"), (Crashing, "crashed by SIGSEGV")])
+def test_a_worker_that_a_signal_ends_is_explained(
+    spark: SparkSession, tmp_path: Path, processor: type[Dying], how: str
+) -> None:
+    with pytest.raises(errors.WorkerDied) as raised:
+        run_interval(spark, counting(processor=processor), day(0), str(tmp_path))
+    told = re.match(
+        r"the Python worker of shard (\d) (.*) while processing keys from key group \d+ on", str(raised.value)
+    )
+    assert told is not None and told[2] == how, raised.value
+    notes = "".join(getattr(raised.value, "__notes__", []))
+    assert ("Fatal Python error: Segmentation fault" in notes and "in handleInputRows" in notes) == (
+        processor is Crashing
+    )
+    print(raised.value, notes, sep="\n")

@@ -190,6 +190,9 @@ class History:
         told = self._told(running.number, running.name)
         if told is None:
             assert os.WIFSIGNALED(status), (running, status)
+            if os.WTERMSIG(status) != signal.SIGKILL:
+                crashed = signal.Signals(os.WTERMSIG(status)).name
+                self.report.differences.append(f"{running.number}-{running.name} crashed by {crashed}")
             self.killed.add(pid)
             self.report.kills += 1
             self.report.outcomes[f"{running.name}: killed"] += 1

@@ -80,8 +80,9 @@ class Work:
         return self.history / "root"
 
     def declared(self, name: str, code: int | None = None) -> Pipeline:
-        disk = self.history / "disk"
-        return pipeline_of(name, code or self.codes.get(name, 1), disk, cached=self.cached)
+        """With any number of shards: intervals, restores, savepoints, forks and trials continue from checkpoints of other numbers."""
+        disk, parallelism = self.history / "disk", self.chosen.choice([1, 2, 2, 3, 4])
+        return pipeline_of(name, code or self.codes.get(name, 1), disk, cached=self.cached, parallelism=parallelism)
 
     def log(self, name: str) -> Log:
         """As it is, for choosing."""

@@ -108,7 +108,9 @@ CODES = {1: Remembering, 2: Doubling}
 LAST_KEPT = 3
 
 
-def pipeline_of(name: str, code: int, folder: Path, *, cached: bool = False, last: int = LAST_KEPT) -> Pipeline:
+def pipeline_of(
+    name: str, code: int, folder: Path, *, cached: bool = False, last: int = LAST_KEPT, parallelism: int = 2
+) -> Pipeline:
     """The pipeline as it is deployed. ``folder``: holds what a host has on its own disk."""
     engine = EngineOptions(cache_dir=str(folder / "cache") if cached else None, metadata_dir=str(folder / "memory"))
     return Pipeline(
@@ -120,7 +122,7 @@ def pipeline_of(name: str, code: int, folder: Path, *, cached: bool = False, las
         output_schema=OUTPUT_SCHEMA,
         time_mode="processing",
         order_by=["amount"],
-        parallelism=2,
+        parallelism=parallelism,
         max_parallelism=16,
         engine=engine,
         retention=KeepLast(last),

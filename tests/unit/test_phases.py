@@ -26,11 +26,11 @@ def test_a_line_adds_up(phases_us: dict[str, int], wall_us: int, says: str) -> N
 
 def test_a_phase_within_another_counts_once() -> None:
     clock, began_ns = StopWatch(), time.monotonic_ns()
-    with clock.phase("upload"):
+    with clock.phase("upload", "a"):
         time.sleep(0.02)
-        with clock.phase("consolidate"):
+        with clock.phase("consolidate", "b"):
             time.sleep(0.03)
-    with clock.phase("upload"):
+    with clock.phase("upload", "a"):
         time.sleep(0.01)
     wall_us = (time.monotonic_ns() - began_ns) // 1000
     assert clock.durations_us["consolidate"] >= 30_000 and clock.durations_us["upload"] >= 30_000

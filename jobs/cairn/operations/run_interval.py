@@ -63,7 +63,7 @@ def run_interval(
     coordinator = coordinator_of(pipeline, root, remembers=True)
     process_interval(spark, pipeline, root, attempt, coordinator=coordinator)
     clock, began_ns = StopWatch(), time.monotonic_ns()
-    with clock.phase("commit"):
+    with clock.phase("commit", "committing"):
         result = coordinator.commit(attempt.id)
     finish_commit(spark, pipeline, coordinator, result.id, root, clock)
     spent = in_words(clock.durations_us, (time.monotonic_ns() - began_ns) // 1000)
@@ -94,12 +94,12 @@ def finish_commit(
     """
     failed, clock = None, clock or StopWatch()
     try:
-        with clock.phase("publish"):
+        with clock.phase("publish", "publishing"):
             pipeline.call_sink(coordinator, spark, join_url(root, pipeline.name))
     except SinkFailed as error:
         failed = error
     try:
-        with clock.phase("clean_up"):
+        with clock.phase("clean_up", "cleaning up"):
             coordinator.clean_up()
     except CorruptFile as error:  # Another checkpoint is damaged. This commit is valid.
         log.warning(

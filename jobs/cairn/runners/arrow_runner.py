@@ -28,6 +28,7 @@ from state_backend.formats.key_columns import KeyColumns
 from state_backend.formats.types import parse_struct
 from state_backend.state.entry_columns import Groups
 from state_backend.state.shard_state import ShardState
+from state_backend.values.doing import say_part
 from state_backend.values.errors import ProcessorError
 from state_backend.values.records import TimeMode
 
@@ -195,6 +196,7 @@ class ArrowRunner:
             encoded: The encoded keys, ascending by key group and key.
             given: The other fields of the `KeyedBatch`.
         """
+        say_part(f"{handler} of keys from key group {key_groups[0]} on" if len(key_groups) else handler)
         read = {name: columns.read(key_groups, encoded) for name, columns in self._states.items()}
         batch = KeyedBatch(
             states={name: table for name, (table, _) in read.items()},

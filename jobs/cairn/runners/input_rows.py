@@ -22,6 +22,7 @@ from cairn.rows.routing import INITIAL, INPUT, key_columns
 from cairn.runners.processor_handle import row_maker
 from state_backend.formats.key_columns import KeyColumns
 from state_backend.state.shard_state import ShardState
+from state_backend.values.doing import say_part
 from state_backend.values.errors import ProcessorError
 
 # `Slices`: a function for one batch. Called with the positions at which the rows of one key start and end, it returns
@@ -155,6 +156,7 @@ class KeyedInput:
         """Read the state of the next keys ahead: all keys of the batch, or fewer if their state is large."""
         self._state.flush()
         groups, encoded = self._wanted
+        say_part(f"processing keys from key group {groups[self._fetched]} on")
         self._fetched += self._state.prefetch(groups[self._fetched :], encoded[self._fetched :])
 
     def _split(self, batch: pa.RecordBatch) -> list[tuple[int, int, tuple[Any, ...], bytes, int, int]]:

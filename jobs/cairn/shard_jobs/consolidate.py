@@ -67,7 +67,7 @@ class ConsolidationJob(JobOnContent):
         before = needed_manifest(self.refs_of(shard)[0], storage)
         with (
             rare_garbage_collection(),
-            clock.phase("consolidate"),
+            clock.phase("consolidate", "merging files"),
             work_folder(f"consolidate-{shard}") as work,
             damage_of_copies(cache, storage.url, [before]),
         ):

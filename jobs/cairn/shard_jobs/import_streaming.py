@@ -61,7 +61,7 @@ class ImportJob(JobOnContent):
         key_schema = parse_struct(content.key_schema)
         with (
             rare_garbage_collection(),
-            clock.phase("import"),
+            clock.phase("import", "importing the state of a streaming query"),
             work_folder(f"import-{shard}") as work,
             RocksStore(work / "db", self.engine) as store,
         ):

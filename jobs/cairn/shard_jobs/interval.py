@@ -218,7 +218,9 @@ class IntervalJob:
             work_folder(f"{self.pipeline}-{shard}") as work,
             damage_of_copies(cache, storage.url, manifests),
         ):
-            with clock.phase("restore"):
+            with clock.phase(
+                "restore", f"restoring from checkpoint {self.base_id}" if self.base_id else "opening empty state"
+            ):
                 manifests += [needed_manifest(ref, storage) for ref in self.refs_of(shard)]
                 restored = restore_shard(owned, manifests, storage, work / "db", self.engine, cache)
                 restored = self._without_forgotten(restored, owned, work)
@@ -281,7 +283,7 @@ class IntervalJob:
         inputs = computed.inputs
         same_layout = self.base_parallelism == self.parallelism
         snapshot: Snapshot | None = None
-        with clock.phase("upload"):
+        with clock.phase("upload", "taking the checkpoint"):
             path = paths.output(self.interval, self.attempt, shard, task)
             late_path = paths.output(self.interval, self.attempt, shard, task, late=True)
             output_file = computed.output.finish(storage, path)
@@ -332,13 +334,13 @@ class IntervalJob:
         key_schema = parse_struct(self.key_schema)
         filter_ = ForgottenRows(forgotten, key_schema, self.max_parallelism) if forgotten else None
         inputs = InputBatches(batches, owned, self.event_time, late, filter_)
-        with clock.phase("process"):
+        with clock.phase("process", "processing rows"):
             runner, keys = self._run_processor(inputs, state, output)
         if inputs.ticks != 1:
             raise InvariantViolated(
                 f"the shard of {owned} got {inputs.ticks} ticks instead of 1: Spark did not place each shard in a partition of its own"
             )
-        with clock.phase("timers"):
+        with clock.phase("timers", "firing timers"):
             runner.fire_timers()
             runner.close()
             expire(state)
@@ -359,7 +361,7 @@ class IntervalJob:
         key_group_states = state.key_group_states()
         if changelog and changelog.fits(most_bytes(restored.store, key_group_states, self.engine)):
             return changelog.append(storage, attempt=self.attempt, task=task, key_group_states=key_group_states)
-        with clock.phase("consolidate"):
+        with clock.phase("consolidate", "merging files"):
             key_group_states = counted(restored.store, key_group_states)
             consolidate(
                 restored.store,

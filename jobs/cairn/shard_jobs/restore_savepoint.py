@@ -94,7 +94,7 @@ class RestoreJob:
         clock, task = StopWatch(), self.first_task + task
         source, storage = open_storage(self.source), open_storage(self.root)
         native = self.savepoint.format == "native"
-        with clock.phase("restore"):
+        with clock.phase("restore", "restoring from a savepoint"):
             manifest = (self._link if native else self._read)(source, storage, shard, task)
         return ShardAck(
             shard=shard,

@@ -32,9 +32,11 @@ from cairn.rows.routing import PART, ticks
 from cairn.shipping.ship_processor import ship, unship
 from cairn.spark.first_cause import first_cause
 from cairn.spark.idle_daemon import end_idle_daemon
+from cairn.spark.last_words import last_words
 from cairn.spark.session import collect_once
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.prepare_content import OfShard, by_shard
+from state_backend.values.doing import doing
 from state_backend.values.errors import DamagedCopy, InvariantViolated
 from state_backend.values.records import Content, ShardRef
 
@@ -204,7 +206,8 @@ def _run_shard(shipped: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.R
         raise InvariantViolated(f"partition {context.partitionId()} does not begin with a tick")
     job = job.with_refs(pickle.loads(zlib.decompress(part)))
     batches = (batch.drop_columns([PART]) for batch in chain([first], batches))
-    ack = job.run_shard(batches, context.partitionId(), context.taskAttemptId())
+    with last_words(f"shard {context.partitionId()}"):
+        ack = job.run_shard(batches, context.partitionId(), context.taskAttemptId())
     # Read the remaining batches, such as the tick of a job without input: Spark ends a Python worker that leaves input
     # unread.
     for _ in batches:
@@ -222,11 +225,17 @@ class StopWatch:
         self.durations_us: dict[str, int] = {}
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Time the block, also if it raises an error."""
+    def phase(self, name: str, words: str) -> Iterator[None]:
+        """Time the block, also if it raises an error, and say what it does.
+
+        Args:
+            name: The name of the phase in the record.
+            words: What the block does, such as `restoring from checkpoint 5`.
+        """
         started, inside_us = time.monotonic_ns(), sum(self.durations_us.values())
         try:
-            yield
+            with doing(words):
+                yield
         finally:
             inside_us = sum(self.durations_us.values()) - inside_us
             own_us = (time.monotonic_ns() - started) // 1000 - inside_us

@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from cairn.spark.last_words import explain_death
 from state_backend.values import errors
 from state_backend.values.errors import CairnError
 from state_backend.values.release import WHEEL
@@ -32,6 +33,7 @@ def first_cause() -> Iterator[None]:
     Raises:
         CairnError: A worker raised this error.
         UsageError: A Python worker lacks a package that Cairn needs.
+        WorkerDied: A Python worker crashed or was killed.
     """
     try:
         yield
@@ -48,6 +50,8 @@ def first_cause() -> Iterator[None]:
                     "Or send a packed environment with spark.archives, and set spark.pyspark.python to its Python.\n"
                     "With a Spark master, the driver sends Cairn's own modules. On a Spark Connect server, install them too"
                 ) from error
+            if died := explain_death(text):
+                raise died from None
             raise
         # The worker's traceback lists the causes of an error before the error. So the last match is the error itself.
         last = found[-1]

@@ -21,6 +21,7 @@ from urllib.parse import unquote, urlsplit
 
 from cairn.spark.class_archive import archive_in_use
 from cairn.spark.java_runtime import require_java
+from cairn.spark.last_words import FAULT_HANDLER
 from cairn.spark.local_server_secret import LOOPBACK, check_address, checked_token, find_secret
 from state_backend.adapters.work_folders import work_folder
 from state_backend.values.errors import CairnError, StorageUnavailable, UsageError
@@ -42,6 +43,7 @@ FRESH_TABLES = {"spark.sql.filesourceTableRelationCacheSize": "0"}
 _MASTER_CONF = {
     "spark.ui.showConsoleProgress": "false",  # The progress bar overwrites Cairn's log lines.
     **FRESH_TABLES,
+    FAULT_HANDLER: "true",
 }
 _LOCAL_CONF = {
     "spark.ui.enabled": "false",
@@ -373,6 +375,9 @@ def _open_remote_session(url: str, token: str | None, conf: Mapping[str, str], *
         remote.addArtifact = remote.addArtifacts = _refuse_artifacts
     for key, value in (_CONF | dict(conf)).items():
         session.conf.set(key, value)
+    if FAULT_HANDLER not in conf:
+        with suppress(Exception):  # A server may forbid it. Then the death of a worker is told without its shard.
+            session.conf.set(FAULT_HANDLER, "true")
     return session
 
 

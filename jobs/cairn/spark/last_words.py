@@ -1,0 +1,90 @@
+"""The last words of a Python worker of Spark that a signal ended.
+
+Spark gives each worker a file for the stacks of Python's fault handler. If the worker dies, the executor puts the
+file's content into the task's error, which reaches the driver from any host. Python writes the stack of a crash there.
+The kernel's out-of-memory killer leaves no time for that. So each phase of a task first writes one line into the file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from state_backend.values.doing import heard_by
+from state_backend.values.errors import WorkerDied
+
+# The setting of a session with which Spark makes the file.
+FAULT_HANDLER = "spark.sql.execution.pyspark.udf.faulthandler.enabled"
+_DIED = re.compile(
+    r"Python worker exited unexpectedly \(crashed\)(?:: (.*?))?(?=\n\s*at |\nCaused by: |\nDriver stack|\. Consider|\Z)",
+    re.DOTALL,
+)
+_LINE = re.compile(r"\Acairn: (.*)\n?")
+_SIGNALS = {
+    "Segmentation fault": "SIGSEGV",
+    "Aborted": "SIGABRT",
+    "Bus error": "SIGBUS",
+    "Floating-point exception": "SIGFPE",
+    "Illegal instruction": "SIGILL",
+}
+
+
+@contextmanager
+def last_words(who: str) -> Iterator[None]:
+    """Keep in the worker's file what the block is doing.
+
+    Args:
+        who: What the message calls the worker, such as `shard 3 of pipeline clicks`.
+    """
+    file = _file()
+
+    def write(words: str) -> None:
+        if file is not None:
+            # By the same descriptor as the fault handler, which continues where this text ends.
+            os.ftruncate(file, 0)
+            os.lseek(file, 0, os.SEEK_SET)
+            os.write(file, f"cairn: {who}: {words}\n".encode() if words else b"")
+
+    with heard_by(write):
+        yield
+
+
+def _file() -> int | None:
+    """Return the descriptor of the fault handler's file; None if Spark made none."""
+    from pyspark import util
+
+    file = getattr(getattr(util, "_faulthandler_helper", None), "_log_file", None)
+    return None if file is None else int(file.fileno())
+
+
+def explain_death(text: str) -> WorkerDied | None:
+    """Return the error that explains the death of a Python worker; None if Spark's text tells of none.
+
+    The stack of the fault handler is a note of the error.
+    """
+    died = _DIED.search(text)
+    if died is None:
+        return None
+    told = died[1] or ""
+    line = _LINE.match(told)
+    who, _, words = line[1].partition(": ") if line else ("", "", "")
+    stack = told[line.end() if line else 0 :].strip()
+    signal = next((name for words_, name in _SIGNALS.items() if f"Fatal Python error: {words_}" in stack), None)
+    worker = f"the Python worker of {who}" if who else "a Python worker of Spark"
+    how = f"crashed by {signal}" if signal else "was killed"
+    error = WorkerDied(
+        f"{worker} {how}{f' while {words}' if words else ''}; nothing was committed\n"
+        + (
+            "The stack below names the code that crashed. The task's next try may crash there again: report it with the stack"
+            if signal
+            else "It left no stack, as after SIGKILL: mostly the kernel's out-of-memory killer (see dmesg, or the pod's status "
+            "OOMKilled), or a person\nGive executors more memory, or each less to do: a greater parallelism, a smaller "
+            "write_buffer_bytes"
+        )
+        + ("" if who or signal else f"\nTo see the shard and its phase, set {FAULT_HANDLER}=true in the session")
+    )
+    if stack:
+        error.add_note(stack)
+    return error
