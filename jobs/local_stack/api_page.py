@@ -98,7 +98,7 @@ def _function(function: Any, margin: str) -> str:
 
 def _formatted(stub: str) -> str:
     """Return a stub as `ruff format` has it, which also checks the page."""
-    command = [Path(sys.executable).with_name("ruff"), "format", "--stdin-filename", PAGE.with_suffix(".pyi")]
+    command = [str(Path(sys.executable).with_name("ruff")), "format", "--stdin-filename", str(PAGE.with_suffix(".pyi"))]
     return subprocess.run(command, input=stub, capture_output=True, text=True, check=True, cwd=ROOT).stdout
 
 
