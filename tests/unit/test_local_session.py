@@ -54,8 +54,11 @@ def test_rows_in_memory(tmp_path: Path) -> None:
     ("use", "says"),
     [
         (lambda s, path: s.sql("select 1"), "spark.sql"),
-        (lambda s, path: s.read.json(path), "spark.read.json"),
-        (lambda s, path: s.read.option("mergeSchema", "true"), "spark.read.option"),
+        (lambda s, path: s.read.json(path), "text files without a schema"),
+        (lambda s, path: s.read.option("mergeSchema", "true").parquet(path), "options of Parquet files"),
+        (lambda s, path: s.read.schema("k string").csv(path, sep=";"), "the options sep"),
+        (lambda s, path: s.read.schema("k string, _corrupt_record string").json(path), "text files without a schema"),
+        (lambda s, path: s.read.format("csv"), "spark.read.format"),
         (lambda s, path: s.read.parquet(path).where("n = 1"), "DataFrame.where"),
         (lambda s, path: s.read.parquet(path).select("*"), "select of expressions"),
         (lambda s, path: s.read.parquet(path).select("n", "n"), "select of expressions"),
@@ -95,3 +98,44 @@ def test_files_that_spark_would_read_otherwise_need_spark(tmp_path: Path) -> Non
 def test_a_key_column_of_another_type_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StateTypeError, match="don't fit the recorded key"):
         rows(SESSION.read.parquet(write(tmp_path, k=[1], n=[1])))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.csv", 'k,n\n"ann",1\n'),
+        ("a.csv", "k,n\nan\\n,1\n"),
+        ("a.csv", "k,n\nann,1,2\n"),
+        ("a.csv", "k,n\nann\n"),
+        ("a.csv", "k,n\nann,+1\n"),
+        ("a.csv", "k,n\nann, 1\n"),
+        ("a.csv", "k,n\nann,2147483648\n"),
+        ("a.csv", "k,n\r\nann,1\r\n"),
+        ("a.csv", "k,n\n\nann,1\n"),
+        ("a.csv", "k,m\nann,1\n"),
+        ("a.csv.gz", "k,n\nann,1\n"),
+        ("a.json", '{"k": "ann", "n": 1.0}\n'),
+        ("a.json", '{"k": 5}\n'),
+        ("a.json", '{"k": {"a": 1}}\n'),
+        ("a.json", '{"K": "ann"}\n'),
+        ("a.json", '{"k": "ann", "k": "bob"}\n'),
+        ("a.json", "{'k': 'ann'}\n"),
+        ("a.json", '["ann"]\n'),
+        ("a.json", '{"k": "ann", "n": NaN}\n'),
+        ("a.json", '{"k": "ann"\n'),
+        ("a.json", '{"k": "\\ud800"}\n'),
+    ],
+)
+def test_of_a_doubtful_text_file_spark_decides(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_bytes(text.encode())
+    reader = SESSION.read.schema("k string, n int").option("header", True)
+    read = reader.csv if ".csv" in name else SESSION.read.schema("k string, n int").json
+    with pytest.raises(NeedsSpark):
+        read(f"file://{tmp_path / name}")
+
+
+def test_a_plain_text_file_needs_no_spark(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("k,at\nann,2024-01-01 05:00:00\nbob,\n")
+    path = f"file://{tmp_path / 'a.csv'}"
+    berlin = LocalSession("Europe/Berlin").read.csv(path, schema="k string, at timestamp", header=True)
+    assert rows(berlin) == [{"k": "ann", "at": datetime(2024, 1, 1, 4, tzinfo=UTC)}]

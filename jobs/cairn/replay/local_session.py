@@ -1,13 +1,14 @@
-"""A stand-in for a Spark session, without a JVM, for sources that only read Parquet files or make rows.
+"""A stand-in for a Spark session, without a JVM, for sources that only read files or make rows.
 
-The stand-in knows `spark.read.parquet`, `spark.read.schema(…).parquet`, `spark.createDataFrame` and `select` of columns
-by name. For all else it raises `NeedsSpark`, and the caller takes a real session. So a source gets either exactly
+The stand-in knows `spark.read.parquet`, `spark.read.schema(…)` with `parquet`, `csv` or `json` and the options `header` and
+`mode`, `spark.createDataFrame` and `select` of columns by name. For all else it raises `NeedsSpark`, and the caller takes a real session. So a source gets either exactly
 Spark's rows, or Spark.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import unquote, urlsplit
@@ -17,6 +18,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import types as t
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
 
+from cairn.replay.text_files import Doubtful, read_csv, read_json
 from cairn.rows.local_rows import LocalRows
 from cairn.rows.row_order import unordered
 from cairn.spark.ddl import parse_ddl_locally
@@ -98,17 +100,56 @@ class _Conf(dict[str, str]):
 
 
 class _Reader:
-    def __init__(self, session: LocalSession, schema: t.StructType | None = None) -> None:
-        self._session, self._schema = session, schema
+    def __init__(
+        self, session: LocalSession, schema: t.StructType | None = None, options: Mapping[str, str] | None = None
+    ) -> None:
+        self._session, self._schema, self._options = session, schema, options or {}
 
     def schema(self, schema: str | t.StructType) -> _Reader:
         try:
             declared = parse_ddl_locally(schema) if isinstance(schema, str) else schema
         except UsageError as error:
             raise NeedsSpark(str(error)) from None
-        return _Reader(self._session, declared)
+        return _Reader(self._session, declared, self._options)
+
+    def option(self, key: str, value: Any) -> _Reader:
+        return _Reader(self._session, self._schema, {**self._options, key.lower(): str(value).lower()})
+
+    def options(self, **options: Any) -> _Reader:
+        found = self
+        for key, value in options.items():
+            found = found.option(key, value)
+        return found
+
+    def csv(self, path: Any, schema: Any = None, **options: Any) -> LocalFrame:
+        if schema is not None or options:
+            return (self if schema is None else self.schema(schema)).options(**options).csv(path)
+        header = self._options.get("header", "false") == "true"
+        return self._text(path, partial(read_csv, header=header), {"header": ("true", "false")})
+
+    def json(self, path: Any, schema: Any = None, **options: Any) -> LocalFrame:
+        if schema is not None or options:
+            return (self if schema is None else self.schema(schema)).options(**options).json(path)
+        return self._text(path, read_json, {})
+
+    def _text(self, path: Any, read: Any, known: Mapping[str, Sequence[str]]) -> LocalFrame:
+        """Return the rows of text files. Each row is well formed, so all modes read the same rows."""
+        known = {**known, "mode": ("permissive", "dropmalformed", "failfast")}
+        unknown = [name for name, value in self._options.items() if value not in known.get(name, ())]
+        if self._schema is None or "_corrupt_record" in self._schema.names or unknown:
+            raise NeedsSpark(f"text files without a schema, or with the options {', '.join(unknown)}")
+        # As in Spark, every column of a file is nullable, even if the schema says otherwise.
+        schema = t.StructType([t.StructField(f.name, f.dataType, True) for f in self._schema.fields])
+        zone = self._session.zone
+        try:
+            tables = [read(_local_file(one), schema, zone) for one in ([path] if isinstance(path, str) else path)]
+        except Doubtful as error:
+            raise NeedsSpark(str(error)) from None
+        return LocalFrame(schema, zone, tables=tables)
 
     def parquet(self, *paths: str) -> LocalFrame:
+        if self._options:
+            raise NeedsSpark("options of Parquet files")
         files = [_local_file(path) for path in paths]
         declared = self._schema if self._schema is not None else _common_schema(files)
         # As in Spark, every column of a file is nullable, even if the schema says otherwise.
