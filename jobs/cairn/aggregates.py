@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import ROUND_HALF_UP, Context, Decimal
 from functools import cached_property
 from numbers import Integral
@@ -145,6 +145,9 @@ class RunningAggregate(ArrowProcessor):
         check_declared(cls.__name__, cls.declared_aggregates)
         check_ttl(cls.__name__, cls.ttl_ms, pipeline)
 
+    def _spell_columns(self, names: Sequence[str]) -> None:
+        self.declared_aggregates = spelled_aggregates(self.declared_aggregates, names)
+
     def init(self, handle: Any) -> None:
         """Declare the value state `aggregates` with a field for each part of each aggregate.
 
@@ -199,6 +202,19 @@ class RunningAggregate(ArrowProcessor):
 def nullable(schema: StructType) -> list[StructField]:
     """Return the fields of a schema, all nullable and without metadata."""
     return [StructField(f.name, f.dataType) for f in schema.fields]
+
+
+def spelled_name(name: str, names: Sequence[str]) -> str:
+    """Return the one of the names that is equal but for case; `name` itself if it is among them, or if none is equal."""
+    return name if name in names else next((own for own in names if own.lower() == name.lower()), name)
+
+
+def spelled_aggregates(aggregates: Mapping[str, Aggregate], names: Sequence[str]) -> dict[str, Aggregate]:
+    """Return the aggregates with their columns as the input spells them."""
+    return {
+        name: a if a.column is None else replace(a, column=spelled_name(a.column, names))
+        for name, a in aggregates.items()
+    }
 
 
 def aggregate_fields(aggregates: Mapping[str, Aggregate], handle: Any) -> list[StructField]:

@@ -36,7 +36,7 @@ a pipeline may change from one interface to the other between two intervals.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -136,6 +136,11 @@ class ArrowProcessor(ABC):
             A `StructType`; None if the pipeline must declare `output_schema`.
         """
         return None
+
+    def _spell_columns(self, names: Sequence[str]) -> None:  # noqa: B027
+        # Cairn calls this before `init` and `deriveOutputSchema`, if the names of columns may differ in case only. A
+        # ready-made processor takes the input's spelling of the columns that its settings name.
+        pass
 
     def _counts_until(self, times: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         # Returns for each event time the watermark at which a row becomes late, in microseconds. A window returns the

@@ -48,6 +48,7 @@ from state_backend.checkpoint.log import (
     read_on,
 )
 from state_backend.checkpoint.newest_state import checkpoint_named, no_checkpoint, overtaken
+from state_backend.checkpoint.output_schemas import spelling
 from state_backend.checkpoint.parallel import at_once
 from state_backend.checkpoint.record_reader import RecordReader
 from state_backend.checkpoint.release import computed_without, hidden_by_release
@@ -108,6 +109,7 @@ class Begun:
         h0: The highest id in the log when the attempt began; 0 for an empty log.
         base: Record of the checkpoint that the attempt starts from; None for empty state.
         log: The log with which the attempt began; None if its output joins no other output.
+        spelling: The names of all columns that the input has had, as the first interval spelled them.
         returning: Keys that `cairn forget` removed and that this attempt could bring back, because its base is older
             than the removal or its input rows may contain the keys. The attempt's shards leave these keys out.
     """
@@ -116,6 +118,7 @@ class Begun:
     h0: int
     base: Record | None
     log: Log | None = None
+    spelling: tuple[str, ...] = ()
     returning: tuple[Returning, ...] = ()
 
 
@@ -249,6 +252,7 @@ class Coordinator:
             h0=log.head_id,
             base=base,
             log=log,
+            spelling=spelling(log),
             returning=returning_keys(log, interval.start_ms, base.id if base is not None else None),
         )
 

@@ -186,18 +186,18 @@ def _replaced(log: Log, prepared: Prepared) -> tuple[Interval, ...]:
 
 
 def _with_schemas(log: Log, record: Record) -> Record:
-    """Return the record with all schemas of output and late rows, and its files with the numbers of their schemas.
+    """Return the record with all schemas of output and input, and its files with the numbers of their schemas.
 
     Raises:
         BaseMoved: Another commit changed the output schema since the attempt began.
     """
     try:
-        content, output, late = with_schemas(log, record.content)
+        content, output, read = with_schemas(log, record.content)
     except UsageError as error:
         raise BaseMoved(
             f"{_who(record.content)}: another commit has changed the output schema since this attempt began: {error}"
         ) from error
-    return replace(record, content=content, output_schemas=output, late_schemas=late)
+    return replace(record, content=content, output_schemas=output, input_schemas=read)
 
 
 def _fences(entry: Record | Tombstone, content: Content) -> bool:

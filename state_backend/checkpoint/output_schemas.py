@@ -1,4 +1,4 @@
-"""Track the schemas of a pipeline's output and late rows, and check whether a new output schema may join the others.
+"""Track the schemas of a pipeline's output and input, and check whether a new output schema may join the others.
 
 Output files are never rewritten, so one table must hold the rows of all of them. The newest commit lists all schemas,
 and each file names its schema by number. So no schema is lost when retention drops records.
@@ -18,14 +18,19 @@ from state_backend.values.records import Content, OutputFile, Record
 
 
 def recorded_schemas(log: Log, *, late: bool = False) -> tuple[dict[str, Any], ...]:
-    """Return all schemas that output has had, or with `late` those of late rows, in the order in which they were new.
+    """Return all schemas that output has had, or with `late` those of the input, in the order in which they were new.
 
     The record of the newest commit lists them. That record is never a tombstone, because a commit retains itself.
     """
     newest = log.entry(max(log.retained, default=0))
     if not isinstance(newest, Record):
         return ()
-    return newest.late_schemas if late else newest.output_schemas
+    return newest.input_schemas if late else newest.output_schemas
+
+
+def spelling(log: Log) -> tuple[str, ...]:
+    """Return the names of all columns that the input has had, those of the first interval first."""
+    return tuple(dict.fromkeys(f["name"] for schema in recorded_schemas(log, late=True) for f in schema["fields"]))
 
 
 def newest_output(log: Log, *, late: bool = False) -> OutputFile | None:
@@ -85,23 +90,23 @@ def check_output_schema(log: Log, pipeline: str, interval: Interval, declared: d
 
 
 def with_schemas(log: Log, content: Content) -> tuple[Content, tuple[dict[str, Any], ...], tuple[dict[str, Any], ...]]:
-    """Return a content whose files name their schemas by number, all schemas of output, and all schemas of late rows.
+    """Return a content whose files name their schemas by number, all schemas of output, and all of the input.
 
     The content no longer has its own schemas, since the lists have them.
 
     Raises:
         UsageError: The content's output schema clashes with current output.
     """
-    output, late = recorded_schemas(log), recorded_schemas(log, late=True)
+    output, read = recorded_schemas(log), recorded_schemas(log, late=True)
     numbers: dict[bool, int | None] = {False: None, True: None}
     if content.kind == "interval":
         if content.output_schema is not None:
             check_output_schema(log, content.pipeline, content.interval, content.output_schema)
             output, numbers[False] = _with(output, content.output_schema)
-        if content.late_schema is not None:
-            late, numbers[True] = _with(late, content.late_schema)
+        if content.input_schema is not None:
+            read, numbers[True] = _with(read, content.input_schema)
     files = tuple(replace(f, schema_version=numbers[f.late]) for f in content.outputs)
-    return replace(content, outputs=files, output_schema=None, late_schema=None), output, late
+    return replace(content, outputs=files, output_schema=None, input_schema=None), output, read
 
 
 def _with(schemas: tuple[dict[str, Any], ...], schema: dict[str, Any]) -> tuple[tuple[dict[str, Any], ...], int]:

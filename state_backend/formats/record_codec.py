@@ -115,7 +115,7 @@ _LOCAL_NAME = re.compile(r"[0-9]{1,19}\.sst|CURRENT|MANIFEST-[0-9]{1,19}|rocksdi
 # Fields that `_check` skips: their constructors or `_check_groups` check them, or they hold the user's own JSON.
 _NOT_WALKED = (
     *("interval", "key_groups", "key_group_states", "source_position", "value", "user_key", "key_schema"),
-    *("output_schema", "output_schemas", "late_schema", "late_schemas"),
+    *("output_schema", "output_schemas", "input_schema", "input_schemas"),
 )
 
 T = TypeVar("T")

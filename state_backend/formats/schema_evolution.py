@@ -93,12 +93,16 @@ _Differences = Iterator[tuple[str, str | None]]
 def _struct_differences(path: str, recorded: StructType, declared: StructType) -> _Differences:
     dot = f"{path}." if path else ""
     before, now = _by_name(recorded), _by_name(declared)
-    yield from ((dot + name, None) for name in before if name not in now)
+    gone = {name.lower(): name for name in before if name not in now}
+    respelled = {gone[name.lower()]: name for name in now if name not in before and name.lower() in gone}
+    yield from ((dot + name, None) for name in gone.values() if name not in respelled)
+    for name, spelled in respelled.items():
+        yield dot + name, f"declared as {spelled!r}, which differs in case only: declare it as recorded"
     for name, field in now.items():
         was = before.get(name)
         if was is not None:
             yield from _differences(dot + name, was.type, was.nullable, field.type, field.nullable)
-        elif not field.nullable:
+        elif not field.nullable and name not in respelled.values():
             why = "older rows lack it: make it nullable"
             yield dot + name, f"not recorded, declared as {field.type} NOT NULL; {why}"
 

@@ -329,7 +329,7 @@ class OutputFile:
         rows: The number of rows in the file.
         late: True if the file holds late rows. Late rows and output rows are in separate files.
         schema_version: The position, from 1, of the file's schema in the newest record's `output_schemas`, or in its
-            `late_schemas` for late rows. None before the commit, and for files of releases that did not record it.
+            `input_schemas` for late rows. None before the commit, and for files of releases that did not record it.
     """
 
     handle: Handle
@@ -482,7 +482,8 @@ class Content:
             interval brings another. None means the default policy of releases that did not record the policy.
         output_schema: The schema of the output rows as Spark reads it from the files, a `StructType` as JSON. None
             after the commit, because the record has the schema in `output_schemas`, and in older attempts.
-        late_schema: The schema of the late rows, in the same form. None if the attempt has none, and after the commit.
+        input_schema: The schema of the input rows, in the same form, which late rows have too. None after the commit, and
+            in older attempts.
         input_hash: 32 hex digits that hash code, settings and input (`cairn.operations.plan_reuse.input_hash`).
             Intervals with equal hashes and equal bases have equal results. None if the hash is unknown.
         code_version: The name of the code for people: the pipeline's `version`, or else git's description of the code's
@@ -518,7 +519,7 @@ class Content:
     restored_from: str | None = None
     retention: RetentionPolicy | None = None
     output_schema: dict[str, Any] | None = None
-    late_schema: dict[str, Any] | None = None
+    input_schema: dict[str, Any] | None = None
     input_hash: str | None = None
     code_version: str | None = None
     code: str | None = None
@@ -693,7 +694,7 @@ class Record:
         content: The result of the attempt.
         output_schemas: All schemas that the pipeline's output has had so far, oldest first. Readers use the list of the
             newest commit for all files.
-        late_schemas: The same for late rows.
+        input_schemas: The same for the input. Late rows have the input's columns.
         replaced: Other intervals whose output is no longer current after this commit: intervals with other boundaries that
             overlap, or the later intervals whose output a rewind retracts.
         summary: The facts about earlier records.
@@ -704,7 +705,7 @@ class Record:
     reproduces: int | None
     content: Content
     output_schemas: tuple[dict[str, Any], ...] = ()
-    late_schemas: tuple[dict[str, Any], ...] = ()
+    input_schemas: tuple[dict[str, Any], ...] = ()
     replaced: tuple[Interval, ...] = ()
     summary: Summary = field(default_factory=Summary)
 

@@ -824,7 +824,12 @@ def test_mistakes_with_a_table_of_late_rows(sink: TableSink) -> None:
     publish(sink, hour(0), 1, rows)
     with pytest.raises(UsageError, match="Give each pipeline a table of its own"):
         sink.publish(Publication(LATE, hour(0), 1, late=True))
-    for name, what in (("interval_end", "interval"), ("checkpoint_id", "checkpoint's id")):
+    for name, what in (
+        ("interval_end", "interval"),
+        ("checkpoint_id", "checkpoint's id"),
+        ("Interval_Start", "interval"),
+        ("CHECKPOINT_ID", "checkpoint's id"),
+    ):
         with pytest.raises(
             UsageError, match=rf"a late row of .* has a column '{name}', but the sink writes the {what}"
         ):

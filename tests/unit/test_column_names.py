@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pyspark.sql.connect import functions as connect
+from pyspark.sql.types import ArrayType, LongType, StructField, StructType, TimestampType
 
+from cairn import sinks
+from cairn.aggregates import Count, Last, RunningAggregate, Sum
+from cairn.operations.plan_interval import _check_sink
 from cairn.pipeline import Interval, Pipeline
-from cairn.rows.column_names import ColumnNames, plain_name, unquoted
+from cairn.processors import TopN, union_by_kind
+from cairn.rows.column_names import ColumnNames, check_spelling, plain_name, unquoted
 from state_backend.values.errors import SourceError, UsageError
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
@@ -40,6 +46,79 @@ def test_a_column_is_found_as_spark_finds_it(
     names: tuple[str, ...], name: str, case_sensitive: bool, found: str
 ) -> None:
     assert columns(*names, case_sensitive=case_sensitive).find(name) == found
+
+
+@pytest.mark.parametrize(
+    ("names", "recorded", "case_sensitive", "spelled"),
+    [
+        (("K", "V", "new"), ("k", "v"), False, ["k", "v", "new"]),
+        (("K", "V"), ("k", "v"), True, ["K", "V"]),
+        (("v",), ("V", "v"), False, ["V"]),  # the first interval's spelling
+        (("GÖNÜLLÜ",), ("Gönüllü",), False, ["Gönüllü"]),
+        (("v",), (), False, ["v"]),
+    ],
+)
+def test_a_column_takes_the_recorded_spelling(
+    names: tuple[str, ...], recorded: tuple[str, ...], case_sensitive: bool, spelled: list[str]
+) -> None:
+    assert columns(*names, case_sensitive=case_sensitive).spelled(recorded) == spelled
+
+
+def test_names_that_differ_in_case_only_are_refused() -> None:
+    twins = StructType([StructField(name, LongType()) for name in ("v", "n", "V")])
+    nested = StructType([StructField("list", ArrayType(twins))])
+    for schema, where in ((twins, ""), (nested, " in 'list.element'")):
+        told = f"^output has two columns 'v' and 'V'{where}, which differ in case only; rename one of them$"
+        with pytest.raises(UsageError, match=told):
+            check_spelling(schema, False, "output")
+        check_spelling(schema, True, "output")
+    one = StructType([StructField("V", LongType())])
+    with pytest.raises(UsageError, match="output has a column 'V', but earlier output spells it 'v'"):
+        check_spelling(one, False, "output", ["v"])
+    check_spelling(one, False, "output", ["v", "V"])
+
+
+def test_a_table_gets_no_names_that_differ_in_case_only() -> None:
+    """Also from a session that minds case."""
+    one, twins = (StructType([StructField(name, LongType()) for name in names]) for names in (["v"], ["v", "V"]))
+    reserved = StructType([StructField("Interval_Start", LongType())])
+    settings: dict[str, Any] = {"source": lambda *_: None, "key": ["v"], "processor": object, "output_schema": "v long"}
+    for sink in (
+        sinks.delta("file:///t"),
+        sinks.iceberg("a.t", "c", dict),
+        sinks.postgres("t", "dbname=t"),
+        sinks.bigquery("a.t"),
+    ):
+        made = Pipeline(name="p", start=START, sink=sink.with_late_rows(sinks.delta("file:///late")), **settings)
+        _check_sink(made, one, one)
+        with pytest.raises(UsageError, match="the table of its output has two columns 'v' and 'V'"):
+            _check_sink(made, twins, one)
+        with pytest.raises(UsageError, match="the table of its late rows has two columns 'v' and 'V'"):
+            _check_sink(made, one, twins)
+        with pytest.raises(UsageError, match="has a column 'Interval_Start', but the sink writes the interval into"):
+            _check_sink(made, reserved, one)
+
+
+def test_a_setting_names_its_column_in_any_case() -> None:
+    class Top(TopN):
+        n, order = 1, ("SEQ desc", "at")
+
+    class Total(RunningAggregate):
+        total, rows, last = Sum("v"), Count(), Last("V", ignore_nulls=True)
+
+    top, total = Top(), Total()
+    for processor in (top, total):
+        processor._spell_columns(["Seq", "at", "V"])
+    assert (top.order, Top.order) == (("Seq desc", "at"), ("SEQ desc", "at"))
+    assert [str(a) for a in total.declared_aggregates.values()] == ["Sum('V')", "Count()", "Last('V')"]
+    top._spell_columns(["Seq", "SEQ"])
+    assert top.order == ("Seq desc", "at")
+
+
+def test_kinds_that_differ_in_case_only_are_refused() -> None:
+    frame: Any = SimpleNamespace(schema=StructType([StructField("at", TimestampType())]))
+    with pytest.raises(UsageError, match="the kinds 'order' and 'Order' differ in case only"):
+        union_by_kind({"order": frame, "Order": frame}, shared=["at"])
 
 
 def test_a_key_that_is_not_there_or_ambiguous_is_refused() -> None:

@@ -221,7 +221,11 @@ def test_a_deleted_key_has_no_version(how: str, found: list[Any]) -> None:
     [
         (IntervalJoin, {"left": "order"}, r"Mine\.right is missing; name the value of the column 'kind'"),
         (IntervalJoin, {**CLOSE, "left": 1}, r"Mine\.left is 1; name the value of the column 'kind'"),
-        (IntervalJoin, {**CLOSE, "left": "payment"}, r"Mine: left and right are both 'payment'"),
+        (
+            IntervalJoin,
+            {**CLOSE, "left": "Payment"},
+            r"Mine: left is 'Payment' and right is 'payment'; each input needs",
+        ),
         (IntervalJoin, {**CLOSE, "lower": 5}, r"Mine\.lower is 5; write lower = timedelta\(hours=1\)"),
         (IntervalJoin, {"left": "a", "right": "b", "lower": HOUR}, r"Mine\.upper is missing; write upper = "),
         (IntervalJoin, {**CLOSE, "lower": 2 * HOUR}, r"Mine\.lower is .* more than upper = .*; no rows would match"),

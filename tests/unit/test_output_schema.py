@@ -237,7 +237,7 @@ class Outputs:
         pq.write_table(pa.Table.from_pylist(list(rows), schema=arrow_schema(made)), local)
         handle = self.storage.upload(paths.output(interval, attempt, 1, 0, late=late), local)
         files = (OutputFile(handle=handle, rows=len(rows), late=late),) if rows else ()
-        changes |= {"late_schema" if late else "output_schema": recorded_schema(made)} if recorded else {}
+        changes |= {"input_schema" if late else "output_schema": recorded_schema(made)} if recorded else {}
         self.folder.prepare(interval, attempt, outputs=files, **changes)
 
     def run(self, interval: Interval, attempt: str, columns: Columns, *rows: dict[str, Any], **changes: Any) -> None:

@@ -257,11 +257,20 @@ def test_dropped_fields_are_named_in_a_warning() -> None:
     recorded = struct(
         field("a", "long"), field("b", "long"), field("c", struct(field("x", "date"), field("y", "date")))
     )
-    declared = struct(field("a", "long"), field("B", "long"), field("c", struct(field("y", "date"))))
+    declared = struct(field("a", "long"), field("n", "long"), field("c", struct(field("y", "date"))))
     plan = evolve(recorded, declared)
     (warning,) = plan.warnings
     assert warning.startswith("state 's' no longer declares b, c.x: ")
     assert plan_states("p", plan.states, [state("s", declared)]).warnings == ()
+
+
+def test_a_field_that_differs_in_case_only_is_refused() -> None:
+    """Spark ignores case by default, so values under the old spelling would be lost."""
+    recorded = struct(field("v", "long"), field("c", struct(field("x", "date"))))
+    declared = struct(field("V", "long", nullable=False), field("c", struct(field("X", "date"))))
+    told = "field 'v': declared as 'V', which differs in case only: .*; field 'c.x': declared as 'X', which"
+    with pytest.raises(StateSchemaError, match=told):
+        evolve(recorded, declared)
 
 
 def test_the_last_version_is_255() -> None:

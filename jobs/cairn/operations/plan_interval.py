@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,7 +16,7 @@ from cairn.operations.plan_reuse import ResultInputs, input_hash, options_of, so
 from cairn.operations.read_source import arrow_schema_json, check_types, read_source
 from cairn.operations.what_changed import MadeOf, as_json
 from cairn.pipeline import Interval, Pipeline
-from cairn.rows.column_names import ColumnNames, grouping_names
+from cairn.rows.column_names import ColumnNames, check_spelling, grouping_names
 from cairn.rows.routing import Inputs, key_schema_of
 from cairn.rows.watermark import EventTime, event_time_of
 from cairn.runners.output_schema import recorded_schema
@@ -36,7 +36,7 @@ from cairn.spark.session import SESSION_ZONE
 from state_backend.adapters.open_storage import join_url
 from state_backend.checkpoint.coordinator import Begun
 from state_backend.checkpoint.log import Log
-from state_backend.checkpoint.output_schemas import check_output_schema
+from state_backend.checkpoint.output_schemas import check_output_schema, recorded_schemas, spelling
 from state_backend.formats.types import DataType as KeyType
 from state_backend.formats.types import names_and_types, parse_struct, with_nulls_of
 from state_backend.state.plan_state_schemas import StatePlan, plan_states
@@ -169,14 +169,15 @@ def ask_pipeline(
     version = begin_code_version(pipeline)
     base = begun.base.content if begun.base is not None else None
     zone = plan_zone(pipeline.name, pipeline.time_zone, spark.conf.get(SESSION_ZONE), base.time.zone if base else None)
-    rows, position = (read.rows, read.position) if read is not None else read_source(spark, pipeline, attempt.interval)
+    given, position = (read.rows, read.position) if read is not None else read_source(spark, pipeline, attempt.interval)
+    rows = _spelled(spark, pipeline, given, begun.spelling, base)
     names = _names_of(spark, rows.schema, f"pipeline {pipeline.name!r}: the input")
     key = names.find_key(pipeline.key)
     key_schema = key_schema_of(rows.schema, key)
     event_time = _event_time(pipeline, names, rows.schema, zone, base)
     output_schema = _output_schema(spark, pipeline, rows.schema)
     if begun.log is not None:
-        _check_output(begun.log, pipeline, attempt.interval, output_schema)
+        _check_output(spark, begun.log, pipeline, attempt.interval, output_schema)
     _check_sink(pipeline, output_schema, rows.schema)
     initial, initial_key = _initial_state(spark, pipeline, key_schema) if base is None else (None, [])
     initial_key_schema = key_schema_of(initial.schema, initial_key) if initial is not None else None
@@ -196,7 +197,7 @@ def ask_pipeline(
         processor=processor,
         states=states,
         input_hash=_input_hash(
-            spark, pipeline, attempt.interval, rows, position, processor.code_hash, attempt.permissions, output_schema
+            spark, pipeline, attempt.interval, given, position, processor.code_hash, attempt.permissions, output_schema
         ),
         code_version=version(),
     )
@@ -343,14 +344,15 @@ def check_fits(
     """
     with in_zone_of(spark, pipeline.time_zone):
         zone = plan_zone(pipeline.name, pipeline.time_zone, spark.conf.get(SESSION_ZONE), content.time.zone)
-        output_schema = _output_schema(spark, pipeline, read.rows.schema)
-        _check_output(log, pipeline, interval, output_schema)
-        _check_sink(pipeline, output_schema, read.rows.schema)
-        names = _names_of(spark, read.rows.schema, f"pipeline {pipeline.name!r}: the input")
-        key_schema = key_schema_of(read.rows.schema, names.find_key(pipeline.key))
+        schema = _spelled(spark, pipeline, read.rows, spelling(log), content).schema
+        output_schema = _output_schema(spark, pipeline, schema)
+        _check_output(spark, log, pipeline, interval, output_schema)
+        _check_sink(pipeline, output_schema, schema)
+        names = _names_of(spark, schema, f"pipeline {pipeline.name!r}: the input")
+        key_schema = key_schema_of(schema, names.find_key(pipeline.key))
         _check_unchanged(pipeline, content, key_schema, names)
-        _event_time(pipeline, names, read.rows.schema, zone, content)
-        _plan_states(spark, pipeline, content, _as_recorded(key_schema, None, content), read.rows.schema)
+        _event_time(pipeline, names, schema, zone, content)
+        _plan_states(spark, pipeline, content, _as_recorded(key_schema, None, content), schema)
 
 
 @contextmanager
@@ -416,6 +418,7 @@ def _output_schema(spark: SparkSession, pipeline: Pipeline, input_schema: Struct
         raise UsageError(
             f"pipeline {pipeline.name!r}: output_schema names {', '.join(twice)} more than once; give each column a name of its own"
         )
+    check_spelling(schema, _case_sensitive(spark), f"pipeline {pipeline.name!r}: output_schema")
     return schema
 
 
@@ -424,7 +427,7 @@ def _derived_output(spark: SparkSession, pipeline: Pipeline, input_schema: Struc
     key_schema = key_schema_of(input_schema, names.find_key(pipeline.key))
     handle = _declaring_handle(spark, pipeline, key_schema, input_schema)
     try:
-        processor = processor_on_driver(pipeline.processor, pipeline.name)
+        processor = _processor(spark, pipeline, input_schema)
         derived: StructType | None = (
             processor.deriveOutputSchema(handle) if isinstance(processor, ArrowProcessor) else None
         )
@@ -442,8 +445,10 @@ def _derived_output(spark: SparkSession, pipeline: Pipeline, input_schema: Struc
     return derived
 
 
-def _check_output(log: Log, pipeline: Pipeline, interval: Interval, declared: StructType) -> None:
+def _check_output(spark: SparkSession, log: Log, pipeline: Pipeline, interval: Interval, declared: StructType) -> None:
     """Raise `UsageError` if the interval's output would clash with the output of other intervals."""
+    earlier = (f["name"] for schema in recorded_schemas(log) for f in schema["fields"])
+    check_spelling(declared, _case_sensitive(spark), f"pipeline {pipeline.name!r}: output_schema", earlier)
     check_output_schema(log, pipeline.name, interval, recorded_schema(declared.jsonValue()))
 
 
@@ -451,12 +456,35 @@ def _check_sink(pipeline: Pipeline, output_schema: StructType, input_schema: Str
     """Raise `UsageError` if a table sink can't have a column of the name of an output column, or of an input column for late rows."""
     if pipeline.sink is not None and not callable(pipeline.sink):
         for table, late in pipeline.sink.each_table():
-            table.check_columns(pipeline.name, input_schema.names if late else output_schema.names, late=late)
+            schema, rows = (input_schema, "late rows") if late else (output_schema, "output")
+            # Most tables ignore case, and most readers of the others.
+            check_spelling(schema, False, f"pipeline {pipeline.name!r}: the table of its {rows}")
+            table.check_columns(pipeline.name, schema.names, late=late)
+
+
+def _spelled(
+    spark: SparkSession, pipeline: Pipeline, rows: DataFrame, recorded: Sequence[str], base: Content | None
+) -> DataFrame:
+    """Return the input rows with their columns as the first interval spelled them, if the session ignores case.
+
+    Older records have only the key, and the states of processors that keep whole rows.
+    """
+    names = _names_of(spark, rows.schema, f"pipeline {pipeline.name!r}: the input")
+    known = [*recorded]
+    if base is not None:
+        kept = base.states if pipeline.api == "arrow" and pipeline.output_schema is None else ()
+        for schema in (base.key_schema, *(state.versions[-1].value for state in kept)):
+            known += [field["name"] for field in schema["fields"]]
+    spelled = names.spelled(known)
+    return rows if spelled == rows.schema.names else rows.toDF(*spelled)
+
+
+def _case_sensitive(spark: SparkSession) -> bool:
+    return str(spark.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
 
 
 def _names_of(spark: SparkSession, schema: StructType, what: str) -> ColumnNames:
-    case_sensitive = str(spark.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
-    return ColumnNames(names=tuple(schema.names), case_sensitive=case_sensitive, what=what)
+    return ColumnNames(names=tuple(schema.names), case_sensitive=_case_sensitive(spark), what=what)
 
 
 def _event_time(
@@ -508,7 +536,7 @@ def _plan_states(
 ) -> StatePlan:
     handle = _declaring_handle(spark, pipeline, key_schema, input_schema)
     try:
-        processor = processor_on_driver(pipeline.processor, pipeline.name)
+        processor = _processor(spark, pipeline, input_schema)
         processor.init(handle)
         processor.close()
     except (CairnError, KeyboardInterrupt):
@@ -517,6 +545,11 @@ def _plan_states(
         raise ProcessorError(
             f"pipeline {pipeline.name!r}: {name_of(pipeline.processor)}.init failed on the driver: {described(error)}"
         ) from error
+    for state in handle.declared.values():
+        for schema in (state.versions[-1].user_key, state.versions[-1].value):
+            if schema is not None:
+                what = f"pipeline {pipeline.name!r}: state {state.name!r}"
+                check_spelling(StructType.fromJson(schema), _case_sensitive(spark), what)
     plan = plan_states(
         pipeline.name, base.states if base is not None else (), tuple(handle.declared.values()), deleted=handle.deleted
     )
@@ -528,6 +561,13 @@ def _plan_states(
             *(pipeline.name, ", ".join(plan.undeclared)),
         )
     return plan
+
+
+def _processor(spark: SparkSession, pipeline: Pipeline, input_schema: StructType) -> Any:
+    processor = processor_on_driver(pipeline.processor, pipeline.name)
+    if isinstance(processor, ArrowProcessor) and not _case_sensitive(spark):
+        processor._spell_columns(input_schema.names)
+    return processor
 
 
 def _declaring_handle(

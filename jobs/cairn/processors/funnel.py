@@ -80,6 +80,7 @@ class Funnel(ReadyMade):
 
     splits_keys = True
     settings: ClassVar[tuple[str, ...]] = ("step", "steps", "within")
+    column_settings: ClassVar[tuple[str, ...]] = ("step",)
     step: str
     steps: Sequence[Any]
     within: timedelta

@@ -59,6 +59,7 @@ class History(ReadyMade):
     # One call must have all rows of a key: an interval emits a version once, with its final `valid_to`.
     splits_keys = False
     settings: ClassVar[tuple[str, ...]] = ("tracked", "deleted")
+    column_settings: ClassVar[tuple[str, ...]] = ("tracked", "deleted")
     tracked: str | tuple[str, ...] | None = None
     deleted: str | None = None
 
@@ -73,17 +74,11 @@ class History(ReadyMade):
             raise UsageError(
                 f'{cls.__name__}.deleted is {cls.deleted!r}; name a boolean column, as in deleted = "is_deleted"'
             )
-        names = cls._tracked()
+        names = _tracked(cls.tracked)
         if names is not None and (not names or not all(isinstance(name, str) and name for name in names)):
             raise UsageError(
                 f'{cls.__name__}.tracked is {cls.tracked!r}; name columns, as in tracked = ("city", "plan")'
             )
-
-    @classmethod
-    def _tracked(cls) -> tuple[str, ...] | None:
-        if cls.tracked is None or isinstance(cls.tracked, tuple | list):
-            return cls.tracked if cls.tracked is None else tuple(cls.tracked)
-        return (cls.tracked,)
 
     def init(self, handle: Any) -> None:
         """Declare the list state `changes` with all input columns except the key.
@@ -111,13 +106,13 @@ class History(ReadyMade):
         row = [f for f in nullable(handle.input_schema) if f.name not in handle.key_schema.names]
         self._names = [f.name for f in row]
         self._values = [name for name in self._names if name not in (handle.event_time, self.deleted)]
-        for name in self._tracked() or ():
+        for name in _tracked(self.tracked) or ():
             type_of(owner, "tracked", name, handle)
             if name in (*handle.key_schema.names, self.deleted):
                 raise UsageError(
                     f"{owner}.tracked names column {name!r}, which is a key column or `deleted`; leave it out"
                 )
-        self._compared = self._tracked() or [name for name in self._values if name not in handle.order_by]
+        self._compared = _tracked(self.tracked) or [name for name in self._values if name not in handle.order_by]
         check_free(owner, MAKES_VERSION, handle.input_schema.names, "History", "the state")
         fields = [*with_deleted(self.deleted, row), StructField(MAKES_VERSION, BooleanType())]
         self._changes = handle.getListState(STATE, StructType(fields))
@@ -354,3 +349,7 @@ def _emitted(
         ends=np.concatenate([ends[put_out], times[gone]]),
         has_end=np.concatenate([(following >= 0)[put_out], np.ones(len(gone), np.bool_)]),
     )
+
+
+def _tracked(value: Any) -> tuple[Any, ...] | None:
+    return None if value is None else tuple(value) if isinstance(value, tuple | list) else (value,)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -50,6 +51,7 @@ class Latest(ReadyMade):
     """
 
     settings: ClassVar[tuple[str, ...]] = ("version", "deleted", "horizon")
+    column_settings: ClassVar[tuple[str, ...]] = ("version", "deleted")
     version: str | tuple[str, ...] | None = None
     deleted: str | None = None
     horizon: timedelta | None
@@ -61,7 +63,7 @@ class Latest(ReadyMade):
         Raises:
             UsageError: A setting is missing, has a wrong value, or contradicts another.
         """
-        for column in cls._version():
+        for column in _version(cls.__name__, cls.version):
             if column.descending:
                 raise UsageError(
                     f"{cls.__name__}.version has a descending column {column.name!r}; a larger version is newer, so leave out desc"
@@ -77,14 +79,6 @@ class Latest(ReadyMade):
                 f'{cls.__name__}.horizon is set without deleted; it says how long a deleted key is remembered, so name the column: deleted = "is_deleted"'
             )
 
-    @classmethod
-    def _version(cls) -> tuple[OrderColumn, ...]:
-        return () if cls.version is None else order_columns(cls.__name__, "version", cls.version)
-
-    @classmethod
-    def _version_text(cls) -> str:
-        return "None" if cls.version is None else ", ".join(column.name for column in cls._version())
-
     def init(self, handle: Any) -> None:
         """Declare the state `latest` with all input columns except the key.
 
@@ -99,7 +93,7 @@ class Latest(ReadyMade):
         self._handle = handle
         # The row before the interval of a key whose rows continue in the next batch.
         self._begun: tuple[pa.Table, bool] | None = None
-        self._columns = self._version()
+        self._columns = _version(owner, self.version)
         check_order(owner, "version", self._columns, handle)
         if self.deleted is not None:
             of = type_of(owner, "deleted", self.deleted, handle)
@@ -119,7 +113,10 @@ class Latest(ReadyMade):
         handle.getValueState(
             STATE,
             StructType(
-                with_settings({"version": f"version = {self._version_text()}"}, with_deleted(self.deleted, row))
+                with_settings(
+                    {"version": f"version = {', '.join(c.name for c in self._columns) or None}"},
+                    with_deleted(self.deleted, row),
+                )
             ),
         )
 
@@ -224,3 +221,7 @@ class Latest(ReadyMade):
         if batch.last_key_continues:
             changed[last] = False
         return with_keys(batch, state).filter(pa.array(changed)).select(self._handle.input_schema.names)
+
+
+def _version(owner: str, value: str | Sequence[str] | None) -> tuple[OrderColumn, ...]:
+    return () if value is None else order_columns(owner, "version", value)

@@ -60,6 +60,7 @@ class LookupJoin(ReadyMade):
     """
 
     settings: ClassVar[tuple[str, ...]] = ("facts", "table", "how", "deleted")
+    column_settings: ClassVar[tuple[str, ...]] = ("deleted",)
     facts: str
     table: str
     how: Literal["left", "inner"] = "left"

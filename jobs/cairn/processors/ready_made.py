@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from pyspark.sql.types import BooleanType, DataType, StructField, StructType
 
+from cairn.aggregates import spelled_name
 from cairn.arrow_processor import ArrowProcessor, KeyedBatch
 from cairn.numpy_columns import valid_rows, whole
 from state_backend.formats.recorded_settings import SETTINGS
@@ -27,10 +28,12 @@ class ReadyMade(ArrowProcessor, ABC):
 
     Attributes:
         settings: Names of the class attributes that a subclass may set.
+        column_settings: The settings among them that name columns of the input.
     """
 
     splits_keys = True
     settings: ClassVar[tuple[str, ...]] = ()
+    column_settings: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         """Check the settings that the new class declares or inherits.
@@ -58,13 +61,21 @@ class ReadyMade(ArrowProcessor, ABC):
             name: Name of the attribute.
             value: Value of the attribute.
         """
-        return name in (*cls.settings, "settings", "splits_keys") or hasattr(value, "__get__")
+        return name in (*cls.settings, "settings", "column_settings", "splits_keys") or hasattr(value, "__get__")
 
     @classmethod
     def _refuse_unknown(cls, name: str) -> None:
         near = get_close_matches(name, cls.settings, 1)
         hint = f"did you mean {near[0]}?" if near else f"its settings are {', '.join(cls.settings)}"
         raise UsageError(f"{cls.__name__}.{name} is no setting of {ready_made(cls).__name__}; {hint}")
+
+    def _spell_columns(self, names: Sequence[str]) -> None:
+        for setting in self.column_settings:
+            value = getattr(self, setting, None)
+            if isinstance(value, str):
+                setattr(self, setting, _spelled(value, names))
+            elif isinstance(value, list | tuple):
+                setattr(self, setting, tuple(_spelled(text, names) for text in value))
 
     @classmethod
     @abstractmethod
@@ -86,6 +97,16 @@ class ReadyMade(ArrowProcessor, ABC):
             UsageError: A setting is missing, has a value that is not allowed, or does not fit the pipeline.
         """
         cls.check_settings()
+
+
+def _spelled(text: Any, names: Sequence[str]) -> Any:
+    """Return a text such as "score" or "score desc" with the column as the input spells it."""
+    if not isinstance(text, str):
+        return text
+    name, _, direction = text.strip().rpartition(" ")
+    if name.strip() and direction.lower() in ("asc", "desc"):
+        return f"{spelled_name(name.strip(), names)} {direction}"
+    return spelled_name(text.strip(), names)
 
 
 def ready_made(cls: type) -> type:

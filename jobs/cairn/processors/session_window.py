@@ -61,6 +61,7 @@ class SessionWindow(Windows):
     """
 
     settings: ClassVar[tuple[str, ...]] = ("gap", "early", "allowed_lateness")
+    column_settings: ClassVar[tuple[str, ...]] = ("gap",)
     bounds: ClassVar[tuple[str, str]] = (START, END)
     merges: ClassVar[bool] = True
     gap: timedelta | str

@@ -47,6 +47,7 @@ class TopN(ReadyMade):
     """
 
     settings: ClassVar[tuple[str, ...]] = ("n", "order", "ties", "ttl_ms")
+    column_settings: ClassVar[tuple[str, ...]] = ("order",)
     n: int
     order: str | tuple[str, ...]
     ties: Literal["first", "all"] = "first"

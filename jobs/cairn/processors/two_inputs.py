@@ -36,8 +36,9 @@ def union_by_kind(inputs: Mapping[str, Any], *, shared: Sequence[str]) -> Any:
         shared: Columns that all inputs have, and that keep their names: the key, the event time, columns of `order_by`.
 
     Raises:
-        UsageError: An input lacks a shared column, has it with another type, or has a column `kind`. Or the new name of a
-            column begins with another kind: `order_line_count`, from `line_count` of "order", beside "order_line".
+        UsageError: An input lacks a shared column, has it with another type, or has a column `kind`. Or two kinds differ in
+            case only. Or the new name of a column begins with another kind: `order_line_count`, from `line_count` of
+            "order", beside "order_line".
 
     Example:
         union_by_kind({"order": orders, "payment": payments}, shared=["order_id", "at"])
@@ -55,7 +56,12 @@ def union_by_kind(inputs: Mapping[str, Any], *, shared: Sequence[str]) -> Any:
 
 def _check_inputs(schemas: Mapping[str, StructType], shared: Sequence[str]) -> None:
     types: dict[str, str] = {}
+    folded: dict[str, str] = {}
     for kind, schema in schemas.items():
+        if (other := folded.setdefault(str(kind).lower(), kind)) != kind:
+            raise UsageError(
+                f"union_by_kind: the kinds {other!r} and {kind!r} differ in case only, so their columns would too; rename one of them"
+            )
         found = {field.name: field.dataType.simpleString() for field in schema.fields}
         for name in shared:
             if name not in found:
@@ -141,7 +147,7 @@ def check_kinds(cls: type, *settings: str) -> None:
         settings: Names of the two settings.
 
     Raises:
-        UsageError: A kind is missing or no text, or both kinds are equal.
+        UsageError: A kind is missing or no text, or both kinds are equal but for case.
     """
     for name in settings:
         if not hasattr(cls, name):
@@ -153,10 +159,10 @@ def check_kinds(cls: type, *settings: str) -> None:
             raise UsageError(
                 f"{cls.__name__}.{name} is {value!r}; name the value of the column 'kind', as in {name} = \"order\""
             )
-    first, second = settings
-    if getattr(cls, first) == getattr(cls, second):
+    first, second = (getattr(cls, name) for name in settings)
+    if first.lower() == second.lower():
         raise UsageError(
-            f"{cls.__name__}: {first} and {second} are both {getattr(cls, first)!r}; each input needs a kind of its own"
+            f"{cls.__name__}: {settings[0]} is {first!r} and {settings[1]} is {second!r}; each input needs a kind of its own, also without regard to case"
         )
 
 

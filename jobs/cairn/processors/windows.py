@@ -22,6 +22,7 @@ from cairn.aggregates import (
     declared_in,
     nullable,
     plan_fields,
+    spelled_aggregates,
     state_fields,
 )
 from cairn.arrow_processor import KeyedBatch
@@ -119,6 +120,10 @@ class Windows(ReadyMade, ABC):
                 f"pipeline {pipeline.name!r}: {cls.__name__}.allowed_lateness is {cls.allowed_lateness}, longer than watermark_delay = {delay}: "
                 "windows would be emitted before they end\nallowed_lateness is a part of watermark_delay; set a longer watermark_delay"
             )
+
+    def _spell_columns(self, names: Sequence[str]) -> None:
+        super()._spell_columns(names)
+        self.declared_aggregates = spelled_aggregates(self.declared_aggregates, names)
 
     def deriveOutputSchema(self, handle: Any) -> StructType:
         """Return the schema of the output: key columns, begin and end of the window, and aggregates.

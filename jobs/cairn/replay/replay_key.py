@@ -25,6 +25,7 @@ from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.coordinator import Begun
 from state_backend.checkpoint.forgotten_keys import returning_keys
 from state_backend.checkpoint.log import Log, read_log, read_newest
+from state_backend.checkpoint.output_schemas import spelling
 from state_backend.formats.json_keys import parse_key
 from state_backend.formats.types import parse_struct
 from state_backend.inspection.key_entries import KeyEntries, SearchedKey, entries_of, read_key
@@ -178,6 +179,7 @@ def _begun(log: Log, found: Replayable) -> Begun:
         attempt="replay",
         h0=0,
         base=found.base,
+        spelling=spelling(log),
         returning=tuple(r for r in returning if r.key.forget in content.filtered),
     )
 

@@ -7,6 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pyspark.sql.types import StructType
+
+from state_backend.formats.types import StructType as Struct
+from state_backend.formats.types import parse_struct, walk
 from state_backend.values.errors import SourceError, UsageError
 
 _QUOTED = re.compile(r"`((?:[^`]|``)*)`")
@@ -76,9 +80,48 @@ class ColumnNames:
             raise UsageError(f"{self.what}: the key names a column twice: {', '.join(key)}")
         return own
 
+    def spelled(self, recorded: Iterable[str]) -> list[str]:
+        """Return the names as the records spell them: the first of the recorded names that are equal but for case."""
+        spelling: dict[str, str] = {}
+        for name in recorded:
+            spelling.setdefault(self.folded(name), name)
+        return [spelling.get(self.folded(name), name) for name in self.names]
+
     def folded(self, name: str) -> str:
         """Return a form of the name that is equal for all spellings of one column."""
         return name if self.case_sensitive else name.lower()
+
+
+def check_spelling(schema: StructType, case_sensitive: bool, what: str, earlier: Iterable[str] = ()) -> None:
+    """Check that the fields of each struct in a schema differ in more than case, from each other and from other names.
+
+    Args:
+        schema: The schema.
+        case_sensitive: True if the schema's names may differ in case only.
+        what: The beginning of the error message: the owner of the schema.
+        earlier: Columns of earlier output. The schema's columns must not have their names in another spelling.
+
+    Raises:
+        UsageError: Two names differ in case only. The message has both.
+    """
+    if case_sensitive:
+        return
+    for path, of in walk(parse_struct(schema.jsonValue())):
+        seen: dict[str, str] = {}
+        for name in of.names if isinstance(of, Struct) else ():
+            other = seen.setdefault(name.lower(), name)
+            if other != name:
+                inside = f" in {path!r}" if path else ""
+                raise UsageError(
+                    f"{what} has two columns {other!r} and {name!r}{inside}, which differ in case only; rename one of them"
+                )
+    recorded = [*earlier]
+    spelled = {name.lower(): name for name in recorded}
+    for name in [name for name in schema.names if name not in recorded]:
+        if name.lower() in spelled:
+            raise UsageError(
+                f"{what} has a column {name!r}, but earlier output spells it {spelled[name.lower()]!r}; spell it so, or rename it"
+            )
 
 
 def unquoted(name: str) -> str:

@@ -107,6 +107,8 @@ class ArrowRunner:
         self._due_ms = due_ms
         with user_code.call("init"):
             self._processor = processor()
+            # The driver has refused another spelling if the session does not ignore case.
+            self._processor._spell_columns(input_schema.names)
             self._handle = ArrowHandle(
                 state, time_mode, key_schema, input_schema, event_time, due_ms, late_ms, order_by
             )

@@ -554,9 +554,7 @@ class IntervalJob:
             retention=self.retention,
             schedule=self.schedule,
             output_schema=recorded_schema(self.output_schema),
-            late_schema=recorded_schema(self.input_schema)
-            if any(f.late for ack in acks for f in ack.outputs)
-            else None,
+            input_schema=recorded_schema(self.input_schema),
             # `returning` lists keys that `cairn forget` removed, and that this interval's rows or base may still hold.
             # If `returning` lists keys, the shards leave them out. An attempt before `cairn forget` may have had the
             # same code and input, but another result. So the record gets an input hash only if `returning` is empty.

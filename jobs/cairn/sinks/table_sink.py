@@ -359,11 +359,11 @@ def _place(late: bool) -> str:
 
 
 def _check_free(pipeline: str, late: bool, own: set[str], names: Iterable[str]) -> None:
-    """Raise `UsageError` if the rows have a column that the sink adds itself."""
-    taken = min(own & {*names}, default=None)
+    """Raise `UsageError` if the rows have a column that the sink adds itself, in any case: most tables ignore case."""
+    taken = min((name for name in names if name.lower() in own), default=None)
     if taken is None:
         return
-    what = "checkpoint's id" if taken == CHECKPOINT else "interval"
+    what = "checkpoint's id" if taken.lower() == CHECKPOINT else "interval"
     raise UsageError(
         f"{'a late row of' if late else 'the output of'} {pipeline!r} has a column {taken!r}, but the sink writes the {what} into "
         f"the column of this name\nRename the column in {_place(late)}"
