@@ -33,13 +33,18 @@ def code_reference(pipeline: Pipeline) -> str | None:
 
     `__main__` does not count: another process would import another module by this name.
     """
-    near = (getattr(part, "__module__", None) for part in (pipeline.source, pipeline.processor))
-    for module in dict.fromkeys([*filter(None, near), *sys.modules]):
+    near = [getattr(part, "__module__", None) for part in (pipeline.source, pipeline.processor)]
+    return _found(type(pipeline), pipeline.name, tuple(filter(None, near)))
+
+
+@functools.cache
+def _found(kind: type, name: str, near: tuple[str, ...]) -> str | None:
+    for module in dict.fromkeys([*near, *sys.modules]):
         names = {} if module == "__main__" else getattr(sys.modules.get(module), "__dict__", {})
-        for name, value in [*names.items()]:
+        for constant, value in [*names.items()]:
             # Not by identity: a caller may have replaced a field, such as the sink.
-            if type(value) is type(pipeline) and value.name == pipeline.name:
-                return f"{module}:{name}"
+            if type(value) is kind and getattr(value, "name", None) == name:
+                return f"{module}:{constant}"
     return None
 
 
