@@ -34,16 +34,18 @@ def code_reference(pipeline: Pipeline) -> str | None:
     `__main__` does not count: another process would import another module by this name.
     """
     near = [getattr(part, "__module__", None) for part in (pipeline.source, pipeline.processor)]
-    return _found(type(pipeline), pipeline.name, tuple(filter(None, near)))
+    return _found(pipeline.name, tuple(filter(None, near)))
 
 
 @functools.cache
-def _found(kind: type, name: str, near: tuple[str, ...]) -> str | None:
+def _found(name: str, near: tuple[str, ...]) -> str | None:
+    from cairn.pipeline import Pipeline
+
     for module in dict.fromkeys([*near, *sys.modules]):
         names = {} if module == "__main__" else getattr(sys.modules.get(module), "__dict__", {})
         for constant, value in [*names.items()]:
             # Not by identity: a caller may have replaced a field, such as the sink.
-            if type(value) is kind and getattr(value, "name", None) == name:
+            if type(value) is Pipeline and value.name == name:
                 return f"{module}:{constant}"
     return None
 
