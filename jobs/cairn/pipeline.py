@@ -18,6 +18,7 @@ from state_backend.values.key_groups import check_parallelism
 from state_backend.values.records import Record
 from state_backend.values.retention import RetentionPolicy, check_retention, default_retention
 from state_backend.values.schedule import Cron, Every, Schedule, are_same, schedule_of
+from state_backend.values.time_bounds import check_length_of_time
 from state_backend.values.zones import name_of, zone_of
 
 if TYPE_CHECKING:
@@ -226,6 +227,8 @@ class Pipeline:
             raise UsageError(
                 f"pipeline {self.name!r}: watermark_delay is {self.watermark_delay}, which is negative; give 0 or more"
             )
+        if self.watermark_delay is not None:
+            check_length_of_time(f"pipeline {self.name!r}: watermark_delay", self.watermark_delay)
 
     @property
     def declared_schedule(self) -> Schedule | None:

@@ -29,6 +29,7 @@ from cairn.processors.two_inputs import (
     split_sides,
 )
 from state_backend.values.errors import UsageError
+from state_backend.values.time_bounds import check_length_of_time
 
 __all__ = ["IntervalJoin"]
 
@@ -86,6 +87,7 @@ class IntervalJoin(ReadyMade):
             if not isinstance(value, timedelta):
                 found = f"is {value!r}" if hasattr(cls, name) else "is missing"
                 raise UsageError(f"{cls.__name__}.{name} {found}; write {name} = timedelta(hours=1)")
+            check_length_of_time(f"{cls.__name__}.{name}", value)
         if cls.lower > cls.upper:
             raise UsageError(
                 f"{cls.__name__}.lower is {cls.lower!r}, which is more than upper = {cls.upper!r}; no rows would match"

@@ -18,6 +18,7 @@ from cairn.numpy_columns import valid_rows, whole
 from state_backend.formats.recorded_settings import SETTINGS
 from state_backend.state.plan_state_schemas import MADE_WITH
 from state_backend.values.errors import ProcessorError, UsageError
+from state_backend.values.time_bounds import EARLIEST_US, LATEST_US, check_length_of_time
 
 MICROSECOND = timedelta(microseconds=1)
 _EVENT_TIME = 'time_mode="event", event_time="at", watermark_delay=timedelta(hours=1), watermark="interval"'
@@ -201,6 +202,8 @@ def check_span(cls: type, name: str, forever: str) -> None:
     value = getattr(cls, name)
     if value is not None and (not isinstance(value, timedelta) or value <= timedelta(0)):
         raise UsageError(f"{cls.__name__}.{name} is {value!r}; {advice}")
+    if value is not None:
+        check_length_of_time(f"{cls.__name__}.{name}", value, f". Write {name} = None to {forever}")
 
 
 def check_length(cls: type, name: str) -> None:
@@ -213,6 +216,7 @@ def check_length(cls: type, name: str) -> None:
     if not isinstance(value, timedelta) or value <= timedelta(0):
         found = f"is {value!r}" if hasattr(cls, name) else "is missing"
         raise UsageError(f"{cls.__name__}.{name} {found}; write {name} = timedelta(hours=1)")
+    check_length_of_time(f"{cls.__name__}.{name}", value)
 
 
 def check_choice(cls: type, name: str, choices: Collection[Any]) -> None:
@@ -265,6 +269,19 @@ def type_of_event_time(owner: str, setting: str, handle: Any) -> DataType:
         )
     found: DataType = handle.input_schema[handle.event_time].dataType
     return found
+
+
+def within_bounds(times_us: npt.NDArray[np.int64], before_us: Any, after_us: Any) -> npt.NDArray[np.int64]:
+    """Return event times that stay between the years 1 and 9999 if a length is taken from them or added to them.
+
+    An event time too close to these years counts as the nearest time that is not.
+
+    Args:
+        times_us: Event times in microseconds.
+        before_us: The length that is taken from an event time.
+        after_us: The length that is added to an event time; one for all, or one for each.
+    """
+    return np.clip(times_us, EARLIEST_US + before_us, LATEST_US - after_us)
 
 
 def check_times(owner: str, batch: KeyedBatch, column: str) -> None:

@@ -14,9 +14,10 @@ from cairn.aggregates import Groups
 from cairn.arrow_processor import BatchResult, KeyedBatch
 from cairn.numpy_columns import Int64s, array_of, numbers, valid_rows, whole
 from cairn.processors.ordering import type_of
-from cairn.processors.ready_made import MICROSECOND, ceil_ms, check_times, key_of_row_text
+from cairn.processors.ready_made import MICROSECOND, ceil_ms, check_times, key_of_row_text, within_bounds
 from cairn.processors.windows import DELETED, VERSION, Windows, are_in, is_sorted, joined, versions_of
 from state_backend.values.errors import ProcessorError, UsageError
+from state_backend.values.time_bounds import LONGEST_US, check_length_of_time
 
 __all__ = ["SessionWindow"]
 
@@ -79,6 +80,8 @@ class SessionWindow(Windows):
             raise UsageError(
                 f'{cls.__name__}.gap {found}; write gap = timedelta(minutes=30), or name a column, as in gap = "gap_seconds"'
             )
+        if isinstance(gap, timedelta):
+            check_length_of_time(f"{cls.__name__}.gap", gap)
         super().check_settings()
 
     def _more(self) -> list[str]:
@@ -122,9 +125,10 @@ class SessionWindow(Windows):
             ProcessorError: A row has no event time or no gap, or the value of an aggregate exceeds the range of its type.
         """
         check_times(type(self).__name__, batch, self._handle.event_time)
-        starts = numbers(whole(batch.rows[self._handle.event_time]))
+        gaps = self._gaps(batch)
+        starts = within_bounds(numbers(whole(batch.rows[self._handle.event_time])), 0, gaps)
         stored = self._stored()
-        line = _sessions_of(stored, batch.key_of_row, starts, starts + self._gaps(batch), self._carried)
+        line = _sessions_of(stored, batch.key_of_row, starts, starts + gaps, self._carried)
         old = self._old_parts(batch, stored, line)
         order = np.argsort(line.of_row, kind="stable")
         rows = batch.rows if is_sorted(order) else batch.rows.take(pa.array(order))
@@ -181,7 +185,10 @@ class SessionWindow(Windows):
 
     def _counts_until(self, times: Int64s) -> Int64s:
         # With a gap per row, a row could get the start of a session that has closed. So its event time decides.
-        return times + self.gap // MICROSECOND if isinstance(self.gap, timedelta) else times
+        if not isinstance(self.gap, timedelta):
+            return times
+        gap = self.gap // MICROSECOND
+        return within_bounds(times, 0, gap) + gap
 
     def _gaps(self, batch: KeyedBatch) -> Int64s:
         """Return the gap of each row in microseconds.
@@ -199,7 +206,7 @@ class SessionWindow(Windows):
             raise ProcessorError(
                 f"{type(self).__name__}: a row of key {key_of_row_text(batch, row)} has no gap: its {self.gap!r} is {column[row].as_py()}; filter or fill such rows in the source"
             )
-        return gaps * self._gap_unit
+        return np.minimum(gaps, LONGEST_US // self._gap_unit) * self._gap_unit
 
     def _stored(self) -> _Stored:
         entries = self._sessions.iterator()

@@ -14,7 +14,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 from cairn.aggregates import Groups
 from cairn.arrow_processor import BatchResult, KeyedBatch
 from cairn.numpy_columns import Int64s, array_of, numbers, whole
-from cairn.processors.ready_made import MICROSECOND, ceil_ms, check_length, check_times, made_with
+from cairn.processors.ready_made import MICROSECOND, ceil_ms, check_length, check_times, made_with, within_bounds
 from cairn.processors.windows import (
     VERSION,
     Windows,
@@ -120,7 +120,7 @@ class SlidingWindow(Windows):
             ProcessorError: A row has no event time, or an aggregate does not fit its type.
         """
         check_times(type(self).__name__, batch, self._handle.event_time)
-        times = numbers(whole(batch.rows[self._handle.event_time]))
+        times = within_bounds(numbers(whole(batch.rows[self._handle.event_time])), self._size, self._size)
         arrivals = self._arrivals(batch)
         cut = rows_by_window(batch.key_of_row, times - (times - self._offset) % self._pane)
         user_keys = self._user_keys(PANE, cut.begins)
@@ -173,7 +173,7 @@ class SlidingWindow(Windows):
         return BatchResult(output=pa.concat_tables(outputs) if outputs else None)
 
     def _counts_until(self, times: Int64s) -> Int64s:
-        return self._last_end(times)
+        return self._last_end(within_bounds(times, self._size, self._size))
 
     # --- panes and windows --------------------------------------------------------------------------------------------
 

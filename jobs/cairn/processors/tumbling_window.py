@@ -12,7 +12,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 from cairn.aggregates import Groups
 from cairn.arrow_processor import BatchResult, KeyedBatch
 from cairn.numpy_columns import Int64s, array_of, numbers, whole
-from cairn.processors.ready_made import MICROSECOND, ceil_ms, check_length, check_times, made_with
+from cairn.processors.ready_made import MICROSECOND, ceil_ms, check_length, check_times, made_with, within_bounds
 from cairn.processors.windows import VERSION, Windows, check_offset, joined, rows_by_window, versions_of
 
 __all__ = ["TumblingWindow"]
@@ -95,7 +95,7 @@ class TumblingWindow(Windows):
             ProcessorError: A row has no event time, or an aggregate does not fit its type.
         """
         check_times(type(self).__name__, batch, self._handle.event_time)
-        times = numbers(whole(batch.rows[self._handle.event_time]))
+        times = within_bounds(numbers(whole(batch.rows[self._handle.event_time])), self._size, self._size)
         cut = rows_by_window(batch.key_of_row, times - (times - self._offset) % self._size)
         owners, begins = cut.owners, cut.begins
         old, exists = self._windows.getValue(owners, self._user_keys(begins))
@@ -178,6 +178,7 @@ class TumblingWindow(Windows):
         return BatchResult(output=output)
 
     def _counts_until(self, times: Int64s) -> Int64s:
+        times = within_bounds(times, self._size, self._size)
         return times - (times - self._offset) % self._size + self._size
 
     def _user_keys(self, begins: Int64s) -> pa.Table:

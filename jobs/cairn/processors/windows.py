@@ -38,6 +38,7 @@ from cairn.processors.ready_made import (
     with_settings,
 )
 from state_backend.values.errors import UsageError
+from state_backend.values.time_bounds import check_length_of_time
 
 VERSION, FINAL, DELETED = "version", "is_final", "is_deleted"
 
@@ -97,6 +98,7 @@ class Windows(ReadyMade, ABC):
             raise UsageError(
                 f"{cls.__name__}.allowed_lateness is {lateness!r}; write allowed_lateness = timedelta(hours=1)"
             )
+        check_length_of_time(f"{cls.__name__}.allowed_lateness", lateness)
         if cls.early and lateness:
             raise UsageError(
                 f"{cls.__name__}.early is True and allowed_lateness is set: early rows include those that late rows change; leave out allowed_lateness"
@@ -326,6 +328,7 @@ def check_offset(cls: Any) -> None:
     """
     if not isinstance(cls.offset, timedelta):
         raise UsageError(f"{cls.__name__}.offset is {cls.offset!r}; write offset = timedelta(minutes=15)")
+    check_length_of_time(f"{cls.__name__}.offset", cls.offset)
 
 
 def joined(tables: Sequence[pa.Table]) -> pa.Table:
