@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,6 +19,7 @@ from cairn.operations.stateful_source import stateful_operations
 from cairn.processors import Deduplicate
 from cairn.testing import PipelineTester
 from tests.integration.test_docs import block_with
+from tests.support.layout import REPOSITORY
 from tests.support.stateful_plans import stateful_frames
 
 PAGE = "docs/sources.md"
@@ -111,6 +113,21 @@ def test_a_table_as_of_the_interval(
     rates.write_text(json.dumps({"currency": "USD", "rate": 0.6}))
     _, corrected = read(spark, Interval(START, START + DAY))
     assert position["orders"] == corrected["orders"] and position["rates"] != corrected["rates"]
+
+
+@pytest.mark.spark
+def test_malformed_json_as_the_page_on_operating_says(spark: SparkSession) -> None:
+    """Of the bad records, `columnNameOfCorruptRecord` misses blank ones and text after the object; the page's condition finds them."""
+    page = (REPOSITORY / "docs" / "operating.md").read_text()
+    (condition,) = re.findall(r"`(F\.col\(\"parsed\.wrong\"\).*?)`", page)
+    bad = ["{bad", '{"a":"x"}', "null", "[]", "", "  ", '{"a":2} text']
+    rows = spark.createDataFrame([(text,) for text in ['{"a":1}', '{"a":1}  ', *bad, '{"a":1}{"a":2}']], "value string")
+    parsed = rows.withColumn(
+        "parsed", functions.from_json("value", "a int, wrong string", {"columnNameOfCorruptRecord": "wrong"})
+    ).cache()
+    assert {row.value for row in parsed.filter("parsed.wrong IS NOT NULL").collect()} == {*bad[:4]}
+    found = parsed.filter(eval(condition, {"F": functions})).collect()
+    assert sorted(row.value for row in found) == sorted(bad)
 
 
 @pytest.mark.spark
