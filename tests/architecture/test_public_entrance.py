@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from importlib import import_module
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+import cairn
+from cairn.operations.run_intervals import OnOutcome
 from tests.support.layout import REPOSITORY
 
 PUBLIC = {
@@ -49,3 +52,8 @@ def test_the_pattern_sees_imports() -> None:
         "from cairn import Pipeline, register\n    from state_backend.values import x\nimport cairn\n${own}from cairn.errors import A\n"
     )
     assert [module for module, _ in seen] == ["cairn", "state_backend.values", "cairn", "cairn.errors"]
+
+
+def test_what_a_callback_gets_is_public() -> None:
+    """`run_intervals` calls `on_outcome` with two values, and a user's function has annotations for them."""
+    assert {*get_args(OnOutcome)[0]} == {cairn.Outcome, cairn.Progress}
