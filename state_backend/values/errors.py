@@ -106,8 +106,8 @@ class StorageUnavailable(RetryableError):
 class WorkerDied(RetryableError):
     """A Python worker of Spark crashed or was killed.
 
-    The message names the shard, what it was doing, and the signal if it was a crash. Below the message stands the stack
-    of the crash. A worker without a stack was killed, mostly by the kernel's out-of-memory killer.
+    The message names the shard, what it was doing, and the signal if it was a crash. The stack of a crash stands beside
+    the message. A worker without a stack was killed, mostly by the kernel's out-of-memory killer.
 
     What to do:
         If the worker was killed, give executors more memory, or make `parallelism` greater. After a crash, a retry

@@ -283,7 +283,7 @@ def test_a_savepoint_is_taken_on_the_server(server: SparkConnectServer, tmp_path
     assert (tmp_path / "savepoint" / "savepoint.json").exists()
 
 
-def test_errors_of_user_code_come_through_the_server(server: SparkConnectServer, tmp_path: Path) -> None:
+def test_errors_and_crashes_of_user_code_come_through_the_server(server: SparkConnectServer, tmp_path: Path) -> None:
     write_pipeline(tmp_path, "one", "hello")
     file = tmp_path / "pipeline_of_it.py"
     file.write_text(file.read_text().replace("self._count.update((n,))", "raise KeyError('on purpose')"))
@@ -291,6 +291,13 @@ def test_errors_of_user_code_come_through_the_server(server: SparkConnectServer,
     assert error["type"] == "ProcessorError"
     assert "handleInputRows, key ('" in error["message"]
     assert "KeyError: 'on purpose'" in error["message"]
+    # The shard, its phase and the stack come from another process, perhaps on another host.
+    file.write_text(file.read_text().replace("raise KeyError('on purpose')", "__import__('ctypes').string_at(0)"))
+    log, _ = start(tmp_path, server.url, "process", *interval_of(1, "attempt-2")).communicate()
+    error = json.loads((tmp_path / "result.json").read_text())["error"]
+    assert error["type"] == "WorkerDied", log
+    assert "crashed by SIGSEGV while processing keys from key group" in error["message"]
+    assert "Fatal Python error: Segmentation fault" in log and "in handleInputRows" in log
 
 
 @pytest.mark.long("a quarter of a minute")

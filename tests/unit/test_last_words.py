@@ -27,7 +27,7 @@ STACK = 'Fatal Python error: Segmentation fault\n\nCurrent thread 0x00007f (most
     [
         (
             f": cairn: shard 3: restoring from checkpoint 5, opening RocksDB\n{STACK}\n",
-            "the Python worker of shard 3 crashed by SIGSEGV while restoring from checkpoint 5, opening RocksDB; nothing was committed\nThe stack below",
+            "the Python worker of shard 3 crashed by SIGSEGV while restoring from checkpoint 5, opening RocksDB; nothing was committed\nThe stack of Python's fault handler",
             [STACK],
         ),
         (

@@ -77,7 +77,7 @@ def explain_death(text: str) -> WorkerDied | None:
     error = WorkerDied(
         f"{worker} {how}{f' while {words}' if words else ''}; nothing was committed\n"
         + (
-            "The stack below names the code that crashed. The task's next try may crash there again: report it with the stack"
+            "The stack of Python's fault handler names the code that crashed. If the next try crashes there again, report it with the stack"
             if signal
             else "It left no stack, as after SIGKILL: mostly the kernel's out-of-memory killer (see dmesg, or the pod's status "
             "OOMKilled), or a person\nGive executors more memory, or each less to do: a greater parallelism, a smaller "
