@@ -26,6 +26,7 @@ from cairn.driver.driver_protocol import Call, Process, parse_call, to_arguments
 from cairn.operations.plan_heal import health_of
 from cairn.operations.plan_range import named_intervals
 from cairn.pipeline import Pipeline
+from cairn.replay.find_interval import find_interval
 from cairn.testing import PipelineTester
 from cairn_operators.dag_schedule import schedule_of_dag
 from pipelines.aircraft import AIRCRAFT, READ_SCHEMA
@@ -35,10 +36,10 @@ from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.retention import with_schedule
 from state_backend.formats import record_codec
 from state_backend.inspection.status import status_of
-from state_backend.values.errors import StaleStateError, StateGapError, UsageError
+from state_backend.values.errors import NoSuchCheckpoint, StaleStateError, StateGapError, UsageError
 from state_backend.values.intervals import Interval, format_instant
 from state_backend.values.records import NO_PERMISSIONS, Record
-from state_backend.values.schedule import Cron, Every, Schedule, decode, starting_between
+from state_backend.values.schedule import Cron, Every, Schedule, decode, first_interval, starting_between
 from tests.support.checkpoints import PIPELINE, content, record
 from tests.support.log_in_memory import log_in_memory
 
@@ -237,6 +238,16 @@ def test_an_interval_that_ends_at_a_time_that_the_clock_skips_is_planned(
             schedule, START, None
         ) == (one,)
         assert following_interval(health_of(log_in_memory({})), one.start, schedule) == one
+
+
+def test_a_day_to_replay_is_a_day_of_the_schedule() -> None:
+    daily = Cron("@daily", "Europe/Berlin")
+    one = first_interval(daily, datetime(2024, 3, 29, 12, tzinfo=UTC))
+    log = log_in_memory({1: record(1, one, schedule=daily, pipeline_start_ms=one.start_ms)})
+    assert find_interval(log, PIPELINE, "2024-03-30").record.id == 1
+    assert find_interval(log, PIPELINE, "2024-03-29T23:00Z").record.id == 1
+    with pytest.raises(NoSuchCheckpoint, match="starts at 2024-03-30T00:00:00Z"):
+        find_interval(log, PIPELINE, "2024-03-30", Cron("@daily"))
 
 
 def test_run_refuses_a_start_that_no_interval_has() -> None:

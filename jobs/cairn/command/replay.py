@@ -32,7 +32,10 @@ def replay(
         str, typer.Argument(help="The key: its value, column=value for each column, or a JSON object with all columns.")
     ],
     interval: Annotated[
-        str, typer.Argument(help="The interval: its start, as a day or an instant, or a checkpoint's id.")
+        str,
+        typer.Argument(
+            help="The interval: its start, as a day of the schedule's zone or an instant, or a checkpoint's id."
+        ),
     ],
     root: Root,
     code: Code,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 
 from state_backend.checkpoint.log import Log
 from state_backend.inspection.describe import state_of
@@ -12,6 +12,7 @@ from state_backend.values.day_or_instant import first_instant
 from state_backend.values.errors import NoSuchCheckpoint, StateUnusable, UsageError
 from state_backend.values.intervals import Interval, format_instant
 from state_backend.values.records import Kept, Record, Tombstone
+from state_backend.values.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +32,7 @@ class Replayable:
     base_status: str | None
 
 
-def find_interval(log: Log, pipeline: str, which: str | Interval) -> Replayable:
+def find_interval(log: Log, pipeline: str, which: str | Interval, schedule: Schedule | None = None) -> Replayable:
     """Return the interval that a user names.
 
     Args:
@@ -39,25 +40,29 @@ def find_interval(log: Log, pipeline: str, which: str | Interval) -> Replayable:
         pipeline: The name of the pipeline.
         which: The id of a checkpoint; the start of an interval, as a day or an instant; or the interval. Of several
             commits of an interval, the newest that ran a processor and is not quarantined counts; else the newest.
+        schedule: The schedule that the pipeline declares; None takes that of the newest checkpoint. A day begins in its
+            time zone; without a schedule, in UTC.
 
     Raises:
         NoSuchCheckpoint: No committed interval starts there, or there is no such id.
         StateUnusable: The checkpoint or its base is dropped. The message lists the intervals that can be replayed.
         UsageError: The text is neither an id nor an instant, or the checkpoint ran no processor.
     """
+    declared = schedule or log.schedule
+    zone = UTC if declared is None else declared.rules
     if isinstance(which, str) and re.fullmatch(r"\d{1,7}", which):
         found = [kept for kept in log.kept if kept.id == int(which)]
         entry = None if found else log.entry(int(which))
         dropped = entry if isinstance(entry, Tombstone) else None
     else:
-        found, dropped = _of_interval(log, which)
+        found, dropped = _of_interval(log, which, zone)
     if not found:
         if dropped is not None:
             raise StateUnusable(
                 f"{pipeline}: checkpoint {dropped.id} of {dropped.interval} is dropped: its state, code and source position are unknown\n"
                 f"{_others(log)}"
             )
-        raise NoSuchCheckpoint(f"{pipeline}: no checkpoint {_named(which)}\n{_others(log)}")
+        raise NoSuchCheckpoint(f"{pipeline}: no checkpoint {_named(which, zone)}\n{_others(log)}")
     record = log.whole(max(found, key=lambda k: (k.kind == "interval", log.quarantine_above(k.id) is None, k.id)).id)
     content = record.content
     if content.kind != "interval":
@@ -87,25 +92,25 @@ def replayable(log: Log) -> list[Kept]:
     ]
 
 
-def _of_interval(log: Log, which: str | Interval) -> tuple[list[Kept], Tombstone | None]:
+def _of_interval(log: Log, which: str | Interval, zone: tzinfo) -> tuple[list[Kept], Tombstone | None]:
     if isinstance(which, Interval):
         start, found = which.start, [kept for kept in log.kept if kept.interval == which]
     else:
-        start = first_instant("INTERVAL", which)
+        start = first_instant("INTERVAL", which, zone)
         found = [kept for kept in log.kept if kept.interval.start == start]
     near = log.commits_near(Interval(start, start + timedelta(milliseconds=1))) if not found else []
     dropped = [entry for entry in near if isinstance(entry, Tombstone) and entry.interval.start == start]
     return found, dropped[-1] if dropped else None
 
 
-def _named(which: str | Interval) -> str:
+def _named(which: str | Interval, zone: tzinfo) -> str:
     if isinstance(which, Interval):
         return f"of {which}"
-    return which if which.isdecimal() else f"of an interval that starts at {_instant(which)}"
+    return which if which.isdecimal() else f"of an interval that starts at {_instant(which, zone)}"
 
 
-def _instant(text: str) -> str:
-    found: datetime = first_instant("INTERVAL", text)
+def _instant(text: str, zone: tzinfo) -> str:
+    found: datetime = first_instant("INTERVAL", text, zone)
     return format_instant(found)
 
 

@@ -115,9 +115,9 @@ def replay_key(
     if log.newest is None:
         raise StateUnusable(f"pipeline {pipeline.name!r} has no checkpoint below {root}; run an interval first")
     try:
-        found = find_interval(log, pipeline.name, interval)
+        found = find_interval(log, pipeline.name, interval, pipeline.declared_schedule)
     except CorruptRecord:  # A commit may have dropped the checkpoint since the newest record was read.
-        found = find_interval(log := read_log(storage, log), pipeline.name, interval)
+        found = find_interval(log := read_log(storage, log), pipeline.name, interval, pipeline.declared_schedule)
     content = found.record.content
     searched = key_of(key, content)
     begun = _begun(log, found)
