@@ -37,6 +37,7 @@ from state_backend.values.errors import (
     UsageError,
 )
 from state_backend.values.retention import KeepLast
+from state_backend.values.zones import zone_of
 from tests.support.checkpoints import START, Folder, content, day, run
 from tests.support.savepoints import MAX_PARALLELISM, SmallPipeline
 from tests.support.shards import KEY_SCHEMA, STATES, struct
@@ -117,7 +118,7 @@ def test_an_event_time_that_is_none(given: t.StructType, says: str) -> None:
     names = ColumnNames(names=tuple(given.names), case_sensitive=False, what="the input")
     if "at" in given.names:
         pipeline = replace(PIPELINE, **EVENT)
-        refused(SourceError, says, lambda: plan_interval._event_time(pipeline, names, given, None))
+        refused(SourceError, says, lambda: plan_interval._event_time(pipeline, names, given, zone_of("UTC"), None))
 
 
 class Rows:
