@@ -30,6 +30,7 @@ from cairn.spark import session as spark_session
 from cairn.spark.first_cause import first_cause
 from cairn.spark.local_server_secret import find_secret, kept_secret, new_secret
 from cairn.spark.session import (
+    _made_with_shared_workers,
     _properties,
     _with_token,
     check_running,
@@ -147,6 +148,48 @@ def test_a_source_is_not_blamed_for_a_lost_server() -> None:
 def test_a_url_that_names_a_session_is_refused() -> None:
     with pytest.raises(UsageError, match=r"sc://h:7: the URL names a Spark session.*\nTake session_id out of the URL"):
         connect("sc://h:7/;token=secret;session_id=0b1c2d3e-0000-0000-0000-000000000000", "test")
+
+
+@pytest.mark.parametrize(
+    ("says", "shared"),
+    [
+        (None, True),
+        ("[CONFIG_NOT_AVAILABLE] spark.sql.artifact.isolation.enabled is not available", False),
+        ("StatusCode.UNIMPLEMENTED: Method not found: CloneSession", False),
+    ],
+)
+def test_a_server_that_refuses_gives_each_session_workers_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, says: str | None, shared: bool
+) -> None:
+    copies: list[str] = []
+
+    def copy(session: str) -> Any:
+        if says is not None:
+            raise RuntimeError(says)
+        copies.append(session)
+        return client
+
+    none = lambda *_: None  # noqa: E731
+    client = SimpleNamespace(clone=copy, close=none, release_session=none, set_retry_policies=none, _on_exit=none)
+    empty = SimpleNamespace(client=client, conf=SimpleNamespace(set=none))
+    monkeypatch.setattr("pyspark.sql.connect.session.SparkSession", lambda connection: empty)
+    monkeypatch.setattr(spark_session, "_channel", none)
+    url = "sc://h:7/;user_id=me;session_id=0b1c2d3e-0000-0000-0000-000000000000"
+    assert _made_with_shared_workers(url, None) == shared
+    assert copies == ["0b1c2d3e-0000-0000-0000-000000000000"] * shared
+
+
+def test_a_lost_server_is_asked_once_for_shared_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*_: Any) -> None:
+        raise RuntimeError("StatusCode.UNAVAILABLE: failed to connect to all addresses")
+
+    none = lambda *_: None  # noqa: E731
+    client = SimpleNamespace(close=none, release_session=none, set_retry_policies=none, _on_exit=none)
+    empty = SimpleNamespace(client=client, conf=SimpleNamespace(set=lost))
+    monkeypatch.setattr("pyspark.sql.connect.session.SparkSession", lambda connection: empty)
+    monkeypatch.setattr(spark_session, "_channel", none)
+    with pytest.raises(RuntimeError, match="UNAVAILABLE"):
+        _made_with_shared_workers("sc://h:7/;session_id=u", None)
 
 
 def test_configuration_reaches_a_jvm_by_a_file_of_this_user_alone(monkeypatch: pytest.MonkeyPatch) -> None:
