@@ -36,14 +36,14 @@ class CurrentOutput:
         """Return the files of the output or of the late rows, in the order of their intervals."""
         return [file for files in self.files.values() for file in files if file.late == late]
 
-    def notice(self, pipeline: str) -> str | None:
+    def notice(self, root: str, pipeline: str) -> str | None:
         """Return a text about the intervals whose result is not valid; None if there are none."""
         if not self.spoilt:
             return None
         shown = lines_of(f"{interval}: {why}" for interval, why in self.spoilt.items())
         return (
             f"pipeline {pipeline!r}: the current output has the rows of {len(self.spoilt)} interval(s) whose result is not valid:{shown}\n"
-            f"To run these intervals again, see:\ncairn status --pipeline {pipeline}"
+            f"To run these intervals again, see:\ncairn status --root {root} --pipeline {pipeline}"
         )
 
 

@@ -88,6 +88,8 @@ RUN = {
     "cairn heal": "tests/support/heal_histories.py::heal as printed",
     "cairn heal --dry-run --to DATE": "tests/unit/test_heal_command.py::"
     "test_it_runs_what_is_stale_and_missing_and_then_has_nothing_to_do as printed",
+    "cairn heal --to DATE --doubtful-until ID": "tests/unit/test_heal_command.py::"
+    "test_results_of_a_re_run_are_doubted_once",
     "cairn heal --to DATE": "tests/unit/test_heal_command.py::"
     "test_it_stops_at_a_run_that_fails_and_the_printed_command_goes_on as printed",
     "cairn heal --root … --pipeline … --to …": AIRFLOW
@@ -220,6 +222,8 @@ RUN = {
     "cairn sweep --root … --pipeline …": CLI + "test_a_lost_file_is_written_anew_by_the_command_that_is_printed as printed",
     "gcloud auth application-default": "not run: needs an account of Google's and its program",
     "gcloud auth application-default login": "not run: needs an account of Google's and its program",
+    "make api": "tests/unit/test_documentation.py::test_the_signatures_of_the_api_page_are_those_of_the_code",
+    "make docs": "tests/unit/test_docs_site.py::site",
     "make bench": BENCHMARK,
     'make bench BENCH_ARGS="--only row,aggregate"': BENCHMARK,
     'make bench BENCH_ARGS="--only row,list"': BENCHMARK,

@@ -156,7 +156,7 @@ class KeyedOutput(DataSource):
 
     def _spoilt(self, log: Log) -> str | None:
         """Return a text about the intervals whose result is not valid; with the option `valid`, raise an error instead."""
-        notice = self._current(log).notice(self._option("pipeline"))
+        notice = self._current(log).notice(self._option("root"), self._option("pipeline"))
         if notice is not None and self._is("valid"):
             raise StateUnusable(f"{notice}\nWithout the option valid, the table has these rows too")
         return notice

@@ -46,7 +46,7 @@ def output_files(
     if not known.head_id:
         refuse_nothing(storage, root, pipeline)
     found = current_output(known, start, end)
-    if (notice := found.notice(pipeline)) is not None:
+    if (notice := found.notice(root, pipeline)) is not None:
         log.warning("%s", notice)
     folder = url.removeprefix("file://")
     return [f"{folder}/{file.handle.path}" for file in found.listed(late=late)]
