@@ -1,9 +1,10 @@
 """After any history of a pipeline, every reader and command takes the newest state and the current output, as `status` does.
 
-A history runs intervals, runs old ones again with equal or other input, restores, quarantines, releases, changes the code's output
-columns, forgets keys, consolidates old checkpoints, validates, and changes the retention. The oracle knows each commit's state and rows
-from the inputs alone. It takes from the log which checkpoints are retained and which commits reproduced a state; which checkpoint is
-valid, the newest, or current, it finds out by itself. Without Spark.
+A history runs intervals, runs old ones again with equal or other input, restores, quarantines, releases, deploys code with other
+columns and types of output and input, runs an old interval with the code that it had, forgets keys, consolidates old checkpoints,
+validates, and changes the retention. The sink is a function or a Delta table. The oracle knows each commit's state and rows from the
+inputs alone. It takes from the log which checkpoints are retained and which commits reproduced a state; which checkpoint is valid, the
+newest, or current, it finds out by itself. Without Spark.
 
 ``CAIRN_READERS=300`` runs that many histories.
 """
@@ -15,20 +16,23 @@ import json
 import logging
 import os
 import random
+import tempfile
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from unittest import mock
 
+import deltalake
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from typer.testing import CliRunner
 
+from cairn import sinks
 from cairn.command.cli import app
 from cairn.data_sources.keyed_output import KeyedOutput
 from cairn.data_sources.keyed_state import KeyedState
@@ -37,6 +41,10 @@ from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.output_files import output_files
 from cairn.operations.take_savepoint import consolidate_checkpoint
 from cairn.pipeline import Interval, Pipeline
+from cairn.runners.output_schema import arrow_schema
+from cairn.sinks.table_sink import CHECKPOINT, TableSink
+from cairn.sinks.table_sink import END as END_COLUMN
+from cairn.sinks.table_sink import START as START_COLUMN
 from cairn.testing import PipelineTester
 from cairn_ui.find_pipelines import PipelineRef
 from cairn_ui.pipeline_overview import latest_usable, newest_validated, unvalidated_since
@@ -53,6 +61,7 @@ from state_backend.values.intervals import format_instant
 from state_backend.values.records import Record, RunRef, SweepRecord
 from state_backend.values.retention import AnyOf, KeepLast, KeepQuarantined
 from tests.support.in_process import run_here
+from tests.support.planted_faults import NEWEST_DECIDES_THE_COLUMNS
 from tests.support.tiers import at_tier
 
 NAME, START, HOUR, HOURS = "totals", datetime(2024, 1, 1, tzinfo=UTC), timedelta(hours=1), 6
@@ -60,14 +69,50 @@ HISTORIES = int(os.environ.get("CAIRN_READERS", "0")) or at_tier(fast=1, ci=8, a
 STEPS = 14
 USERS = ("ann", "bob", "cid", "dan")
 READS: Counter[str] = Counter()
+Columns = dict[str, str]
 
 
 def hour(n: int) -> Interval:
     return Interval(START + n * HOUR, START + (n + 1) * HOUR)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Code:
+    """The columns of one version of the pipeline's code."""
+
+    output: Columns
+    input: Columns
+
+    @classmethod
+    def any(cls, random: random.Random) -> Code:
+        def columns(fixed: Columns, *others: str) -> Columns:
+            return {**fixed, **{name: "string" for name in others if random.random() < 0.5}}
+
+        total, amount = random.choice(("int", "bigint")), random.choice(("int", "bigint"))
+        return cls(
+            output=columns({"user": "string", "total": total}, "note", "mark"),
+            input=columns({"user": "string", "amount": amount, "at": "timestamp"}, "place", "shop"),
+        )
+
+    def processor(self) -> type[Totals]:
+        return type("Versioned", (Totals,), {"columns": tuple(self.output)})
+
+    def read(self, user: str, amount: int, at: datetime) -> dict[str, Any]:
+        return _row(self.input, user=user, amount=amount, at=at)
+
+
+def _row(columns: Iterable[str], **values: Any) -> dict[str, Any]:
+    return {name: values.get(name, f"{name} of {values['user']}") for name in columns}
+
+
+def ddl(columns: Columns) -> str:
+    return ", ".join(f"{name} {kind}" for name, kind in columns.items())
+
+
 class Totals(StatefulProcessor):
     """Adds up the amounts of a user."""
+
+    columns: tuple[str, ...] = ()
 
     def init(self, handle: Any) -> None:
         self._total = handle.getValueState("total", "n long")
@@ -76,22 +121,23 @@ class Totals(StatefulProcessor):
         (before,) = self._total.get() or (0,)
         total = before + sum(row.amount for row in rows)
         self._total.update((total,))
-        yield Row(user=key[0], total=total)
-
-
-class Noted(Totals):
-    """Has one more output column."""
-
-    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
-        for row in super().handleInputRows(key, rows, timerValues):
-            yield Row(user=row.user, total=row.total, note=f"total of {row.user}")
+        yield Row(**_row(self.columns, user=key[0], total=total))
 
 
 # --- the oracle -----------------------------------------------------------------------------------------------------------------
 
 
 State = dict[str, int]
-Rows = Counter[tuple[str, int]]
+# Of each row the columns that are not null.
+Rows = Counter[frozenset[tuple[str, Any]]]
+
+
+def rows_of(found: Iterable[dict[str, Any]], without: Iterable[str] = ()) -> Rows:
+    return Counter(frozenset((n, v) for n, v in row.items() if v is not None and n not in without) for row in found)
+
+
+def total_of(commits: Iterable[Commit], *, late: bool = False) -> Rows:
+    return sum((c.late if late else c.rows for c in commits), Rows())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +150,8 @@ class Commit:
     base: int | None
     state: State
     rows: Rows = field(default_factory=Counter)
-    late: int = 0
+    late: Rows = field(default_factory=Counter)
+    code: Code | None = None
     reproduces: bool = False
     forgets: tuple[str, int] | None = None
 
@@ -147,6 +194,14 @@ class Oracle:
         """The current output by hour."""
         return {c.hour: c for c in self.commits.values() if c.kind == "interval"}
 
+    def columns(self, *, late: bool) -> Columns:
+        """All columns that output has had, or late rows, each with its widest type."""
+        made: Columns = {}
+        for code in (c.code for c in self.commits.values() if c.code is not None):
+            for name, kind in (code.input if late else code.output).items():
+                made[name] = "bigint" if "bigint" in (kind, made.get(name)) else kind
+        return made
+
     def spoilt(self) -> set[int]:
         """The hours with current output whose result is stale or quarantined, behind the last restored state."""
         since = max((c.hour + 1 for c in self.valid() if c.kind == "restore"), default=0)
@@ -172,33 +227,47 @@ class History:
     def __init__(self, seed: int) -> None:
         self.random, self.oracle = random.Random(seed), Oracle()
         self.root = f"memory://readers-{seed}-{uuid.uuid4().hex[:6]}"
+        self.folder = tempfile.TemporaryDirectory(prefix="cairn-readers-")
         self.table: dict[datetime, tuple[int, Rows]] = {}
         self.inputs = {n: self.new_rows() for n in range(HOURS)}
+        # The code that is deployed, each version that was, and the one that each hour ran with last.
+        self.code = Code.any(self.random)
+        self.codes, self.ran = [self.code], dict[int, Code]()
+        # The Delta tables of output and of late rows, of those histories that have them.
+        has_tables = self.random.random() < 0.4
+        self.urls = [f"file://{self.folder.name}/{name}" for name in ("table", "late")] if has_tables else []
         pipeline = Pipeline(
             name=NAME,
             start=START,
             source=lambda spark, interval: None,
             key=["user"],
-            processor=Totals,
-            output_schema="user string, total long",
+            processor=self.code.processor(),
+            output_schema=ddl(self.code.output),
             parallelism=self.random.choice((1, 2)),
             max_parallelism=4,
             time_mode="event",
             event_time="at",
             watermark="interval",
             watermark_delay=timedelta(0),
-            sink=self.sink,
+            sink=self.table_sink() if self.urls else self.sink,
         )
-        mode = self.random.choice(("incremental", "changelog"))
-        schema = "user string, amount long, at timestamp"
-        self.tester = PipelineTester(
-            pipeline, input_schema=schema, root=self.root, every=HOUR, mode=mode, call_sink=True
-        )
+        self.mode: Any = self.random.choice(("incremental", "changelog"))
+        self.deploy(self.code, pipeline)
         self.storage = open_storage(join_url(self.root, NAME))
         self.validated: dict[str, set[int]] = {"fast": set(), "full": set()}
         self.forgetting: str | None = None
         self.retracting = set[int]()
         self.keep()
+
+    def deploy(self, code: Code, pipeline: Pipeline) -> None:
+        self.code = code
+        pipeline = replace(pipeline, processor=code.processor(), output_schema=ddl(code.output))
+        kept: Any = {"root": self.root, "every": HOUR, "mode": self.mode, "call_sink": True}
+        self.tester = PipelineTester(pipeline, input_schema=ddl(code.input), **kept)
+
+    def close(self) -> None:
+        forget_memory(self.root)
+        self.folder.cleanup()
 
     @property
     def coordinator(self) -> Any:
@@ -213,21 +282,30 @@ class History:
         if checkpoint_id >= before:
             self.table[interval.start] = checkpoint_id, self.rows_in(files)
 
+    def table_sink(self) -> TableSink:
+        return sinks.delta(self.urls[0]).with_late_rows(sinks.delta(self.urls[1]))
+
+    def in_table(self, *, late: bool) -> Rows:
+        if not self.urls:
+            return sum((seen for _, seen in self.table.values()), Rows())
+        table = deltalake.DeltaTable(self.urls[late]).to_pyarrow_table()
+        return rows_of(table.to_pylist(), without=(START_COLUMN, END_COLUMN, CHECKPOINT))
+
     def rows_in(self, files: list[str]) -> Rows:
-        found: Rows = Counter()
+        found = Rows()
         for url in files:
             table = pq.read_table(io.BytesIO(self.storage.read(url.removeprefix(f"{join_url(self.root, NAME)}/"))))
-            found.update((row["user"], row["total"]) for row in table.to_pylist())
+            found.update(rows_of(table.to_pylist()))
         return found
 
     # --- what happens -------------------------------------------------------------------------------------------------------------
 
     def step(self) -> str:
         log = self.coordinator.log()
-        names = (
-            ["next"] * 5 + ["again"] * 4 + ["correct", "heal", "heal", "restore", "quarantine", "release", "columns"]
-        )
-        name = self.random.choice([*names, "forget", "consolidate", "consolidate", "keep", "validate", "validate"])
+        often = {"next": 6, "again": 3, "columns": 3, "old_code": 2, "heal": 2, "consolidate": 2, "validate": 2}
+        once = ("correct", "restore", "quarantine", "release", "forget", "keep")
+        names = [*once, *(name for name, times in often.items() for _ in range(times))]
+        name = self.random.choice(names)
         try:
             getattr(self, name)(log)
         except CairnError as error:
@@ -236,10 +314,13 @@ class History:
         return name
 
     def run(self, n: int) -> None:
-        rows = [(user, amount, START + n * HOUR + timedelta(minutes=5)) for user, amount in self.inputs[n]]
-        if n:  # Its event time is at or before the watermark of the interval before.
-            rows.append(("eve", 1, START - HOUR))
-        self.tester.run(rows, hour(n))
+        rows = [self.code.read(user, amount, hour(n).start + timedelta(minutes=5)) for user, amount in self.inputs[n]]
+        self.tester.run([*rows, *self.late_rows(n, self.code)], hour(n))
+        self.ran[n] = self.code
+
+    def late_rows(self, n: int, code: Code) -> list[dict[str, Any]]:
+        """Rows whose event time is at or before the watermark of the interval before."""
+        return [code.read("eve", 1, START - HOUR)] if n else []
 
     def next(self, log: Log) -> None:
         last = max((c.hour for c in self.oracle.commits.values()), default=-1)
@@ -248,6 +329,18 @@ class History:
     def again(self, log: Log) -> None:
         if self.oracle.commits:
             self.run(self.random.choice(sorted(self.oracle.outputs())))
+
+    def old_code(self, log: Log) -> None:
+        """Run an hour with the code that it had, and go on with that code, or with that of now."""
+        now = self.code
+        if self.oracle.commits:
+            n = self.random.choice(sorted(self.oracle.outputs()))
+            self.deploy(self.ran[n], self.tester.pipeline)
+            try:
+                self.run(n)
+            finally:
+                if self.random.random() < 0.7:
+                    self.deploy(now, self.tester.pipeline)
 
     def correct(self, log: Log) -> None:
         if self.oracle.commits:
@@ -277,10 +370,9 @@ class History:
             self.coordinator.release(self.random.choice(sorted(log.quarantined)))
 
     def columns(self, log: Log) -> None:
-        noted = self.tester.pipeline.processor is Totals
-        columns = "user string, total long" + (", note string" if noted else "")
-        code: Any = {"processor": Noted if noted else Totals, "output_schema": columns}
-        self.tester.deploy(replace(self.tester.pipeline, **code))
+        """Deploy new code, or roll back."""
+        self.codes.append(Code.any(self.random))
+        self.deploy(self.random.choice((self.codes[-1], *self.codes)), self.tester.pipeline)
 
     def forget(self, log: Log) -> None:
         self.forgetting = self.random.choice(USERS)
@@ -343,11 +435,11 @@ class History:
             return Commit(state=state, **made)
         no_rows, no_state = self.oracle.left_out(n, base)
         state = {user: total for user, total in state.items() if user not in no_state}
-        seen: Rows = Counter()
+        code, seen = self.ran[n], []
         for user in {user for user, _ in self.inputs[n]} - no_rows:
             state[user] = state.get(user, 0) + sum(amount for other, amount in self.inputs[n] if other == user)
-            seen[user, state[user]] += 1
-        return Commit(state=state, rows=seen, late=int(n > 0), **made)
+            seen.append(_row(code.output, user=user, total=state[user]))
+        return Commit(state=state, rows=rows_of(seen), late=rows_of(self.late_rows(n, code)), code=code, **made)
 
     # --- what readers see ---------------------------------------------------------------------------------------------------------
 
@@ -405,7 +497,7 @@ class History:
             assert {r["key_user"]: r["n"] for r in self.tester.state("total", checkpoint)} == expected.state, what
             READS["keyed_state"] += 1
             source = KeyedState({"root": self.root, "pipeline": NAME, "state": "total", "checkpoint": what})
-            assert {r["key"]["user"]: r["value"]["n"] for r in _rows_of(source)} == expected.state, what
+            assert {r["key"]["user"]: r["value"]["n"] for r in _read(source)[1]} == expected.state, what
 
     def check_output(self, log: Log) -> None:
         current, spoilt, oracle_restored = self.oracle.outputs(), self.oracle.spoilt(), self.oracle.restored()
@@ -419,29 +511,25 @@ class History:
         )
         low = self.random.choice((None, self.random.randrange(HOURS)))
         start = None if low is None else hour(low).start
-        rows = sum((c.rows for h, c in current.items() if low is None or h >= low), Counter[tuple[str, int]]())
-        late = sum(c.late for h, c in current.items() if low is None or h >= low)
+        mine = [c for h, c in current.items() if low is None or h >= low]
         asked = {"root": self.root, "pipeline": NAME, **({} if start is None else {"start": start.isoformat()})}
         told = {h for h in spoilt - oracle_restored if low is None or h >= low}
         with Warnings() as said:
             READS["output_files"] += 1
-            assert self.rows_in(output_files(self.root, NAME, start=start)) == rows
+            assert self.rows_in(output_files(self.root, NAME, start=start)) == total_of(mine)
         self.check_notice(said, told)
-        assert sum(self.count_in(url) for url in output_files(self.root, NAME, late=True, start=start)) == late
-        if current:
+        assert self.rows_in(output_files(self.root, NAME, late=True, start=start)) == total_of(mine, late=True)
+        if self.oracle.outputs():  # also if all of it was retracted
             with Warnings() as said:
-                READS["keyed_output"] += 1
-                found = Counter((r["user"], r["total"]) for r in _rows_of(KeyedOutput(asked)))
-            assert found == rows
+                self.check_table(asked, mine, late=False)
             self.check_notice(said, told)
             if told:
                 with pytest.raises(CairnError, match="whose result is not valid"):
                     KeyedOutput(asked | {"valid": "true"}).schema()
-        if late:
-            assert len(_rows_of(KeyedOutput(asked | {"late": "true"}))) == late
-        table = sum((seen for _, seen in self.table.values()), Counter[tuple[str, int]]())
-        assert table == sum((c.rows for c in current.values()), Counter[tuple[str, int]]())
-        READS["table"] += 1
+            self.check_table(asked | {"late": "true"}, mine, late=True)
+        for late in (False, True) if self.urls else (False,):
+            assert self.in_table(late=late) == total_of(current.values(), late=late)
+        READS["Delta table" if self.urls else "table"] += 1
         whole = Interval(START, START + HOURS * HOUR)
         for interval, made in made_within(log, whole).items():
             h = int((interval.start - START) / HOUR)
@@ -450,15 +538,17 @@ class History:
             if made.state is not None and of_state:
                 assert self.oracle.commits[made.state.id].state == of_state[-1].state
 
+    def check_table(self, asked: dict[str, str], mine: list[Commit], *, late: bool) -> None:
+        """Compare the rows and the columns of `keyed_output`."""
+        READS["keyed_output, late" if late else "keyed_output"] += 1
+        schema, rows = _read(KeyedOutput(asked))
+        assert {f.name: f.dataType.simpleString() for f in schema} == self.oracle.columns(late=late)
+        assert rows_of(rows) == total_of(mine, late=late)
+
     def check_notice(self, said: list[str], spoilt: set[int]) -> None:
         assert len(said) <= 1, said
         for h in {*range(HOURS)} - self.oracle.restored():
             assert (str(hour(h)) in "".join(said)) == (h in spoilt), (h, said)
-
-    def count_in(self, url: str) -> int:
-        return pq.read_metadata(
-            io.BytesIO(self.storage.read(url.removeprefix(f"{join_url(self.root, NAME)}/")))
-        ).num_rows
 
     def check_page(self, newest: Commit | None) -> None:
         READS["page"] += 1
@@ -507,10 +597,13 @@ def _run(attempt: str) -> RunRef:
     return RunRef(run_id=f"restore__{attempt}", clear_number=0, try_number=1)
 
 
-def _rows_of(source: Any) -> list[dict[str, Any]]:
-    """What Spark would get from a data source."""
-    reader = source.reader(source.schema())
-    return [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
+def _read(source: Any) -> tuple[Any, list[dict[str, Any]]]:
+    """The schema and the rows that Spark would get from a data source."""
+    schema = source.schema()
+    reader = source.reader(schema)
+    batches = [batch for part in reader.partitions() for batch in reader.read(part)]
+    assert all(batch.schema == arrow_schema(schema.jsonValue()) for batch in batches)
+    return schema, [row for batch in batches for row in batch.to_pylist()]
 
 
 class Warnings(logging.Handler):
@@ -538,10 +631,10 @@ def explore(seeds: range) -> Counter[str]:
             for n in range(STEPS):
                 steps.append(history.step())
                 history.check(commands=n % 5 == 4 or n == STEPS - 1)
-        except AssertionError as error:
+        except (Exception, pytest.fail.Exception) as error:
             raise AssertionError(f"history {seed}, after {steps}: {error}") from error
         finally:
-            forget_memory(history.root)
+            history.close()
         happened.update(steps)
     return happened
 
@@ -561,20 +654,21 @@ def _highest_id(log: Log, which: Any) -> int | None:
     return next((n for n in fitting if log.quarantine_above(n) is None), None)
 
 
-FAULTS: dict[str, tuple[str, Any]] = {
-    "the highest id is the newest": ("state_backend.checkpoint.coordinator.checkpoint_named", _highest_id),
-    "the page goes by ids": (
-        "cairn_ui.pipeline_overview.newest_of",
-        lambda states: max(states, key=lambda kept: kept.id, default=None),
-    ),
-    "a replaced state counts": ("state_backend.checkpoint.newest_state.is_superseded", lambda log, candidate: False),
-    "no notice of stale output": ("state_backend.checkpoint.current_output.spoilt_results", lambda log, outputs: {}),
+FAULTS: dict[str, Mapping[str, Any]] = {
+    "the highest id is the newest": {"state_backend.checkpoint.coordinator.checkpoint_named": _highest_id},
+    "the page goes by ids": {
+        "cairn_ui.pipeline_overview.newest_of": lambda states: max(states, key=lambda kept: kept.id, default=None)
+    },
+    "a replaced state counts": {"state_backend.checkpoint.newest_state.is_superseded": lambda log, candidate: False},
+    "no notice of stale output": {"state_backend.checkpoint.current_output.spoilt_results": lambda log, outputs: {}},
+    "the newest commit decides the columns": NEWEST_DECIDES_THE_COLUMNS,
 }
 
 
 @pytest.mark.long("it tests this test")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(*FAULTS[fault])
+    for what, instead in FAULTS[fault].items():
+        monkeypatch.setattr(what, instead)
     with pytest.raises(AssertionError, match="history"):
         explore(range(60))

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from datetime import timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.types import StructType
 
-from cairn.data_sources import keyed_output
 from cairn.data_sources.keyed_output import KeyedOutput
 from cairn.runners.output_schema import arrow_schema, from_record, recorded_schema
 from state_backend.adapters.local_storage import LocalStorage
-from state_backend.checkpoint import output_schemas
 from state_backend.checkpoint.output_schemas import check_output_schema, newest_output, recorded_schemas, schema_of
 from state_backend.checkpoint.rewind import fork, rewind
 from state_backend.checkpoint.sweep import sweep
@@ -33,6 +29,7 @@ from state_backend.values.intervals import Interval
 from state_backend.values.records import OutputFile, Permissions
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, Folder, day, run, start_ms
+from tests.support.planted_faults import NEWEST_DECIDES_THE_COLUMNS
 
 Columns = dict[str, Any]
 
@@ -280,18 +277,12 @@ AC = {"a": "integer", "c": "long"}
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_schema_that_the_newest_commit_decides_is_found(tmp_path: Path, late: bool) -> None:
-    def newest(recorded: Iterable[Any], read: object = ()) -> Any:
-        return [*recorded][-1]
-
-    def appended(schemas: tuple[Any, ...], schema: Any) -> tuple[tuple[Any, ...], int]:
-        return (*schemas, schema), len(schemas) + 1
-
-    with (
-        mock.patch.object(keyed_output, "table_schema", newest),
-        mock.patch.object(output_schemas, "_with", appended),
-        pytest.raises(AssertionError),
-    ):
+def test_a_schema_that_the_newest_commit_decides_is_found(
+    tmp_path: Path, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for what, instead in NEWEST_DECIDES_THE_COLUMNS.items():
+        monkeypatch.setattr(what, instead)
+    with pytest.raises(AssertionError):
         test_no_order_of_commits_loses_a_column(tmp_path, late)
 
 
