@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from datetime import date
+from datetime import UTC, date
 from decimal import Decimal
 from typing import Any
 
 from state_backend.checkpoint.log import Entry, Log, base_of, interval_of, kind_of
 from state_backend.formats.recorded_settings import without_settings
+from state_backend.formats.types import ArrayType, AtomicType, DataType, MapType, StructType
 from state_backend.values.handles import Handle, handles_in
 from state_backend.values.hide_secrets import hide_all
 from state_backend.values.intervals import Interval, format_instant, from_ms
@@ -250,6 +251,32 @@ def same_input(first: Content, second: Content) -> bool | None:
         return False
     positions = first.source_position, second.source_position
     return positions[0] == positions[1] if all(positions) else None
+
+
+def self_describing(value: Any, data_type: DataType) -> Any:
+    """Return a decoded value of state in a form that says its type, as Arrow does: `plain` then prints both alike.
+
+    A codec decodes a TIMESTAMP to a naive datetime in UTC: the result has the zone UTC. A TIMESTAMP_NTZ stays without
+    zone. A struct is a dict by the names of its fields; as the key of a map it stays a tuple, which can be hashed.
+    """
+    match data_type:
+        case _ if value is None:
+            return None
+        case StructType(fields):
+            return {f.name: self_describing(v, f.type) for f, v in zip(fields, value, strict=True)}
+        case ArrayType(element):
+            return [self_describing(item, element) for item in value]
+        case MapType(key, of):
+            return {_map_key(k, key): self_describing(v, of) for k, v in value.items()}
+        case AtomicType("timestamp"):
+            return value.replace(tzinfo=UTC)
+    return value
+
+
+def _map_key(value: Any, data_type: DataType) -> Any:
+    if isinstance(data_type, StructType) and value is not None:
+        return tuple(_map_key(v, f.type) for f, v in zip(data_type.fields, value, strict=True))
+    return self_describing(value, data_type)
 
 
 def plain(value: Any) -> Any:

@@ -15,6 +15,7 @@ from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.schema_evolution import row_reader
 from state_backend.formats.spark_hash import key_group as key_group_of
 from state_backend.formats.types import StructType, parse_struct
+from state_backend.inspection.describe import self_describing
 from state_backend.inspection.state_diff import EntryChange, changes_of_group
 from state_backend.inspection.state_table import Span, StateSource, open_shard
 from state_backend.ports.storage import Storage
@@ -58,8 +59,9 @@ class SearchedKey:
 
     @property
     def named(self) -> dict[str, Any]:
-        """The values by the names of their columns."""
-        return dict(zip(self.schema.names, self.values, strict=True))
+        """The values by the names of their columns, as a read of state returns them: a decimal has the digits of its type."""
+        found: dict[str, Any] = self_describing(KeyCodec(self.schema).decode(self.encoded), self.schema)
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +105,7 @@ class KeyEntries:
         descriptor = self.states[name]
         version = descriptor.versions[-1]
         user_keys = KeyCodec(parse_struct(version.user_key)) if version.user_key is not None else None
-        decode, names = row_reader(name, descriptor.versions), parse_struct(version.value).names
+        decode, schema = row_reader(name, descriptor.versions), parse_struct(version.value)
         rows = []
         for stored_key, entry in self.stored:
             if stored_key[2] != descriptor.state_id:
@@ -113,10 +115,10 @@ class KeyEntries:
                 continue
             row: dict[str, Any] = {}
             if user_keys is not None and found.user_key is not None:
-                row["user_key"] = dict(zip(user_keys.schema.names, found.user_key, strict=True))
+                row["user_key"] = self_describing(found.user_key, user_keys.schema)
             if found.position is not None:
                 row["pos"] = found.position
-            row["value"] = dict(zip(names, decode(found.row), strict=True))
+            row["value"] = self_describing(decode(found.row), schema)
             if found.expiry_ms is not None:
                 row["expiry_ms"] = found.expiry_ms
             rows.append(row)

@@ -30,7 +30,7 @@ from state_backend.checkpoint.savepoints import native_manifest
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.schema_evolution import row_reader
 from state_backend.formats.types import names_and_types, parse_struct
-from state_backend.inspection.describe import plain
+from state_backend.inspection.describe import plain, self_describing
 from state_backend.inspection.state_table import StateSource, open_shard
 from state_backend.ports.storage import Storage
 from state_backend.shard.canonical_files import read_canonical
@@ -243,8 +243,8 @@ def manifests_of(source: StateSource, storage: Storage) -> list[ShardManifest]:
 def describe_change(change: EntryChange) -> dict[str, Any]:
     """Return a differing entry as JSON values.
 
-    A timer has the field `at_ms`. Bytes are hex digits, decimals text, and instants ISO 8601 (columns of type timestamp
-    are in UTC). Numbers that JSON lacks are "NaN", "Infinity" or "-Infinity".
+    A timer has the field `at_ms`. Bytes are hex digits, decimals text, and times ISO 8601: a TIMESTAMP with
+    the zone UTC, a TIMESTAMP_NTZ without zone. Numbers that JSON lacks are "NaN", "Infinity" or "-Infinity".
     """
     row = {"state": change.state, "change": change.change, "key": plain(change.key)}
     if change.user_key is not None:
@@ -342,7 +342,7 @@ class _Reader:
         version = descriptor.versions[-1]
         self._descriptor, self._keys = descriptor, side.keys
         self._user_keys = KeyCodec(parse_struct(version.user_key)) if version.user_key is not None else None
-        self._names = parse_struct(version.value).names
+        self._schema = parse_struct(version.value)
         self._decode = row_reader(descriptor.name, descriptor.versions)
 
     def read(self, group: int, rest: bytes, entry: bytes) -> tuple[dict[str, Any], Entry] | None:
@@ -362,9 +362,10 @@ class _Reader:
             return None
         user_key = None
         if self._user_keys is not None and found.user_key is not None:
-            user_key = _named(self._user_keys, found.user_key)
-        place = {"key": _named(self._keys, found.key), "user_key": user_key, "position": found.position}
-        value = dict(zip(self._names, self._decode(found.row), strict=True))
+            user_key = self_describing(found.user_key, self._user_keys.schema)
+        key = self_describing(found.key, self._keys.schema)
+        place = {"key": key, "user_key": user_key, "position": found.position}
+        value = self_describing(self._decode(found.row), self._schema)
         return place, Entry(value=value, expiry_ms=found.expiry_ms)
 
 
@@ -377,7 +378,7 @@ def _timer_changes(first: Side, second: Side, group: int) -> Iterator[EntryChang
         yield EntryChange(
             state=layout.TIMERS_NAME,
             change="removed" if gone else "added",
-            key=_named(first.keys, first.keys.decode(timer[:-8])),
+            key=self_describing(first.keys.decode(timer[:-8]), first.keys.schema),
             user_key=None,
             position=None,
             before=entry if gone else None,
@@ -414,7 +415,3 @@ def merged(
         else:
             yield a[0], (a[1], b[1])
             a, b = next(first, None), next(second, None)
-
-
-def _named(codec: KeyCodec, values: Sequence[Any]) -> dict[str, Any]:
-    return dict(zip(codec.schema.names, values, strict=True))

@@ -6,11 +6,13 @@ import json
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from typer.testing import CliRunner, Result
 
 from cairn.command.cli import app
@@ -19,6 +21,7 @@ from cairn.testing import PipelineTester
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.rewind import fork, rewind
+from state_backend.inspection.describe import plain
 from state_backend.inspection.key_versions import KeyVersions
 from state_backend.values.records import RunRef
 from state_backend.values.retention import AnyOf, KeepLast, KeepPerDay
@@ -306,3 +309,79 @@ def test_nothing_is_written_below_the_root_or_to_a_log(root: Path, caplog: pytes
 
 def test_a_pipeline_without_checkpoints_is_refused(tmp_path: Path) -> None:
     assert "no pipeline at" in history(tmp_path, "ann").stderr
+
+
+INSTANT, WALL = datetime(2024, 7, 1, 0, 30, tzinfo=UTC), datetime(2024, 7, 1, 2, 30)
+ZONED, NAIVE = "2024-07-01T00:30:00+00:00", "2024-07-01T02:30:00"
+# Type, value, and how it is printed. The commands that print changes write a map as an object.
+TIMES: list[tuple[str, Any, Any]] = [
+    ("timestamp", INSTANT, ZONED),
+    ("timestamp_ntz", WALL, NAIVE),
+    ("struct<i: timestamp, w: timestamp_ntz>", (INSTANT, WALL), {"i": ZONED, "w": NAIVE}),
+    ("array<struct<i: timestamp, w: timestamp_ntz>>", [(INSTANT, WALL), None], [{"i": ZONED, "w": NAIVE}, None]),
+    ("map<timestamp, array<timestamp_ntz>>", {INSTANT: [WALL]}, {ZONED: [NAIVE]}),
+    ("map<timestamp_ntz, struct<i: timestamp>>", {WALL: (INSTANT,)}, {NAIVE: {"i": ZONED}}),
+    ("map<struct<i: timestamp, w: timestamp_ntz>, timestamp>", {(INSTANT, WALL): None}, {f"{[ZONED, NAIVE]}": None}),
+    ("timestamp", None, None),
+]
+TIMES_SCHEMA = ", ".join(f"c{n} {data_type}" for n, (data_type, _, _) in enumerate(TIMES))
+TIMES_KEY = "i timestamp, w timestamp_ntz, p struct<i: timestamp, w: timestamp_ntz>, d decimal(5,2), f float"
+
+
+class KeepsTimes(StatefulProcessor):
+    def init(self, handle: Any) -> None:
+        self._handle = handle
+        self._value = handle.getValueState("value", TIMES_SCHEMA)
+        self._list = handle.getListState("list", TIMES_SCHEMA)
+        self._map = handle.getMapState("map", "i timestamp, w timestamp_ntz", TIMES_SCHEMA)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        times = tuple(value for _, value, _ in TIMES)
+        self._value.update(times)
+        self._list.appendValue(times)
+        self._map.updateValue((INSTANT, WALL), times)
+        self._handle.registerTimer(round(INSTANT.timestamp() * 1000))
+        assert (self._value.get()[0], self._value.get()[1]) == (INSTANT.replace(tzinfo=None), WALL)
+        yield from ()
+
+
+def test_an_instant_is_printed_with_its_zone_and_wall_time_without(tmp_path: Path) -> None:
+    """In states of all kinds, in keys and timers, and by `get`, `history`, `diff` and the entries of a test alike."""
+    pipeline = accounts(processor=KeepsTimes(), key=["i", "w", "p", "d", "f"], output_schema="n long", order_by=["i"])
+    tester = PipelineTester(pipeline, input_schema=TIMES_KEY, root=f"file://{tmp_path}")
+    tester.run([], day(1))
+    tester.run([(INSTANT, WALL, (INSTANT, WALL), Decimal("1.5"), 0.1)], day(2))
+    key = {"i": ZONED, "w": NAIVE, "p": {"i": ZONED, "w": NAIVE}, "d": "1.50", "f": 0.10000000149011612}
+    value = {f"c{n}": printed for n, (_, _, printed) in enumerate(TIMES)}
+    rest: dict[str, dict[str, Any]] = {"value": {}, "list": {"pos": 0}, "map": {"user_key": {"i": ZONED, "w": NAIVE}}}
+    added = [{"state": s, "change": "added", "key": key, **place, "after": value} for s, place in rest.items()]
+
+    def run(*command: str) -> Any:
+        result = CliRunner().invoke(
+            app, [*command, "--root", f"file://{tmp_path}", "--pipeline", "accounts", "--json"], catch_exceptions=False
+        )
+        assert result.exit_code == 0
+        return json.loads(result.stdout)
+
+    written = json.dumps({**key, "d": 1.5, "f": 0.1})
+    told = run("history", written)
+    assert (told["key"], [step["changes"] for step in told["checkpoints"]]) == (key, [added])
+    assert told["checkpoints"][0]["timers_set"] == ["2024-07-01T00:30:00Z"]
+    changes = run("diff", "1", "2")["changes"]
+    assert [c for c in changes if c["state"] != "$timers"] == added
+    assert [c["key"] for c in changes if c["state"] == "$timers"] == [key]
+    assert f'i="{ZONED}", w="{NAIVE}"' in history(tmp_path, written).stdout
+    found = run("get", written)
+    maps = [f"c{n}" for n, (data_type, _, _) in enumerate(TIMES) if data_type.startswith("map")]
+    assert found["key"] == key
+    assert found["states"].pop("$timers") == [{"expires_at": "2024-07-01T00:30:00Z"}]
+    for state, place in rest.items():
+        (entry,) = found["states"][state]
+        assert {**entry, "value": _without(entry["value"], maps)} == {**place, "value": _without(value, maps)}
+    with_zones = {"i": INSTANT, "w": WALL, "p": {"i": INSTANT, "w": WALL}, "d": Decimal("1.5"), "f": 0.1}
+    (kept,) = tester.replay(with_zones, day(2), rows=[tuple(with_zones.values())]).state["value"]
+    assert plain(kept) == value
+
+
+def _without(value: dict[str, Any], names: list[str]) -> dict[str, Any]:
+    return {name: of for name, of in value.items() if name not in names}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -18,6 +18,7 @@ from state_backend.formats.json_keys import parse_key, similar_keys
 from state_backend.formats.types import StructType, parse_struct
 from state_backend.inspection.checkpoint_names import find_state
 from state_backend.inspection.describe import plain
+from state_backend.inspection.key_entries import SearchedKey
 from state_backend.inspection.state_table import StateSource, read_shard
 from state_backend.state.layout import TIMERS_NAME
 from state_backend.values.intervals import format_instant
@@ -49,7 +50,8 @@ def get(
     schema = parse_struct(source.content.key_schema)
     wanted = parse_key(key, schema)
     found = look_up(source, [wanted], states)
-    shown, entries = _as_json(wanted, schema), found.get(_name(wanted), {})
+    shown = _as_json(wanted, source, schema)
+    entries = found.get(_name(shown), {})
     similar = [] if entries else _similar(source, wanted, schema, states)
     if as_json:
         print_json(
@@ -97,7 +99,7 @@ def look_up(source: StateSource, keys: Sequence[Key], states: Sequence[str] | No
                     entry = {name: plain(row[name]) for name in ("user_key", "pos", "value") if name in row}
                     if row["expires_at"] is not None:
                         entry["expires_at"] = format_instant(row["expires_at"])
-                    of_key = found.setdefault(_name(row["key"].values()), {})
+                    of_key = found.setdefault(_name(row["key"]), {})
                     of_key.setdefault(state, []).append(entry)
     return found
 
@@ -110,17 +112,19 @@ def _titled(source: StateSource) -> str:
 
 def _similar(source: StateSource, key: Key, schema: StructType, states: Sequence[str] | None) -> list[dict[str, Any]]:
     """Return the keys with state that differ from `key` only in upper and lower case, or in spaces or zeros around a text."""
-    others = {_name(other): other for other in similar_keys(key, schema)}
-    found = look_up(source, list(others.values()), states) if others else {}
-    return [_as_json(others[name], schema) for name in sorted(found)]
+    others = [*similar_keys(key, schema)]
+    shown = {_name(one): one for one in (_as_json(other, source, schema) for other in others)}
+    found = look_up(source, others, states) if others else {}
+    return [shown[name] for name in sorted(found)]
 
 
-def _as_json(key: Key, schema: StructType) -> dict[str, Any]:
-    return {name: plain(value) for name, value in zip(schema.names, key, strict=True)}
+def _as_json(key: Key, source: StateSource, schema: StructType) -> dict[str, Any]:
+    named: dict[str, Any] = plain(SearchedKey.of(key, schema, source.content.max_parallelism).named)
+    return named
 
 
-def _name(key: Any) -> str:
-    return json.dumps([plain(value) for value in key])
+def _name(key: Mapping[str, Any]) -> str:
+    return json.dumps([plain(value) for value in key.values()])
 
 
 def _print(source: StateSource, key: dict[str, Any], entries: Entries) -> None:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from cairn.runners.processor_handle import row_maker
 from cairn.shard_jobs.interval import IntervalJob
 from state_backend.adapters.rocks import EngineOptions, RocksStore
-from state_backend.formats.types import ArrayType, AtomicType, DataType, MapType, StructType, parse_struct
+from state_backend.formats.types import parse_struct
 from state_backend.inspection.key_entries import KeyEntries, SearchedKey, Stored, entries_of
 from state_backend.state import layout
 from state_backend.state.shard_state import ShardState
@@ -96,14 +96,10 @@ def values_of(entries: KeyEntries) -> dict[str, list[dict[str, Any]]]:
     `expires_at` if it expires. States without entries are left out.
     """
     found: dict[str, list[dict[str, Any]]] = {}
-    for name, descriptor in entries.states.items():
-        version = descriptor.versions[-1]
-        value_schema = parse_struct(version.value)
-        user_schema = parse_struct(version.user_key) if version.user_key is not None else None
+    for name in entries.states:
         for row in entries.rows(name):
-            user_key = _in_utc(row["user_key"], user_schema) if user_schema is not None else {}
-            flat = {f"{_USER_KEY}{column}": value for column, value in user_key.items()}
-            flat |= _in_utc(row["value"], value_schema)
+            flat = {f"{_USER_KEY}{column}": value for column, value in row.get("user_key", {}).items()}
+            flat |= row["value"]
             if "expiry_ms" in row:
                 flat["expires_at"] = time_of(row["expiry_ms"])
             found.setdefault(name, []).append(flat)
@@ -132,21 +128,3 @@ def time_of(ms: int) -> datetime | int:
         return from_ms(ms)
     except (ValueError, OverflowError, OSError):
         return ms
-
-
-def _in_utc(value: Any, data_type: DataType) -> Any:
-    """Return a value with the zone UTC in each TIMESTAMP."""
-    if value is None:
-        return None
-    match data_type:
-        case StructType():
-            values = value.values() if isinstance(value, dict) else value
-            return {f.name: _in_utc(v, f.type) for f, v in zip(data_type.fields, values, strict=True)}
-        case ArrayType(element):
-            return [_in_utc(item, element) for item in value]
-        case MapType(key, of):
-            pairs = value.items() if isinstance(value, dict) else value
-            return {_in_utc(k, key): _in_utc(v, of) for k, v in pairs}
-        case AtomicType("timestamp"):
-            return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
-    return value
