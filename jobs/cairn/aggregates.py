@@ -112,6 +112,7 @@ class RunningAggregate(ArrowProcessor):
     """
 
     splits_keys = True
+    _states_follow_settings = True
     ttl_ms: int | None = None
     # In the order of declaration. `vars(cls)` loses this order: a class that is pickled by value for a worker arrives
     # with its attributes sorted.

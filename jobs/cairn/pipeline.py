@@ -68,6 +68,9 @@ class Pipeline:
         on_type_mismatch: Treatment of a value that does not fit its state's schema, in the row and pandas interfaces.
             "error" stops the interval and names state and field. "null" stores NULL as Spark does, and logs a count for
             each field.
+        dropped: Fields of states whose recorded values are given up, as "state.field". Cairn refuses an interval if a state
+            no longer has a field that is neither here nor in `renamed`.
+        renamed: New names of fields of states, by "state.field" with the old name. Recorded values are kept.
         stateful_source: "warn": a source whose plan compares rows with each other, such as `dropDuplicates`, logs a
             warning, because the source sees the rows of one interval only. "allow" logs none.
         time_zone: Zone in which the processor runs on every host. None takes the zone of the Spark session (UTC through
@@ -120,6 +123,8 @@ class Pipeline:
     watermark_delay: timedelta | None = None
     watermark: Literal["observed", "interval"] = "observed"
     on_type_mismatch: Literal["error", "null"] = "error"
+    dropped: Sequence[str] = ()
+    renamed: Mapping[str, str] = field(default_factory=dict)
     stateful_source: Literal["warn", "allow"] = "warn"
     time_zone: str | None = None
     order_by: Sequence[str] = ()
@@ -173,6 +178,7 @@ class Pipeline:
         if self.time_zone is not None:
             zone_of(self.time_zone)
         self._check_event_time()
+        self._check_changed_fields()
         if hasattr(self._processor_class, "check_pipeline") and self.api == "arrow":
             self._processor_class.check_pipeline(self)
 
@@ -191,6 +197,22 @@ class Pipeline:
             object.__setattr__(self, "schedule", schedule_of(self.schedule, name_of(self.start.tzinfo)))
         except UsageError as error:
             raise UsageError(f"pipeline {self.name!r}: schedule: {error}") from None
+
+    def _check_changed_fields(self) -> None:
+        what = f"pipeline {self.name!r}"
+        if isinstance(self.dropped, str) or not all("." in str(name) for name in self.dropped):
+            raise UsageError(f"{what}: dropped is {self.dropped!r}; list states with fields, as in dropped=['total.n']")
+        for name, new in self.renamed.items():
+            struct, dot, _ = name.rpartition(".")
+            if not dot or not new or "." in new:
+                raise UsageError(
+                    f"{what}: renamed has {name!r}: {new!r}; give the old name with the state, and the new name without, as in "
+                    "renamed={'total.n': 'clicks'}"
+                )
+            if f"{struct}.{new}" in self.renamed:
+                raise UsageError(
+                    f"{what}: renamed has {name!r}: {new!r}, but renames {new!r} too; give {name!r} its last name at once"
+                )
 
     @property
     def _processor_class(self) -> Any:

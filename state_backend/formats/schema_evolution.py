@@ -9,6 +9,7 @@ when it reads the entry.
     allowed change                              result for older entries
     a nullable field is added                   null
     a field is dropped                          no field; a field that is added again under the name starts from null
+    a field is renamed                          the same values: the field gets the new name in all recorded versions
     fields are reordered                        the same values: fields are matched by name
     byte -> short -> integer -> long            the same values
     byte, short -> float; integer too -> double the float that equals the value
@@ -131,6 +132,47 @@ def _differences(path: str, was: DataType, was_nullable: bool, now: DataType, no
 
 
 _KEEP = "declare it as recorded, or add a field of another name"
+
+
+def field_types(of: DataType, path: str = "") -> dict[str, DataType]:
+    """Return the types of all fields by path (`a`, `a.element.b`), except for fields in keys of maps."""
+    match of:
+        case StructType():
+            dot = f"{path}." if path else ""
+            found: dict[str, DataType] = {}
+            for field in of.fields:
+                found |= {dot + field.name: field.type} | field_types(field.type, dot + field.name)
+            return found
+        case ArrayType():
+            return field_types(of.element, f"{path}.element")
+        case MapType():
+            return field_types(of.value, f"{path}.value")
+    return {}
+
+
+def with_names_swapped(schema: Any, one: str, other: str, path: str = "") -> Any:
+    """Return a schema (JSON) in which two names of one struct are swapped. The struct may have fields of both, one or none.
+
+    Swapped in all versions of a state, two names stay two different fields: an entry reads as before. So a field that an
+    older version dropped does not come back under a name that is taken later.
+
+    Args:
+        schema: The schema, or a type in the schema.
+        one: Path of a field, as in `field_types`.
+        other: Path of the other field, in the same struct.
+        path: Path of `schema` itself.
+    """
+    match schema:
+        case {"type": "struct", "fields": fields}:
+            dot = f"{path}." if path else ""
+            names = {one: other.rpartition(".")[2], other: one.rpartition(".")[2]}
+            inside = [{**f, "type": with_names_swapped(f["type"], one, other, dot + f["name"])} for f in fields]
+            return {**schema, "fields": [{**f, "name": names.get(dot + f["name"], f["name"])} for f in inside]}
+        case {"type": "array", "elementType": element}:
+            return {**schema, "elementType": with_names_swapped(element, one, other, f"{path}.element")}
+        case {"type": "map", "valueType": value}:
+            return {**schema, "valueType": with_names_swapped(value, one, other, f"{path}.value")}
+    return schema
 
 
 def widens(was: DataType, now: DataType) -> bool:

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from state_backend.formats.recorded_settings import INSTEAD_OF, SETTINGS, with_settings_of
 from state_backend.formats.row_codec import RowCodec
-from state_backend.formats.schema_evolution import compare_schemas
+from state_backend.formats.schema_evolution import compare_schemas, field_types, widens, with_names_swapped
 from state_backend.formats.types import StructType, parse_struct
 from state_backend.state.layout import MAX_STATE_ID
 from state_backend.values.errors import StateSchemaError
 from state_backend.values.records import SchemaVersion, StateDescriptor
 
 MAX_SCHEMA_VERSION = 255
+_NO_NAMES: Mapping[str, str] = MappingProxyType({})
 # Like `SETTINGS`, for the settings that Cairn recorded first. A comparison of states includes them, because recorded hashes include them.
 MADE_WITH = "cairn.made_with"
 
@@ -44,6 +46,9 @@ def plan_states(
     recorded: Sequence[StateDescriptor],
     declared: Sequence[StateDescriptor],
     deleted: Collection[str] = (),
+    *,
+    dropped: Collection[str] | None = (),
+    renamed: Mapping[str, str] = _NO_NAMES,
 ) -> StatePlan:
     """Plan the states of an interval.
 
@@ -57,10 +62,15 @@ def plan_states(
         declared: The states that the processor declares.
         deleted: Names that `init` gave to `deleteIfExists`. If such a state is declared too, it starts empty with a new
             id.
+        dropped: Fields that may be missing in their state's declared schema, as "state.field". None: any field, with a
+            warning.
+        renamed: New names of fields, by "state.field" with the recorded name. An entry holds if the base has the old
+            field only, and the declaration the new one only.
 
     Raises:
-        StateSchemaError: Recorded entries can't be read as declared, a state's type can't be stored, or the pipeline
-            has declared too many states or schema versions. The message names every field that does not fit.
+        StateSchemaError: Recorded entries can't be read as declared, a field is missing that is neither dropped nor
+            renamed, a state's type can't be stored, or the pipeline has declared too many states or schema versions. The
+            message names every field that does not fit.
     """
     by_name = {d.name: d for d in recorded if d.name not in deleted}
     taken = max((d.state_id for d in recorded), default=0)
@@ -72,7 +82,7 @@ def plan_states(
             taken += 1
             planned.append(replace(now, state_id=taken))
         else:
-            planned.append(_evolved(pipeline, before, now, warnings))
+            planned.append(_evolved(pipeline, _renamed(before, now, renamed), now, dropped, warnings))
         _check_storable(pipeline, planned[-1])
     new = {d.name for d in declared} - {d.name for d in recorded}
     for now in (d for d in declared if d.name in new):
@@ -90,7 +100,28 @@ def plan_states(
     )
 
 
-def _evolved(pipeline: str, before: StateDescriptor, now: StateDescriptor, warnings: list[str]) -> StateDescriptor:
+def _renamed(before: StateDescriptor, now: StateDescriptor, renamed: Mapping[str, str]) -> StateDescriptor:
+    """Return a recorded state with the new names of its fields in all versions. Stored entries stay as they are."""
+    wanted = field_types(parse_struct(now.versions[-1].value))
+    # A struct comes before its fields, which are named by the struct's new name.
+    for name, new in sorted(renamed.items(), key=lambda item: item[0].count(".")):
+        state, _, old = name.partition(f"{now.name}.")
+        parent, dot, _ = old.rpartition(".")
+        to = f"{parent}{dot}{new}"
+        have = field_types(parse_struct(before.versions[-1].value))
+        if not state and old in have and old not in wanted and to in wanted and to not in have:
+            versions = (replace(v, value=with_names_swapped(v.value, old, to)) for v in before.versions)
+            before = replace(before, versions=tuple(versions))
+    return before
+
+
+def _evolved(
+    pipeline: str,
+    before: StateDescriptor,
+    now: StateDescriptor,
+    dropped: Collection[str] | None,
+    warnings: list[str],
+) -> StateDescriptor:
     owner = f"pipeline {pipeline!r}, state {now.name!r}"
     latest = before.versions[-1]
     was, declared = parse_struct(latest.value), parse_struct(now.versions[-1].value)
@@ -110,6 +141,9 @@ def _evolved(pipeline: str, before: StateDescriptor, now: StateDescriptor, warni
     change = compare_schemas(was, declared)
     if change.refused:
         raise StateSchemaError(f"{owner} {'; '.join(change.refused)}")
+    lost = [path for path in change.dropped if dropped is not None and f"{now.name}.{path}" not in dropped]
+    if lost:
+        raise StateSchemaError(f"{owner} no longer declares {', '.join(lost)}: {_lost(now.name, lost, was, declared)}")
     if was == declared:
         # Older code may have recorded no settings.
         same = replace(latest, value=with_settings_of(latest.value, now.versions[-1].value))
@@ -119,13 +153,33 @@ def _evolved(pipeline: str, before: StateDescriptor, now: StateDescriptor, warni
             f"{owner}: recorded as {was}, declared as {declared}; schema version {latest.version} is the last: declare it "
             "as recorded, or under another name"
         )
-    if change.dropped:
+    if change.dropped and dropped is None:
         warnings.append(
             f"state {now.name!r} no longer declares {', '.join(change.dropped)}: their recorded values can't be read any more, even "
             "if the field is declared again later; a renamed field starts from null"
         )
     version = replace(latest, version=latest.version + 1, value=now.versions[-1].value)
     return replace(before, ttl_ms=now.ttl_ms, versions=(*before.versions, version))
+
+
+def _lost(state: str, lost: Sequence[str], was: StructType, declared: StructType) -> str:
+    """Say what the pipeline's owner can do about fields whose values would be lost."""
+    had, has = field_types(was), field_types(declared)
+    keep = ""
+    for path in lost:
+        parent = path.rpartition(".")[0]
+        names = [
+            new.rpartition(".")[2]
+            for new, type_ in has.items()
+            if new not in had and new.rpartition(".")[0] == parent and (type_ == had[path] or widens(had[path], type_))
+        ]
+        if names:
+            given = repr({f"{state}.{path}": names[0]})
+            keep += f"\nIf {path} is now called {' or '.join(names)}, keep the values with Pipeline(renamed={given})"
+    return (
+        f"the recorded values would be lost{keep}\n"
+        f"To give the values up, set Pipeline(dropped={[f'{state}.{path}' for path in lost]!r}); else declare the field again"
+    )
 
 
 def _check_storable(pipeline: str, state: StateDescriptor) -> None:

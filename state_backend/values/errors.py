@@ -345,7 +345,8 @@ class StateSchemaError(UsageError):
 
     What to do:
         Change the declaration in the processor's `init`. See docs/processors.md#changing-a-states-schema for the
-        changes that are allowed. For any other change, declare a state with a new name.
+        changes that are allowed. `Pipeline` has `renamed` and `dropped` for fields that are gone. For any other change,
+        declare a state with a new name.
     """
 
 

@@ -374,8 +374,8 @@ def test_state_of_older_code_gets_its_settings(
         versions = [replace(v, value=without_settings(v.value)) for v in declared.versions]
         return replace(declared, versions=tuple(versions))
 
-    def older_plan(pipeline: str, recorded: Any, declared: Any, deleted: Any = ()) -> StatePlan:
-        return plan_states(pipeline, recorded, [without(d) for d in declared], deleted)
+    def older_plan(pipeline: str, recorded: Any, declared: Any, **changes: Any) -> StatePlan:
+        return plan_states(pipeline, recorded, [without(d) for d in declared], **changes)
 
     with monkeypatch.context() as older:
         older.setattr("cairn.operations.plan_interval.plan_states", older_plan)

@@ -34,6 +34,7 @@ from state_backend.values.errors import (
     SourceError,
     StaleStateError,
     StateGapError,
+    StateSchemaError,
     StateUnusable,
     UsageError,
     UserCodeError,
@@ -678,3 +679,57 @@ def test_expectations_that_can_not_be_tried_are_named() -> None:
         tester.validate(None, {"count": OverTime(no_row_lost=True, removable="value.rows = 1")})
     with pytest.raises(StateUnusable, match="no checkpoint yet"):
         visiting().validate({"count": []})
+
+
+class RenamedVisits(FrameVisits):
+    def init(self, handle: Any) -> None:
+        self._count = handle.getValueState("count", "visits long")
+
+
+def test_a_field_that_is_gone_is_declared(tmp_path: Path) -> None:
+    """As in every run: nothing is computed or written before."""
+
+    def tester(**changes: Any) -> PipelineTester:
+        pipeline = replace(VISITS, api="pandas", **{"processor": RenamedVisits} | changes)
+        return PipelineTester(pipeline, input_schema=SCHEMA, root=f"file://{tmp_path}")
+
+    rows = [("ann", 1, None), ("ann", 2, None)]
+    tester(processor=FrameVisits).run(rows)
+    written = {file for file in tmp_path.rglob("*") if file.is_file()}
+    with pytest.raises(StateSchemaError, match=r"'visits', state 'count' no longer declares rows: (?s:.*)'visits'"):
+        tester().run(rows)
+    assert {file for file in tmp_path.rglob("*") if file.is_file()} == written
+    kept = tester(renamed={"count.rows": "visits"})
+    kept.run([("ann", 3, None)])
+    assert [row["visits"] for row in kept.state("count")] == [3]
+    # Again with the loss declared, as a correction of the interval.
+    lost = tester(dropped=["count.rows"])
+    lost.run([], Interval(START + HOUR, START + 2 * HOUR))
+    assert [row["visits"] for row in lost.state("count")] == [None]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"dropped": "count.rows"}, "dropped is 'count.rows'; list states with fields"),
+        ({"dropped": ["rows"]}, r"dropped is \['rows'\]; list states with fields"),
+        ({"renamed": {"rows": "visits"}}, "renamed has 'rows': 'visits'; give the old name with the state"),
+        (
+            {"renamed": {"count.rows": "count.visits"}},
+            "'count.visits'; give the old name with the state, and the new name",
+        ),
+        ({"renamed": {"s.a": "b", "s.b": "c"}}, "'s.a': 'b', but renames 'b' too; give 's.a' its last name at once"),
+    ],
+)
+def test_wrong_declarations_of_fields_are_refused(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=f"pipeline 'visits': .*{says}"):
+        replace(VISITS, **changes)
+
+
+@pytest.mark.parametrize("changes", [{"dropped": ["aggregates.rows_n"]}, {"renamed": {"aggregates.rows_n": "n"}}])
+def test_fields_of_ready_made_processors_follow_their_settings(changes: dict[str, Any]) -> None:
+    pipeline = replace(VISITS, processor=ColumnVisits, output_schema=None, **changes)
+    with pytest.raises(
+        UsageError, match="ColumnVisits follow its settings and its input: leave dropped and renamed out"
+    ):
+        PipelineTester(pipeline, input_schema=SCHEMA).run([])

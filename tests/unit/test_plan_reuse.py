@@ -10,9 +10,19 @@ from typing import Any
 
 import pytest
 
-from cairn.operations.plan_reuse import Earlier, Now, Recompute, Reuse, plan_reuse, source_hash
+from cairn.operations.plan_reuse import (
+    Earlier,
+    Now,
+    Recompute,
+    ResultInputs,
+    Reuse,
+    input_hash,
+    plan_reuse,
+    source_hash,
+)
 from state_backend.values.records import Permissions, Prepared, Record, SweepRecord
 from tests.support.checkpoints import content, day, record, run
+from tests.support.counting import counting
 from tests.support.log_in_memory import log_in_memory
 
 POSITION = {"files": [{"path": "f", "size": 3}]}
@@ -108,3 +118,16 @@ def test_what_is_bound_to_a_source_counts_as_its_code() -> None:
     days, same_days, locked = Days("a"), Days("a"), Days(Lock())
     assert source_hash(days) == source_hash(same_days) != source_hash(Days("b"))
     assert source_hash(locked) != source_hash(locked)  # nothing says that it reads the same
+
+
+def test_new_names_of_fields_decide_the_result() -> None:
+    """The same code over the same base keeps values, or loses them."""
+    inputs = ResultInputs(
+        **dict.fromkeys(("code_hash", "input_schema", "output_schema", "zone", "source", "runtime"), "x"),
+        source_position={"files": []},
+        key=["user"],
+        order_by=[],
+        permissions=Permissions(),
+    )
+    names: list[dict[str, str]] = [{}, {"total.n": "clicks"}, {"total.m": "clicks"}]
+    assert len({input_hash(replace(counting(), renamed=given), inputs) for given in names}) == 3

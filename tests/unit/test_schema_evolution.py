@@ -68,8 +68,8 @@ def state(name: str = "s", *schemas: dict[str, Any], kind: Any = "value", **chan
     return replace(StateDescriptor(name=name, kind=kind, state_id=1, ttl_ms=None, versions=made), **changes)
 
 
-def evolve(recorded: dict[str, Any], declared: dict[str, Any]) -> StatePlan:
-    return plan_states("p", [state("s", recorded)], [state("s", declared)])
+def evolve(recorded: dict[str, Any], declared: dict[str, Any], **changes: Any) -> StatePlan:
+    return plan_states("p", [state("s", recorded)], [state("s", declared)], **changes)
 
 
 def read(version: int, row: tuple[Any, ...], *schemas: dict[str, Any]) -> tuple[Any, ...]:
@@ -124,7 +124,7 @@ ALLOWED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize(("recorded", "declared"), ALLOWED.values(), ids=ALLOWED)
 def test_allowed_changes_append_a_version(recorded: dict[str, Any], declared: dict[str, Any]) -> None:
-    (planned,) = evolve(recorded, declared).states
+    (planned,) = evolve(recorded, declared, dropped=["s.b", "s.a.element.y"]).states
     assert [(v.version, v.value) for v in planned.versions] == [(1, recorded), (2, declared)]
 
 
@@ -248,20 +248,124 @@ def test_the_same_schema_makes_no_version() -> None:
 
 def test_going_back_is_a_version_of_its_own() -> None:
     first, second = struct(field("a", "long")), struct(field("a", "long"), field("b", "string"))
-    (planned,) = plan_states("p", [state("s", first, second)], [state("s", first)]).states
+    (planned,) = plan_states("p", [state("s", first, second)], [state("s", first)], dropped=["s.b"]).states
     assert [(v.version, v.value) for v in planned.versions] == [(1, first), (2, second), (3, first)]
 
 
-def test_dropped_fields_are_named_in_a_warning() -> None:
-    """A rename looks just like it, and loses what is recorded under the old name."""
+def test_a_lost_field_is_refused_unless_it_is_declared() -> None:
+    """A rename looks just like it, and would lose what is recorded under the old name."""
     recorded = struct(
         field("a", "long"), field("b", "long"), field("c", struct(field("x", "date"), field("y", "date")))
     )
     declared = struct(field("a", "long"), field("n", "long"), field("c", struct(field("y", "date"))))
-    plan = evolve(recorded, declared)
-    (warning,) = plan.warnings
+    with pytest.raises(StateSchemaError) as refusal:
+        evolve(recorded, declared)
+    assert str(refusal.value) == (
+        "pipeline 'p', state 's' no longer declares b, c.x: the recorded values would be lost\n"
+        "If b is now called n, keep the values with Pipeline(renamed={'s.b': 'n'})\n"
+        "To give the values up, set Pipeline(dropped=['s.b', 's.c.x']); else declare the field again"
+    )
+    with pytest.raises(StateSchemaError, match=r"state 's' no longer declares c\.x: "):
+        evolve(recorded, declared, renamed={"s.b": "n"})
+    plan = evolve(recorded, declared, dropped=["s.b", "s.c.x", "other.b"])
+    assert plan.warnings == ()
+    assert plan_states("p", plan.states, [state("s", declared)]).states == plan.states
+    # The fields of a ready-made processor follow its settings.
+    (warning,) = evolve(recorded, declared, dropped=None).warnings
     assert warning.startswith("state 's' no longer declares b, c.x: ")
-    assert plan_states("p", plan.states, [state("s", declared)]).warnings == ()
+
+
+LONG_B = struct(field("a", "long"), field("b", "integer"))
+NESTED = struct(field("l", array(LONG_B)), field("m", mapping("string", LONG_B)))
+
+
+@pytest.mark.parametrize(
+    ("recorded", "declared", "renamed", "rows"),
+    [
+        # The same schema but for the name: no new version.
+        ([LONG_B], struct(field("a", "long"), field("n", "integer")), {"s.b": "n"}, {1: ((1, 2), (1, 2))}),
+        # It widens, and moves.
+        ([LONG_B], struct(field("n", "long"), field("a", "long")), {"s.b": "n"}, {1: ((1, 2), (2, 1))}),
+        ([LONG_B], struct(field("a", "long"), field("B", "integer")), {"s.b": "B"}, {1: ((1, 2), (1, 2))}),
+        # Older entries have a field of the new name, which was dropped: they read as before, null if nothing is left.
+        (
+            [struct(field("n", "long")), struct(field("b", "long"), field("n", "long")), struct(field("b", "long"))],
+            struct(field("n", "long")),
+            {"s.b": "n"},
+            {1: ((7,), (None,)), 2: ((1, 7), (1,)), 3: ((1,), (1,))},
+        ),
+        # The field was dropped and added again before.
+        (
+            [struct(field("b", "long")), struct(field("a", "long")), struct(field("a", "long"), field("b", "long"))],
+            struct(field("a", "long"), field("n", "long")),
+            {"s.b": "n"},
+            {1: ((7,), (None, None)), 2: ((1,), (1, None)), 3: ((1, 2), (1, 2))},
+        ),
+        # The pipeline says what earlier bases called it.
+        ([LONG_B], struct(field("a", "long"), field("z", "integer")), {"s.b": "z", "s.n": "z"}, {1: ((1, 2), (1, 2))}),
+        # Already renamed, in another state, or not renamed at all.
+        ([struct(field("n", "long"))], struct(field("n", "long")), {"s.b": "n", "t.n": "b"}, {1: ((1,), (1,))}),
+        ([LONG_B], LONG_B, {"s.b": "n"}, {1: ((1, 2), (1, 2))}),
+        # Inside of other types; a struct and its own fields.
+        (
+            [NESTED],
+            struct(field("l", array(struct(field("a", "long"), field("n", "long")))), NESTED["fields"][1]),
+            {"s.l.element.b": "n"},
+            {1: (([(1, 2)], {"k": (3, 4)}), ([(1, 2)], {"k": (3, 4)}))},
+        ),
+        (
+            [NESTED],
+            struct(
+                NESTED["fields"][0], field("v", mapping("string", struct(field("b", "integer"), field("n", "long"))))
+            ),
+            {"s.v.value.a": "n", "s.m": "v"},
+            {1: (([(1, 2)], {"k": (3, 4)}), ([(1, 2)], {"k": (4, 3)}))},
+        ),
+    ],
+)
+def test_a_renamed_field_keeps_its_values(
+    recorded: list[dict[str, Any]],
+    declared: dict[str, Any],
+    renamed: dict[str, str],
+    rows: dict[int, tuple[tuple[Any, ...], tuple[Any, ...]]],
+) -> None:
+    """Rows by the schema version that they were written with: as written, and as read after the change."""
+    before = state("s", *recorded)
+    (after,) = plan_states("p", [before], [state("s", declared)], renamed=renamed).states
+    assert parse_struct(after.versions[-1].value) == parse_struct(declared)
+    for version, (written, found) in rows.items():
+        data = RowCodec("s", parse_struct(recorded[version - 1]), version).encode(written)
+        assert row_reader("s", after.versions)(data) == found
+        columns = columns_reader("s", after.versions)(pa.array([data]))
+        arrow_schema = RowColumns("s", parse_struct(declared), after.versions[-1].version).arrow_schema
+        # Written now, it is the same.
+        now = RowCodec("s", parse_struct(declared), after.versions[-1].version).encode(found)
+        assert columns.schema == arrow_schema
+        assert columns.equals(columns_reader("s", after.versions)(pa.array([now])))
+    # The next interval finds it so.
+    assert plan_states("p", [after], [state("s", declared)], renamed=renamed).states == (after,)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "declared", "renamed"),
+    [
+        # The base has both: whose values?
+        (struct(field("b", "long"), field("n", "long")), struct(field("n", "long")), {"s.b": "n"}),
+        # No such new field, or no such old one.
+        (LONG_B, struct(field("a", "long"), field("z", "integer")), {"s.b": "n"}),
+        (LONG_B, struct(field("a", "long"), field("n", "integer")), {"s.x": "n", "b": "n", "t.b": "n"}),
+    ],
+)
+def test_a_new_name_that_does_not_fit_loses_nothing(
+    recorded: dict[str, Any], declared: dict[str, Any], renamed: dict[str, str]
+) -> None:
+    with pytest.raises(StateSchemaError, match="no longer declares b: "):
+        evolve(recorded, declared, renamed=renamed)
+
+
+def test_a_renamed_field_obeys_the_rules_of_types() -> None:
+    with pytest.raises(StateSchemaError, match="field 'n': recorded as int, declared as string"):
+        evolve(LONG_B, struct(field("a", "long"), field("n", "string")), renamed={"s.b": "n"})
 
 
 def test_a_field_that_differs_in_case_only_is_refused() -> None:
@@ -276,7 +380,7 @@ def test_a_field_that_differs_in_case_only_is_refused() -> None:
 def test_the_last_version_is_255() -> None:
     wide, narrow = struct(field("a", "long"), field("b", "long")), struct(field("a", "long"))
     recorded = state("s", *[wide if n % 2 else narrow for n in range(254)])
-    plan = plan_states("p", [recorded], [state("s", narrow)])
+    plan = plan_states("p", [recorded], [state("s", narrow)], dropped=["s.b"])
     assert plan.states[0].versions[-1].version == 255
     with pytest.raises(
         StateSchemaError, match="schema version 255 is the last: declare it as recorded, or under another"
@@ -493,7 +597,7 @@ def test_entries_keep_their_version_until_they_are_written(tmp_path: Path) -> No
     shard.store.close()
 
     new = (state("v", V2, ttl_ms=100), state("l", V2, kind="list", ttl_ms=100), state("m", V2, kind="map", ttl_ms=100))
-    evolved = plan_states("p", recorded, new).states
+    evolved = plan_states("p", recorded, new, dropped=["v.b", "l.b", "m.b"]).states
     shard, states = open_shard(tmp_path, evolved, 50, before)
     assert states["value"].get() == (2, 1)
     assert list(states["list"].get()) == [(4, 3), (6, 5)]

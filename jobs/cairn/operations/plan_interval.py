@@ -550,8 +550,19 @@ def _plan_states(
             if schema is not None:
                 what = f"pipeline {pipeline.name!r}: state {state.name!r}"
                 check_spelling(StructType.fromJson(schema), _case_sensitive(spark), what)
+    follows = isinstance(processor, ArrowProcessor) and processor._states_follow_settings
+    if follows and (pipeline.dropped or pipeline.renamed):
+        raise UsageError(
+            f"pipeline {pipeline.name!r}: dropped and renamed are for fields that your own processor declares; the fields of "
+            f"{name_of(pipeline.processor)} follow its settings and its input: leave dropped and renamed out"
+        )
     plan = plan_states(
-        pipeline.name, base.states if base is not None else (), tuple(handle.declared.values()), deleted=handle.deleted
+        pipeline.name,
+        base.states if base is not None else (),
+        tuple(handle.declared.values()),
+        deleted=handle.deleted,
+        dropped=None if follows else pipeline.dropped,
+        renamed=pipeline.renamed,
     )
     for warning in plan.warnings:
         log.warning("%s: %s", pipeline.name, warning)

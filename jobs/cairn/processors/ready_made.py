@@ -33,6 +33,7 @@ class ReadyMade(ArrowProcessor, ABC):
     """
 
     splits_keys = True
+    _states_follow_settings = True
     settings: ClassVar[tuple[str, ...]] = ()
     column_settings: ClassVar[tuple[str, ...]] = ()
 
