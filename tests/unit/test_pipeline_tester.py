@@ -459,7 +459,12 @@ def test_output_files_are_those_that_count_now(tmp_path: Path, caplog: pytest.Lo
     first = tester.run([("ann", 1, START + HOUR / 2)])
     tester.run([("ann", 1, START), ("bob", 1, START + 3 * HOUR / 2)])
     before = output_files(tester.root, "visits")
-    assert not caplog.messages
+
+    def notices() -> list[str]:
+        # On a busy machine, other warnings may be in the log.
+        return [message for message in caplog.messages if "whose result is not valid" in message]
+
+    assert not notices()
     again = tester.run([("ann", 1, START + HOUR / 2), ("cid", 1, START + HOUR / 2)], first.interval)
     now = output_files(tester.root, "visits")
     assert again.record is not None
@@ -467,7 +472,7 @@ def test_output_files_are_those_that_count_now(tmp_path: Path, caplog: pytest.Lo
     options = {"root": tester.root, "pipeline": "visits"}
     KeyedOutput(options).schema()
     notice = f"{tester.next_interval.start - HOUR:%H}:00:00Z, {tester.next_interval.start:%Y-%m-%dT%H}:00:00Z): checkpoint 3 made it stale"
-    assert len(caplog.messages) == 2 and all(notice in message for message in caplog.messages)
+    assert len(notices()) == 2 and all(notice in message for message in notices())
     with pytest.raises(StateUnusable, match="the current output has the rows of 1 interval"):
         KeyedOutput(options | {"valid": "true"}).schema()
     KeyedOutput(options | {"valid": "true", "end": first.interval.end.isoformat()}).schema()
