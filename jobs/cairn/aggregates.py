@@ -206,7 +206,7 @@ def nullable(schema: StructType) -> list[StructField]:
 
 
 def spelled_name(name: str, names: Sequence[str]) -> str:
-    """Return the one of the names that is equal but for case; `name` itself if it is among them, or if none is equal."""
+    """Return `name` as `names` spell it, in any upper and lower case. If `names` lack it, return it unchanged."""
     return name if name in names else next((own for own in names if own.lower() == name.lower()), name)
 
 

@@ -106,8 +106,8 @@ class ArrowProcessor(ABC):
     """
 
     splits_keys = False
-    # True: the states have the fields that the class's settings and the input need, so a field goes with its setting or
-    # column. False: the author of the class names the fields, and a missing one may be a mistake.
+    # True: the class's settings and the input decide the fields of the states. If a setting or column goes, its field
+    # goes too. False: the author of the class names the fields, and a missing field may be a mistake.
     _states_follow_settings = False
 
     @abstractmethod

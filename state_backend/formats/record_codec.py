@@ -109,7 +109,7 @@ _RECORD_END, _MOST_END = (
     re.compile(r',"cairn":"checkpoint","crc32c":"([0-9a-f]{8})","format":1,"release":"[^"]*"\}$'),
     200,
 )
-# The files of a store. A write-ahead log, which RocksDB would follow, is never among them.
+# The names of a store's files. A store has no write-ahead log: RocksDB would replay it.
 _LOCAL_NAME = re.compile(r"[0-9]{1,19}\.sst|CURRENT|MANIFEST-[0-9]{1,19}|rocksdict-config\.json")
 
 # Fields that `_check` skips: their constructors or `_check_groups` check them, or they hold the user's own JSON.

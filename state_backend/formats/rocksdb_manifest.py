@@ -33,7 +33,7 @@ _LOG, _NEXT_FILE, _LAST_SEQUENCE, _DELETED_FILE, _PREVIOUS_LOG, _LEAST_LOG, _NEW
 # families writes them, and Cairn's stores have one column family. So the reader refuses a MANIFEST with these tags.
 _NUMBERS = (_LOG, _NEXT_FILE, _LAST_SEQUENCE, _PREVIOUS_LOG, _LEAST_LOG, 203, 300)
 _TEXTS = (1,)
-# Fields of a new file. RocksDB also writes a number of the whole store among them: the least write-ahead log to keep.
+# Fields of a new file's entry. One field concerns the whole store: the number of the least write-ahead log to keep.
 _FIELDS_END, _LEAST_LOG_FIELD, _EPOCH, _SEQUENCE_BYTES = 1, 3, 13, 8
 _MOST_FILES, _MOST_SEQUENCE = 1 << 62, (1 << 56) - 1
 
@@ -131,8 +131,9 @@ def _check(store: Store, greatest_log: int) -> None:
     last_sequence = max((span.last_sequence for span in store.spans), default=0)
     if not last_sequence <= store.last_sequence <= _MOST_SEQUENCE:
         raise ValueError(f"the last sequence number is {store.last_sequence}, and a file has {last_sequence}")
-    # All files of a level make one sorted run; in level 0, all files of one epoch. Neighbours may have a key in common: there, a range
-    # deletion ends before the key. RocksDB chooses the order of files without an epoch.
+    # The files of a level make one sorted run. In level 0, the files of one epoch make a run. Two neighbours may share
+    # a key: there, a range deletion ends before the key. In level 0, files without an epoch may overlap: RocksDB
+    # chooses their order.
     runs: dict[tuple[int, int], SstSpan] = {}
     for span in sorted(store.spans, key=lambda span: (span.smallest, span.largest)):
         run = (span.level, 0 if span.level else span.epoch)

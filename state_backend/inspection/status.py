@@ -98,7 +98,8 @@ def status_of(log: Log, pipeline: str, storage: Storage) -> Status:
     completed = log.completed()
     following = base = problem = rerun = None
     if completed:
-        # A restore is a new end of the pipeline. Without one, an interval with a stale result is the end too: it runs again.
+        # The next interval follows the last one, even if the last one's result is stale. Intervals that a restore
+        # discarded do not count.
         discarded = restored_away(log)
         there = [c for c in completed if c.id not in discarded]
         last = max((c.content.interval for c in there), key=lambda i: (i.end, i.start))

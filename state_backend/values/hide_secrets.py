@@ -22,12 +22,12 @@ _SECRET = (
 _QUOTED = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""
 _RULES = (
     # user:password@ of a URL. A password may have a slash, as an S3 secret key often has; a port has none before the @.
-    # The bounds keep a long text without spaces linear.
+    # With the limits of 300 characters, the time stays linear for a long text without spaces.
     (
         re.compile(r"(://)[^\s/@:\[\]'\"]{0,300}:(?:[^\s/'\"]{0,300}|(?!\d{1,5}[/?#;])[^\s@'\"]{1,300})@"),
         rf"\1{HIDDEN}@",
     ),
-    # A lone user of an HTTP address is a token.
+    # https://TOKEN@host: a user without a password counts as a token.
     (re.compile(r"(\bhttps?://)[^\s/@:'\"]{1,300}@"), rf"\1{HIDDEN}@"),
     # ;token=…  ?sig=…  password='…'  --password …
     (re.compile(rf"(?i)((?:^|[\s?&;,({{'\"\[])(?:{_SECRET})\s*=\s*)(?:{_QUOTED}|[^\s&;,'\"<>)}}\]]+)"), rf"\1{HIDDEN}"),

@@ -150,8 +150,8 @@ class _Clock:
         """Return the boundary after a boundary."""
         local = self._local(boundary)
         if not self._matches_every_hour and self._offset(boundary) != self._offset(boundary - _CLOCKS_CHANGE):
-            # Of several times that the clock skips, Airflow has the first and the last, as the end of one run and the
-            # start of the next. The last one is the time that the expression matches before the boundary's local time.
+            # If the clock skips several times of the expression, Airflow ends a run at the first and begins the next
+            # run at the last. The last one is the time that the expression matches before the boundary's local time.
             last = self._instant(self._tick(local, back=True))
             if last > boundary:
                 return last
@@ -163,7 +163,8 @@ class _Clock:
         local = self._local(at)
         tick = local if self._tick(self._tick(local, back=True)) == local else self._tick(local, back=True)
         while True:
-            # `after` adds a length to a boundary of every hour, so a change in a pause of the expression moves later boundaries too.
+            # If the expression matches every hour, `after` adds a length to the boundary. So if clocks change in a
+            # pause of the expression, later boundaries move too.
             since = self._tick(tick - _CLOCKS_CHANGE, back=True) if self._matches_every_hour else tick
             found = self._instant(tick)
             if self._offset(self._instant(since) - _CLOCKS_CHANGE) == self._offset(found + _CLOCKS_CHANGE):

@@ -105,9 +105,9 @@ def zone_of(name: str) -> Zone:
 
 
 def settled_wall_ms(at_ms: int, rules: tzinfo) -> int:
-    """Return the latest wall time that no instant after `at_ms` falls short of, in milliseconds as if the zone were UTC.
+    """Return the latest wall time that all later instants reach, in milliseconds as if the zone were UTC.
 
-    This is the wall time at the instant. In the first of two hours that clocks repeat, it is the begin of this hour.
+    Mostly this is the wall time at `at_ms`. In the first of two hours that clocks repeat, this is the hour's start.
 
     Args:
         at_ms: The instant, in milliseconds since the epoch.

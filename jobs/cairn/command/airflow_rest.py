@@ -296,7 +296,7 @@ class AirflowRest:
         return Backfill(id=made["id"], dag_id=dag_id, runs=len(dates), tries=tries)
 
     def backfill_dates(self, body: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-        """Return the logical dates that a backfill would have, after the request's body, which asks for all of them.
+        """Return the request's body that asks Airflow for all runs of a backfill, and the logical dates of these runs.
 
         If the clock skips the local time at which an interval ends, Airflow 3.3 leaves the interval out of a range that
         begins exactly at its start. Airflow finds the interval from one second earlier, so the body may begin there.

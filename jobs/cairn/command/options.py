@@ -26,7 +26,7 @@ AnyPipeline = Annotated[
     str | None,
     typer.Option("--pipeline", envvar="CAIRN_PIPELINE", help="Name of the pipeline; not needed for a savepoint."),
 ]
-# Of commands that take the pipeline from its code.
+# For commands that load the pipeline's code: they refuse a pipeline of another name.
 ExpectedPipeline = Annotated[
     str | None,
     typer.Option("--pipeline", envvar="CAIRN_PIPELINE", help="Expected name of the pipeline; not needed."),

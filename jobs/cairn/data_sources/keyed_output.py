@@ -123,7 +123,7 @@ class KeyedOutput(DataSource):
                     f"pipeline {self._option('pipeline')!r} under {self._option('root')} has no committed output yet; run an interval first"
                 )
             files = [newest]
-        # By schema, the latest of the files with this schema.
+        # For each schema, the latest file that has it.
         read = dict[SparkStruct, OutputFile]()
         for file, schema in zip(files, self._schemas_of(files, recorded), strict=True):
             read[schema] = file

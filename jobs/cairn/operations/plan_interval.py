@@ -268,7 +268,7 @@ def plan_interval(pipeline: Pipeline, root: str, attempt: Attempt, begun: Begun,
 def would_be_made_of(
     spark: SparkSession, pipeline: Pipeline, interval: Interval, read: Read, permissions: Permissions
 ) -> MadeOf:
-    """Return what a result of this interval would be made of if it were computed now.
+    """Return everything, except the base, that would decide the interval's result if a run computed it now.
 
     The caller compares its input hash with that of a committed result. If both are equal, the result stays.
 

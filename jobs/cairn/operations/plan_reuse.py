@@ -218,7 +218,7 @@ def input_hash(pipeline: Pipeline, inputs: ResultInputs) -> str | None:
                 *(pipeline.api, pipeline.time_mode, pipeline.event_time, pipeline.watermark_delay, pipeline.watermark),
                 *(pipeline.parallelism, pipeline.max_parallelism, pipeline.engine, pipeline.changelog),
                 pipeline.on_type_mismatch,
-                # Nothing if nothing is renamed: recorded hashes of older releases stay equal.
+                # Without renamed fields, this adds nothing, so the hash equals those that older releases recorded.
                 *([sorted(pipeline.renamed.items())] if pipeline.renamed else []),
             )
         ),

@@ -12,7 +12,7 @@ from typing import Any
 from cairn.spark.file_scans import Scans
 
 _LENGTHS = ("bytes", "size_bytes")
-# Most sums of scans that are tried. A source with more unrecorded files than that is not compared.
+# Cairn tries at most this number of sums of scans. If there are more, Cairn skips the comparison.
 _MOST_SUMS = 10_000
 
 

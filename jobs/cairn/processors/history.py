@@ -180,7 +180,7 @@ class History(ReadyMade):
         columns = {name: whole(held.rows[name]) for name in self._names}
         times, deletes = numbers(columns[self._handle.event_time]), self._deletions(columns)
         line = _time_line(held.key_of_row, times)
-        # No row has come. What was emitted stays, also if other settings or another release emitted it.
+        # No row has come: the emitted versions stay, even if other settings or another release emitted them.
         begins = self._emitted(held.rows, deletes)[line.order]
         self._keep(line, times, columns, deletes, begins, batch.time.getCurrentWatermarkInMs())
         return BatchResult()
@@ -207,7 +207,7 @@ class History(ReadyMade):
         return begins
 
     def _replaced_alike(self, line: _TimeLine, columns: dict[str, pa.Array], held: int) -> Bools:
-        """Return True for each row of the line that is from the state, or that replaces a row of the state with equal values."""
+        """Return True for each row of the line that the state has too, with equal values."""
         alike = line.first_of_time < held
         at = np.flatnonzero(alike & (line.order >= held))
         for name in self._values:
@@ -290,7 +290,7 @@ def _time_line(owners: Int64s, times: Int64s) -> _TimeLine:
 
 
 def _next(marks: Bools, begins_key: Bools) -> Int64s:
-    """Return for each row the index of the next marked row of its key; -1 without one."""
+    """Return, for each row, the index of its key's next marked row; -1 if there is none."""
     count = len(marks)
     places = np.where(marks, np.arange(count), count)
     following = np.append(np.minimum.accumulate(places[::-1])[::-1][1:], [count])[:count]
@@ -326,7 +326,7 @@ def _emitted(
         deletes: True for each row that deletes its key.
         begins: True for each row of the line that begins a version.
         was: True for each row of the state that was emitted as a version.
-        alike: True for each row of the line that is from the state, or that replaces a row of the state with equal values.
+        alike: True for each row of the line that the state has too, with equal values.
     """
     held = len(was)
     following = _next(begins | deletes[line.order], line.begins_key)

@@ -91,7 +91,7 @@ class Latest(ReadyMade):
         self.check_settings()
         owner = type(self).__name__
         self._handle = handle
-        # The row before the interval of a key whose rows continue in the next batch.
+        # If a key's rows continue in the next batch: the key's row before the interval, and whether the state had it.
         self._begun: tuple[pa.Table, bool] | None = None
         self._columns = _version(owner, self.version)
         check_order(owner, "version", self._columns, handle)

@@ -187,7 +187,7 @@ _COLUMNS = {INPUT: "__input", INITIAL: "__initial"}
 
 
 def _text(values: pa.Array) -> str:
-    """Return the only value as text; a value that Python can't hold as Arrow shows it."""
+    """Return the only value as Arrow's text. If Arrow has no text for it, name its type."""
     try:
         return str(values[0].cast(pa.string()))
     except pa.ArrowException:

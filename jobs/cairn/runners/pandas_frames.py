@@ -383,7 +383,7 @@ def _holds_large_integer(values: pa.Array) -> bool:
 
 
 def _is_lossy(value: Any, kind: pa.DataType) -> bool:
-    """Return True if a float of a Python value stands for an integer that a float may not hold."""
+    """Return True if a Python value, or one nested in it, is a float for a bigint and may have lost digits."""
     if pa.types.is_int64(kind):
         return isinstance(value, float | np.floating) and bool(_is_large(value))
     if value is None or not pa.types.is_nested(kind):

@@ -215,7 +215,7 @@ class BigQuerySink(TableSink):
             there = {field.name for field in self._fields(dataset)}
             if not there:
                 return {}
-            # BigQuery groups by no constants.
+            # BigQuery refuses GROUP BY with a constant, such as NULL.
             names, by = (f"{START}, {END}", " GROUP BY 1, 2") if {START, END} <= there else ("NULL, NULL", "")
             return counts_of(
                 row.values() for row in dataset.run(f"SELECT {names}, COUNT(*) FROM {self._sql(dataset)}{by}")

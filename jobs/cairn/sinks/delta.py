@@ -168,7 +168,7 @@ class DeltaSink(TableSink):
             )
         ((app_id, version),) = new.items()
         there = table.transaction_version(app_id)
-        # An identifier has a number, not a text: so the owner of another root has no text either.
+        # Delta stores a number for the owner's log, not its id. For another owner, the text contains this number.
         stored = owner.name if there is None else str(owner) if there == version else f"{owner.name}@{there}"
         return new if must_store_owner(stored, owner, self._url, takes_over=takes_over) else {}
 

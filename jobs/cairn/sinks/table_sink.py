@@ -54,7 +54,7 @@ class Owner:
 
 
 def must_store_owner(stored: str, owner: Owner, table: str, *, takes_over: bool = False) -> bool:
-    """Return True if a table that stores an owner must store this owner instead; False if it stores this owner.
+    """Return True if the sink must store `owner` as the table's owner; False if the table stores `owner` already.
 
     Args:
         stored: The owner that the table stores, as text. Releases before this check stored only the name: the first pipeline

@@ -27,7 +27,7 @@ IDLE_VARIABLE = "CAIRN_DAEMON_IDLE_S"
 _IDLE_S = 600.0
 # A daemon of one session only is useless after its driver: a day's backfill would leave hundreds.
 _IDLE_OF_ONE_SESSION_S = 30.0
-# Spark's word for the artifacts of sessions that share their workers.
+# The value of SPARK_JOB_ARTIFACT_UUID in sessions that share their workers.
 _SHARED = "default"
 
 # The watcher runs without site-packages and takes 8 MiB. It holds a pidfd, because the kernel may give the daemon's

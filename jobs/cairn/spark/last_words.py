@@ -42,7 +42,7 @@ def last_words(who: str) -> Iterator[None]:
 
     def write(words: str) -> None:
         if file is not None:
-            # By the same descriptor as the fault handler, which continues where this text ends.
+            # Write through the fault handler's descriptor: the fault handler then writes its stack after this text.
             os.ftruncate(file, 0)
             os.lseek(file, 0, os.SEEK_SET)
             os.write(file, f"cairn: {who}: {words}\n".encode() if words else b"")
