@@ -88,8 +88,8 @@ RUN = {
     "cairn heal": "tests/support/heal_histories.py::heal as printed",
     "cairn heal --dry-run --to DATE": "tests/unit/test_heal_command.py::"
     "test_it_runs_what_is_stale_and_missing_and_then_has_nothing_to_do as printed",
-    "cairn heal --to DATE --doubtful-until ID": "tests/unit/test_heal_command.py::"
-    "test_results_of_a_re_run_are_doubted_once",
+    "cairn heal --to DATE --doubtful-until ID": "not run as it stands: DATE and ID are the reader's; "
+    "tests/unit/test_heal_command.py::test_results_of_a_re_run_are_doubted_once runs the like",
     "cairn heal --to DATE": "tests/unit/test_heal_command.py::"
     "test_it_stops_at_a_run_that_fails_and_the_printed_command_goes_on as printed",
     "cairn heal --root … --pipeline … --to …": AIRFLOW
