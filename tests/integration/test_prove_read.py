@@ -63,6 +63,26 @@ def test_a_join_with_another_file_and_a_union_are_compared(spark: SparkSession, 
     assert record.content.totals.input_rows == 5
 
 
+@pytest.mark.parametrize("lines", [[0], [3, 0]])
+def test_empty_files_are_read(spark: SparkSession, tmp_path: Path, lines: list[int]) -> None:
+    """Spark leaves empty files out of its list, and adaptive execution a join without rows."""
+    paths = [tmp_path / f"{n}.json" for n in range(len(lines))]
+    for path, count in zip(paths, lines, strict=True):
+        path.write_text(LINE * count)
+    (tmp_path / "empty.json").touch()
+    (tmp_path / "more.json").write_text(LINE)
+
+    def source(spark: SparkSession, _: Interval) -> Any:
+        read = spark.read.schema(INPUT_SCHEMA)
+        rows = read.json([f"file://{path}" for path in paths])
+        more, none = (read.json(f"file://{tmp_path}/{name}.json") for name in ("more", "empty"))
+        joined = more.join(none.select("item").hint("shuffle_hash"), "item")
+        return rows.unionByName(joined), described(*paths, tmp_path / "more.json", tmp_path / "empty.json")
+
+    record = run_interval(spark, counting(source=source), day(0), str(tmp_path / "root"))
+    assert record.content.totals.input_rows == sum(lines)
+
+
 def test_cached_rows_are_refused_if_the_position_lists_files(spark: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "input.json"
     path.write_text(LINE)

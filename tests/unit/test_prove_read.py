@@ -30,6 +30,9 @@ def files(*lengths: Any, name: str = "bytes") -> dict[str, Any]:
         (files(10), [(1, 10), (1, 10)]),  # one file, read twice
         (files(157), []),  # the source reads its file without Spark
         (files(0), [(1, 0)]),
+        (files(0), [(0, 0)]),  # Spark leaves empty files out
+        (files(10, 0), [(1, 10)]),
+        (files(10, 0), [(2, 10)]),
         (files(*[1 << 40] * 40), [(1, 1 << n) for n in range(40)]),  # too many sums to try them all
     ],
 )
@@ -44,6 +47,7 @@ def test_a_right_reading(position: dict[str, Any], scans: list[tuple[int, int]])
         (files(10, 20), [(1, 10)], "lists files: 2 with 30 bytes; Spark read: 1 with 10 bytes"),  # an older list
         (files(10), [(2, 10)], "Spark read: 2 with 10 bytes"),
         (files(10, 20), [(1, 10), (1, 19)], "Spark read: 1 with 10 and 1 with 19 bytes"),
+        (files(0), [(1, 57)], "lists files: 1 with 0 bytes; Spark read: 1 with 57 bytes"),
         (files(10, 20), [(1, 30)], "Spark read: 1 with 30 bytes"),
     ],
 )

@@ -6,7 +6,7 @@ an older list of files, or rows in its cache. Such a reading must not be committ
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from cairn.spark.file_scans import Scans
@@ -38,7 +38,7 @@ def unproven(position: Mapping[str, Any], scans: Scans, *, shared_cache: bool) -
         shared_cache: Whether other drivers can put rows into Spark's cache.
     """
     lengths = recorded_lengths(position)
-    if lengths is not None and scans.files and not _can_sum_up(scans.files, (len(lengths), sum(lengths))):
+    if lengths is not None and scans.files and not _can_sum_up(scans.files, lengths):
         read = " and ".join(f"{files} with {size}" for files, size in scans.files)
         return (
             f"the source's position lists files: {len(lengths)} with {sum(lengths)} bytes; Spark read: {read} bytes\n"
@@ -53,11 +53,16 @@ def unproven(position: Mapping[str, Any], scans: Scans, *, shared_cache: bool) -
     return None
 
 
-def _can_sum_up(scans: Iterable[tuple[int, int]], wanted: tuple[int, int]) -> bool:
-    """Return whether some of the scans have the wanted number of files and bytes together."""
+def _can_sum_up(scans: Iterable[tuple[int, int]], lengths: Collection[int]) -> bool:
+    """Return whether some of the scans together have the number of files and the bytes of the recorded files.
+
+    Spark leaves empty files out of most scans, so the number may be lower by these.
+    """
+    least, most, wanted = sum(length > 0 for length in lengths), len(lengths), sum(lengths)
     sums = {(0, 0)}
     for files, size in scans:
-        sums |= {(n + files, total + size) for n, total in sums if n + files <= wanted[0] and total + size <= wanted[1]}
-        if wanted in sums or len(sums) > _MOST_SUMS:
+        more = {(n + files, total + size) for n, total in sums if n + files <= most and total + size <= wanted}
+        if any(n >= least and total == wanted for n, total in more) or len(sums) > _MOST_SUMS:
             return True
+        sums |= more
     return False

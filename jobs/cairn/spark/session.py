@@ -71,6 +71,10 @@ _LOST = (
 ISOLATION = "spark.sql.artifact.isolation.enabled"
 
 
+_EXCLUDED_RULES = "spark.sql.adaptive.optimizer.excludedRules"
+_EMPTY_RELATION = "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation"
+
+
 class SessionOnDemand:
     """A Spark session that opens at its first use.
 
@@ -233,15 +237,23 @@ def collect_once(
     Source: SPARK-47764, SPARK-52777.
     """
     remote = type(spark).__module__.startswith("pyspark.sql.connect")
-    # A classic session reads the setting when the frame is made. A Connect server reads the setting when the query
-    # runs.
-    with _set(spark, f"spark.sql.{'connect' if remote else 'classic'}.shuffleDependency.fileCleanup.enabled", "true"):
-        frame: Any = made()
-        found: list[Row] | None = frame.collect() if remote else None
-    if found is None:
-        found = frame.collect()
-    if executed is not None:
-        executed(frame)
+    found: list[Row] | None = None
+    with ExitStack() as settings:
+        if executed is not None:
+            # The executed plan keeps a scan whose rows a join with an empty table leaves out.
+            rules = [spark.conf.get(_EXCLUDED_RULES, None) or "", _EMPTY_RELATION]
+            settings.enter_context(_set(spark, _EXCLUDED_RULES, ",".join(filter(None, rules))))
+        # A classic session reads the setting when the frame is made. A Connect server reads the setting when the query
+        # runs.
+        with _set(
+            spark, f"spark.sql.{'connect' if remote else 'classic'}.shuffleDependency.fileCleanup.enabled", "true"
+        ):
+            frame: Any = made()
+            found = frame.collect() if remote else None
+        if found is None:
+            found = frame.collect()
+        if executed is not None:
+            executed(frame)
     return found
 
 
