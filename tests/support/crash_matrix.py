@@ -219,12 +219,12 @@ def sweeping(this: Try) -> None:
 def take(this: Try, format: Literal["native", "canonical"]) -> None:
     with without_spark(this.folders):
         record = Coordinator(this.folders[HOME], PIPELINE).record("latest")
-        take_savepoint(ANY, DECLARED, f"place://{HOME}", record, f"place://{SAVED}", format)
+        take_savepoint(ANY, DECLARED, f"memory://{HOME}", record, f"memory://{SAVED}", format)
 
 
 def restore(this: Try, claim: Literal["NO_CLAIM", "CLAIM"]) -> None:
     with without_spark(this.folders):
-        restore_savepoint(ANY, DECLARED, f"place://{NEW}", f"place://{SAVED}", claim=claim)
+        restore_savepoint(ANY, DECLARED, f"memory://{NEW}", f"memory://{SAVED}", claim=claim)
 
 
 def forgetting(this: Try) -> None:
@@ -291,10 +291,10 @@ DECLARED = Pipeline(
 
 @contextmanager
 def without_spark(folders: Folders) -> Iterator[None]:
-    """The tasks of savepoints and restores run in this process, over these storages: ``place://new/counting`` is ``new``."""
+    """The tasks of savepoints and restores run in this process, over these storages: ``memory://new/counting`` is ``new``."""
 
     def opened(url: str) -> Storage:
-        return folders[url.removeprefix("place://").split("/")[0]]
+        return folders[url.removeprefix("memory://").split("/")[0]]
 
     with ExitStack() as stack:
         modules = ("restore_savepoint", "take_savepoint", "coordinator_of")
