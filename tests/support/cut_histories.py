@@ -12,6 +12,7 @@ from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 from unittest.mock import patch
+from zoneinfo import ZoneInfo
 
 import duckdb
 import pyarrow as pa
@@ -111,6 +112,7 @@ def histories(
     columns = columns or {}
     of_key = draw(st.sampled_from(sorted(KEYS)))
     time = draw(st.sampled_from(["timestamp", "timestamp_ntz"]))
+    zone = draw(st.sampled_from(["UTC", "Europe/Berlin", "America/St_Johns"]))
     one_row = st.tuples(
         st.sampled_from([*KEYS[of_key], None]),
         _minutes,
@@ -125,11 +127,11 @@ def histories(
     for seq, (key, minutes, late, *others) in enumerate(drawn):
         at = None if late is None else START + minutes - late
         if at is not None and time == "timestamp_ntz":
-            at = at.replace(tzinfo=None)
+            at = at.astimezone(ZoneInfo(zone)).replace(tzinfo=None)  # wall time of the pipeline's zone
         rows.append((key, START + minutes, seq, at, *others))
     arrow = to_arrow_schema(parse_ddl_locally(schema), timezone="UTC", prefers_large_types=False)
     table = pa.Table.from_pylist([dict(zip(arrow.names, row, strict=True)) for row in rows], arrow)
-    return History(schema=schema, rows=table, zone=draw(st.sampled_from(["UTC", "Europe/Berlin", "America/St_Johns"])))
+    return History(schema=schema, rows=table, zone=zone)
 
 
 @st.composite

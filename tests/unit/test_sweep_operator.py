@@ -48,7 +48,7 @@ def test_a_log_in_doubt_fails_for_good_and_storage_trouble_is_retried(storage: L
     storage.create(paths.record(1), b"garbage")
     with pytest.raises(AirflowFailException, match="CorruptRecord"):
         execute(tmp_path)
-    (tmp_path / "blocked").write_text("no folder")
+    (tmp_path / "blocked").symlink_to("blocked")
     with pytest.raises(AirflowException, match="StorageUnavailable") as caught:
         execute(tmp_path / "blocked")
     assert not isinstance(caught.value, AirflowFailException)
