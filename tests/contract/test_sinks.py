@@ -1278,7 +1278,8 @@ def test_the_blocks_of_the_page(
     with psycopg.connect(server, autocommit=True) as connection:
         connection.execute("DROP TABLE IF EXISTS clicks, cairn_publications")
         for n, block in enumerate(["", *others]):
-            exec(block, scope)
+            # A table belongs to one root.
+            exec(block.replace(f"{tmp_path}/tables", f"{tmp_path}/tables{n}"), scope)
             declared = replace(scope["CLICKS"], sink=scope["sink"]) if block else scope["CLICKS"]
             root = f"file://{tmp_path}/state{n}"
             tester = PipelineTester(declared, input_schema=SCHEMA, every=HOUR, root=root, call_sink=True)
