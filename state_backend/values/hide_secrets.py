@@ -93,8 +93,11 @@ def hide_title(command: str) -> None:
 
 def _hide_in_record(record: logging.LogRecord) -> bool:
     record.msg, record.args = hide(record.getMessage()), ()
-    if record.exc_info and not record.exc_text:
-        record.exc_text = hide("".join(traceback.format_exception(*record.exc_info)).rstrip())
+    if record.exc_info:
+        told = "".join(traceback.format_exception(*record.exc_info)).rstrip()
+        if hide(told) != told:
+            # A formatter of JSON, such as PySpark's, reads the exception itself.
+            record.exc_text, record.exc_info = hide(told), None
     return True
 
 

@@ -118,7 +118,9 @@ def test_errors_and_log_lines_hide_credentials(text: str, caplog: pytest.LogCapt
             raise RuntimeError(text)
         except RuntimeError:
             logging.getLogger("cairn").exception("failed")
-    logged: Any = [*caplog.messages, caplog.text]
+    # PySpark's formatter of JSON, and others, read the exception itself.
+    raised = [str(record.exc_info) for record in caplog.records if record.exc_info]
+    logged: Any = [*caplog.messages, caplog.text, *raised]
     said = [str(error), repr(error), *error.__notes__, str(foreign), str(foreign.__cause__), *logged]
     assert not [one for one in said if SECRET in one]
 
