@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from unittest.mock import patch
+from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pytest
@@ -243,11 +244,12 @@ def counted(history: History, cut: Cut, delay: timedelta, spans: Spans, until: d
     closed: list[tuple[str, int, int, list[int]]] = []
     still_open: list[tuple[str, int, int, list[int]]] = []
     late: list[int] = []
-    begin = START
+    begin, zone = START, UTC if of_time.tz else ZoneInfo(history.zone)
     for end in cut.ends:
         if begin >= until:
             break
-        watermark, due = (int((at - delay).timestamp() * 1000) * 1000 for at in (begin, end))
+        walls = ((at - delay).astimezone(zone).replace(tzinfo=UTC) for at in (begin, end))
+        watermark, due = (int(wall.timestamp() * 1000) * 1000 for wall in walls)
         for row in [n for n, at in enumerate(arrived) if begin <= at < end]:
             windows = [w for w in spans.windows_of(times[row]) if begin == START or w[1] > watermark]
             late += [] if windows else [rows["seq"][row].as_py()]
