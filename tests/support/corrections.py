@@ -387,7 +387,7 @@ def corrected(folder: Path, names: tuple[str, ...], hours: int) -> Iterator[Corr
 
 
 def write_inputs(folder: Path, hours: int, chance: random.Random) -> None:
-    """Write the inputs of a pipeline that `cairn new` does not make."""
+    """Write the input files of a pipeline of this module; `cairn new` writes those of the other pipelines."""
     for hour in range(hours):
         stamp = f"{START + hour * HOUR:%Y-%m-%dT%H}"
         if folder.name == "c_folder":

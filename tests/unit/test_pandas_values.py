@@ -184,7 +184,7 @@ FAR, NEAR = datetime(9999, 12, 31, 23, tzinfo=UTC), datetime(2024, 1, 1, tzinfo=
 @pytest.mark.parametrize("far", [FAR, datetime(1, 1, 1, tzinfo=UTC)])
 @pytest.mark.parametrize("kind", ["timestamp", "timestamp_ntz"])
 def test_a_time_that_pandas_can_not_hold_is_named(kind: str, far: datetime) -> None:
-    """With pipeline, column, value, key, interval and the way on; the row form takes the time."""
+    """The error names pipeline, column, value, key and interval, and says what to do. The row form accepts the time."""
     strip = (lambda at: at) if kind == "timestamp" else (lambda at: at.replace(tzinfo=None))
     rows = [("a", strip(NEAR)), ("b", strip(NEAR)), ("b", strip(far))]
     schemas = f"k string, v {kind}", f"k string, v {kind}"

@@ -241,8 +241,11 @@ def collect_once(
     with ExitStack() as settings:
         if executed is not None:
             # The executed plan keeps a scan whose rows a join with an empty table leaves out.
-            rules = [spark.conf.get(_EXCLUDED_RULES, None) or "", _EMPTY_RELATION]
-            settings.enter_context(_set(spark, _EXCLUDED_RULES, ",".join(filter(None, rules))))
+            excluded = ""
+            with suppress(Exception):  # A server may forbid to read the setting: then `_set` leaves it as it is.
+                excluded = spark.conf.get(_EXCLUDED_RULES, None) or ""
+            rules = ",".join(filter(None, [excluded, _EMPTY_RELATION]))
+            settings.enter_context(_set(spark, _EXCLUDED_RULES, rules))
         # A classic session reads the setting when the frame is made. A Connect server reads the setting when the query
         # runs.
         with _set(
