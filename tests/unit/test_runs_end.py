@@ -28,7 +28,7 @@ def command_of_make(planted: str) -> str:
 def test_a_run_whose_worker_dies_ends_and_names_the_test(test: str) -> None:
     ran = run(command_of_make(f"{PLANTED}::{test}"))
     assert ran.returncode == 1, ran.stdout
-    assert ran.stdout.count(f"crashed while running '{PLANTED}::{test}'") == 1, ran.stdout
+    assert f"crashed while running '{PLANTED}::{test}'" in ran.stdout, ran.stdout
     assert "replacing crashed worker" not in ran.stdout
     assert f"in {test}" in ran.stdout.partition("most recent call first")[2], ran.stdout
 
